@@ -75,8 +75,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 install-frameworks: $(FRAMEWORKS_INSTALLED)  ## Install PyTorch, JAX and Ray into .venv, whose tests are skipped without them
 
 $(FRAMEWORKS_INSTALLED): $(INSTALLED) deploy/constraints-frameworks.txt
-	@echo "Installing PyTorch, JAX, Optax and Ray into $(VENV): about 1.4 GB, with PyTorch for CUDA several GB"
-	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -c deploy/constraints-frameworks.txt torch jax optax ray
+	@echo "Installing PyTorch, JAX, Optax and Ray into $(VENV): about 1.7 GB, with PyTorch for CUDA several GB"
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -c deploy/constraints-frameworks.txt torch jax optax 'ray[train]'
 	@touch $@
 
 install-node: $(NODE_INSTALLED)  ## Install what the JavaScript example needs
@@ -212,6 +212,7 @@ bench: $(INSTALLED)  ## Measure beside the peers; installs them into environment
 
 simulate: $(INSTALLED)  ## Crash servers on simulated disks, SEEDS times
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+	$(BIN)/python -m tests.simulation.sharding --seeds $(SEEDS)
 
 $(FUZZER_INSTALLED): $(INSTALLED)
 	@echo "Installing atheris into $(VENV): 35 MB. Where it has no build for this Python, inputs are mutated at random"

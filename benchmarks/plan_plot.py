@@ -45,7 +45,11 @@ def draw(results: list[dict[str, Any]], picture: Path) -> None:
         seconds = [simulate(replace(run, num_servers=size)).round_seconds for size in _SIZES]
         axes.plot(_SIZES, seconds, marker=".", label=f"forecast, {number} workers")
     for result in results:
-        points = {NUM_SERVERS[each["label"]]: each["seconds"]["median"] for each in result["contestants"]}
+        points = {
+            NUM_SERVERS[each["label"]]: each["seconds"]["median"]
+            for each in result["contestants"]
+            if each["label"] in NUM_SERVERS
+        }
         axes.plot(list(points), list(points.values()), "o", fillstyle="none", markersize=9, label=_label(result))
     axes.set(xscale="log", yscale="log", xlabel="servers", ylabel="seconds a round", xticks=_SIZES)
     axes.set_xticklabels(map(str, _SIZES))

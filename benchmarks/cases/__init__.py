@@ -19,7 +19,9 @@ from benchmarks.cases import (
     resnet50,
     rounds,
     server_memory,
+    sharded,
     torch_training,
+    tree,
 )
 from benchmarks.harness.comparison import Comparison
 from benchmarks.harness.latency import LatencyMeasurement
@@ -35,6 +37,8 @@ CASES: dict[str, Callable[[], Sequence[Measurement]]] = {
     "health": health.measurements,
     "links": links.comparisons,
     "cluster": cluster.comparisons,
+    "tree": tree.comparisons,
+    "sharded": sharded.comparisons,
     "ops_batch_norm": ops_batch_norm.comparisons,
     "ops_layer_norm": ops_layer_norm.comparisons,
     "ops_rnn": ops_rnn.comparisons,

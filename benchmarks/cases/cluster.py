@@ -1,4 +1,7 @@
-"""Rounds of a model in several accumulators on one, two and four servers, each behind a link of its own."""
+"""Rounds of a model in several accumulators on one, two and four servers, each behind a link of its own.
+
+Beside gloo, which has no servers: there each worker is behind such a link.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from dataclasses import replace
 from benchmarks.cases.sizes import MB, size_name
 from benchmarks.cases.ways import BULK
 from benchmarks.harness.comparison import Comparison
+from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.environments import PROJECT
 from benchmarks.harness.links.spec import LinkSpec
 from benchmarks.harness.verdicts import Target
 
@@ -16,7 +21,8 @@ NUM_BYTES = 100 * MB
 _LINKS = (LinkSpec(200), LinkSpec(200, 0.04))
 _ONE, _TWO, _FOUR = "one server", "two servers", "four servers"
 NUM_SERVERS = {_FOUR: 4, _TWO: 2, _ONE: 1}
-"""The servers of each contestant."""
+"""The servers of each contestant with servers."""
+_GLOO = "gloo all_reduce, a link to each worker"
 
 
 def comparisons() -> list[Comparison]:
@@ -26,13 +32,22 @@ def comparisons() -> list[Comparison]:
 
 def _compare(link: LinkSpec) -> Comparison:
     parts = BULK.contestant("parts", NUM_WORKERS, num_bytes=NUM_BYTES, num_parts=_NUM_PARTS)
+    gloo = Contestant(
+        _GLOO,
+        PROJECT,
+        worker="benchmarks.peers.gloo.all_reduce",
+        num_workers=NUM_WORKERS,
+        options={"num_bytes": NUM_BYTES, "bucket_bytes": None},
+        worker_link=replace(link, by_packet=bool(link.round_trip)),
+    )
     return Comparison(
         title=(
             f"round of {NUM_WORKERS} workers, {size_name(NUM_BYTES)} in {_NUM_PARTS} accumulators, "
             f"{link.name} to each server"
         ),
-        contestants=tuple(
-            replace(parts, label=label, num_servers=size, link=link) for label, size in NUM_SERVERS.items()
+        contestants=(
+            *(replace(parts, label=label, num_servers=size, link=link) for label, size in NUM_SERVERS.items()),
+            gloo,
         ),
         # The payload of the whole round, in both directions.
         num_bytes=2 * NUM_WORKERS * NUM_BYTES,

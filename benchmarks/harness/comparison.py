@@ -15,7 +15,7 @@ from benchmarks.harness.effort import Effort
 from benchmarks.harness.environments import NotAvailableError
 from benchmarks.harness.processes import ProcessError
 from benchmarks.harness.summary import Summary, paired_speed_ratios, speed_ratio
-from benchmarks.harness.verdicts import SpeedVerdict, Target
+from benchmarks.harness.verdicts import BytesVerdict, SpeedVerdict, Target
 
 _PAUSE_SECONDS = 0.05
 """The pause between contestants, in which one finishes its deferred work before the next starts."""
@@ -32,6 +32,8 @@ class Comparison:
     steps: int
     """The steps in a repetition, whose time is the median of theirs."""
     targets: tuple[Target, ...] = ()
+    fewer_bytes: tuple[Target, ...] = ()
+    """Targets for the bytes over links to servers: at least so many times fewer than the peer's."""
     num_own: int = 1
     """The first so many contestants are gradserve's: the report gives the speed of each beside all others."""
     warm_up_steps: int = 3
@@ -70,6 +72,8 @@ class Outcome:
     """The processor time of all processes per step, one entry per repetition."""
     wire_bytes: list[float] = field(default_factory=list)
     """The bytes over loopback per step, one entry per repetition."""
+    link_bytes: list[float] = field(default_factory=list)
+    """The bytes over links to servers per step, one entry per repetition."""
     versions: dict[str, str] = field(default_factory=dict)
     failure: str | None = None
 
@@ -87,6 +91,7 @@ class Outcome:
         """Runs one repetition, after a step that does not count."""
         running.step()
         running.settle()
+        sent_before = loopback.sent_bytes(running.devices)
         bytes_before, processor_before = loopback.received_bytes(), running.processor_seconds()
         times = []
         for _ in range(steps):
@@ -95,6 +100,8 @@ class Outcome:
         bytes_after, processor_after = loopback.received_bytes(), running.processor_seconds()
         self.seconds.append(statistics.median(times))
         self.processor_seconds.append((processor_after - processor_before) / steps)
+        if running.devices:
+            self.link_bytes.append((loopback.sent_bytes(running.devices) - sent_before) / steps)
         if bytes_before is not None and bytes_after is not None:
             self.wire_bytes.append((bytes_after - bytes_before) / steps)
 
@@ -117,9 +124,12 @@ class ComparisonResult:
             return None
         return speed_ratio(own.seconds, peer.seconds)
 
-    def verdicts(self) -> list[SpeedVerdict]:
+    def verdicts(self) -> list[SpeedVerdict | BytesVerdict]:
         """Returns a verdict for each target."""
-        return [self._judge(target) for target in self.comparison.targets]
+        return [
+            *(self._judge(target) for target in self.comparison.targets),
+            *(self._judge_bytes(target) for target in self.comparison.fewer_bytes),
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Returns the result for the result file; times are in seconds."""
@@ -138,6 +148,14 @@ class ComparisonResult:
         slowest = min((speed for speed in speeds if speed is not None), default=None)
         return SpeedVerdict(self.comparison.title, own.label, target.peer, target.speed, slowest)
 
+    def _judge_bytes(self, target: Target) -> BytesVerdict:
+        by_label = {outcome.label: outcome for outcome in self.outcomes}
+        own, peer = by_label[target.own or self.outcomes[0].label], by_label[target.peer]
+        ratio = None
+        if own.link_bytes and peer.link_bytes:
+            ratio = statistics.median(peer.link_bytes) / statistics.median(own.link_bytes)
+        return BytesVerdict(self.comparison.title, own.label, target.peer, target.speed, ratio)
+
     def _outcome_to_json(self, outcome: Outcome) -> dict[str, Any]:
         fields: dict[str, Any] = {"label": outcome.label, "versions": outcome.versions}
         if outcome.failure:
@@ -146,6 +164,8 @@ class ComparisonResult:
         fields["processor_seconds"] = statistics.mean(outcome.processor_seconds)
         if outcome.wire_bytes:
             fields["wire_bytes"] = statistics.median(outcome.wire_bytes)
+        if outcome.link_bytes:
+            fields["bytes_into_servers"] = statistics.median(outcome.link_bytes)
         fields["gradserve_speeds"] = {
             own.label: {"ratio": ratio, "paired": vars(paired_speed_ratios(own.seconds, outcome.seconds))}
             for own in self.own

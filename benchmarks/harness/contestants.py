@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.environments import Environment, NotAvailableError
+from benchmarks.harness.links.hub import Spoke, links_to_hub
 from benchmarks.harness.links.network import LinkNotAvailableError
 from benchmarks.harness.links.spec import Ends, LinkSpec
 from benchmarks.harness.processes import DriverProcess
@@ -36,6 +37,11 @@ class Contestant:
     """The link between the workers and each server, which has one of its own; None for loopback."""
     num_servers: int = 1
     """The number of server processes; several are a cluster, and get their number in it as option `cluster_index`."""
+    worker_link: LinkSpec | None = None
+    """The link of each worker to all others, for workers without a server; its delay is that between two workers. They
+    get the name of their network device as option `interface`."""
+    num_aggregators: int = 0
+    """The number of hosts: each has a server process that passes the gradients of its workers on to the servers."""
 
     @contextlib.contextmanager
     def running(self, progress: Callable[[str], None]) -> Iterator[RunningContestant]:
@@ -51,25 +57,34 @@ class Contestant:
             info: dict[str, Any] = {}
 
             def start(
-                module: str, name: str, rank: int, options: Mapping[str, Any], folder: Path, wrapper: Sequence[str] = ()
+                module: str,
+                name: str,
+                rank: int,
+                options: Mapping[str, Any],
+                folder: Path,
+                wrapper: Sequence[str] = (),
+                server: Mapping[str, Any] | None = None,
             ) -> DriverProcess:
                 setup = {
                     "rank": rank,
                     "num_workers": self.num_workers,
                     "options": {**self.options, **options},
-                    "server": info,
+                    "server": info if server is None else server,
                     "scratch": str(folder),
                 }
                 log = scratch / f"{name}.log"
                 return stack.enter_context(DriverProcess(python, module, setup, self.variables, log, wrapper))
 
-            servers, addresses = [], list[str]()
+            servers, addresses, devices = [], list[str](), list[str]()
             for index in range(self.num_servers if self.server is not None else 0):
                 assert self.server is not None
                 ends = self._link_up(stack)
                 options: dict[str, Any] = {}
                 if ends is not None:
                     options |= {"listen": ends.listen, "bulk_listen": ends.bulk_listen}
+                    devices.append(ends.device)
+                if self.num_aggregators:
+                    options["transport"] = "bulk"
                 if self.num_servers > 1:
                     options |= {"cluster_index": index, "cluster_size": self.num_servers}
                 folder = scratch / f"server{index}"
@@ -81,20 +96,64 @@ class Contestant:
                     addresses.append(info["address"] if ends is None else ends.address)
             if addresses:
                 info["address"] = ",".join(addresses)
-            listen = {} if self.server is None or self.link is None else options
-            workers = [start(self.worker, f"worker{rank}", rank, listen, scratch) for rank in range(self.num_workers)]
+            listen = {} if self.server is None or self.link is None or self.num_aggregators else options
+            hosts = [dict(info)]
+            if self.num_aggregators:
+                numbers = range(self.num_aggregators)
+                hosts = [self._aggregator(start, scratch, info, index, servers) for index in numbers]
+            spokes = self._spokes_up(stack)
+            workers = [
+                start(self.worker, f"worker{rank}", rank, {**listen, "interface": spoke.device}, scratch, spoke.enter)
+                for rank, spoke in enumerate(spokes)
+            ] or [
+                start(
+                    self.worker,
+                    f"worker{rank}",
+                    rank,
+                    listen,
+                    scratch,
+                    server=hosts[rank * len(hosts) // self.num_workers],
+                )
+                for rank in range(self.num_workers)
+            ]
             versions = [worker.receive(_READY_SECONDS)["versions"] for worker in workers]
             try:
-                yield RunningContestant(workers, servers, info, versions[0])
+                yield RunningContestant(workers, servers, info, versions[0], tuple(devices))
             finally:
                 for worker in workers:  # all at once: some runtimes wait for each other
                     worker.hang_up()
+
+    def _aggregator(
+        self,
+        start: Callable[..., DriverProcess],
+        scratch: Path,
+        info: Mapping[str, Any],
+        index: int,
+        servers: list[DriverProcess],
+    ) -> dict[str, Any]:
+        """Starts the aggregator of a host; returns what its workers need to know of it."""
+        assert self.server is not None
+        folder = scratch / f"aggregator{index}"
+        folder.mkdir()
+        options = {"upstream": info["address"], "upstream_workers": self.num_workers // self.num_aggregators}
+        process = start(self.server, folder.name, 0, options, folder)
+        servers.append(process)
+        return process.receive(_READY_SECONDS)
 
     def _link_up(self, stack: contextlib.ExitStack) -> Ends | None:
         if self.link is None:
             return None
         try:
             return stack.enter_context(self.link.up())
+        except LinkNotAvailableError as error:
+            raise NotAvailableError(f"no link: {error}") from error
+
+    def _spokes_up(self, stack: contextlib.ExitStack) -> list[Spoke]:
+        if self.worker_link is None:
+            return []
+        link = self.worker_link
+        try:
+            return stack.enter_context(links_to_hub(self.num_workers, link.megabits, link.round_trip))
         except LinkNotAvailableError as error:
             raise NotAvailableError(f"no link: {error}") from error
 
@@ -109,6 +168,8 @@ class RunningContestant:
     server_info: dict[str, Any]
     """The data that the server sent when it was ready."""
     versions: dict[str, str]
+    devices: tuple[str, ...] = ()
+    """The devices that lead to the servers, if there are links."""
 
     def step(self) -> float:
         """Does one unit of work; returns the seconds from the first worker's start to the last one's end."""

@@ -40,7 +40,12 @@ def _render_comparison(result: ComparisonResult) -> str:
     speeds = [f"{letter}'s speed" if letter else "gradserve's speed" for letter in _letters(result)]
     rows: list[tuple[str, ...]] = [("", "ms", "middle half", "GB/s", "CPU ms", "wire MB", *speeds)]
     rows += [_comparison_row(result, outcome) for outcome in result.outcomes]
-    notes = [f"  {outcome.label}: {outcome.failure}" for outcome in result.outcomes if outcome.failure]
+    notes = [
+        f"  {outcome.label}: {statistics.median(outcome.link_bytes) / _MB:.4g} MB into the servers"
+        for outcome in result.outcomes
+        if outcome.link_bytes
+    ]
+    notes += [f"  {outcome.label}: {outcome.failure}" for outcome in result.outcomes if outcome.failure]
     return "\n".join([result.comparison.title, *_align(rows), *notes])
 
 

@@ -37,6 +37,37 @@ class Verdict(Protocol):
 
 
 @dataclass(frozen=True)
+class BytesVerdict:
+    """A target for fewer bytes over the links to servers.
+
+    Attributes:
+        title: What was compared.
+        own: The contestant of gradserve.
+        peer: The contestant with more bytes.
+        target: The least number of times that the peer's are as many.
+        measured: That number; None if one of them could not be measured.
+    """
+
+    title: str
+    own: str
+    peer: str
+    target: float
+    measured: float | None
+
+    def __str__(self) -> str:
+        what = f"{self.title}: bytes into the servers, {self.own}, {self.peer}: target >= {self.target:.2f}x fewer"
+        if self.measured is None:
+            return f"not measured: {what}"
+        word = "reached" if self.measured >= self.target else "MISSED"
+        return f"{word}: {what}, measured {self.measured:.2f}x"
+
+    def to_json(self) -> Mapping[str, Any]:
+        """Returns the fields, and how far the target was reached: 1 and more is reached."""
+        reached = None if self.measured is None else self.measured / self.target
+        return {"kind": "bytes", **vars(self), "fraction_of_target": reached}
+
+
+@dataclass(frozen=True)
 class SpeedVerdict:
     """A target for a speed, and the measured speed.
 

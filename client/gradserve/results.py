@@ -165,6 +165,7 @@ class AccumulatorInfo:
         device: The device in whose memory its sums and averages are: "cpu", "cuda:0", ...
         agreement: The texts by name on which all who create or find it must agree.
         incarnation: An id that distinguishes it from a later accumulator with the same name.
+        num_shards: The number of servers over which it is sharded; 0 if it is on one server as a whole.
     """
 
     container: str
@@ -180,6 +181,7 @@ class AccumulatorInfo:
     device: str
     agreement: Mapping[str, str]
     incarnation: str
+    num_shards: int = 0
 
 
 class AccumulatorKind(Enum):
@@ -303,6 +305,9 @@ class ServerInfo:
         why_no_gpu: Why there is no GPU among `devices`; empty if there is.
         device_usage: What the GPU that ops run on does, as in DeviceUsage in the protos; empty if ops run on the CPU.
         http_url: Where its status page and metrics are, as the server names it; empty if it has no HTTP port.
+        member: Its place in its cluster, "CLUSTER INDEX/SIZE", such as "train 0/3"; empty if it is in none.
+        upstream: Where it passes gradients on if it is an aggregator: an address, or several with commas between them;
+            empty if it is none.
     """
 
     version: str
@@ -320,3 +325,5 @@ class ServerInfo:
     why_no_gpu: str = ""
     device_usage: Mapping[str, float] = field(default_factory=dict)
     http_url: str = ""
+    member: str = ""
+    upstream: str = ""

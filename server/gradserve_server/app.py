@@ -11,6 +11,7 @@ from pathlib import Path
 import gradserve
 import gradserve_server.installed  # noqa: F401
 from gradserve.address import Address
+from gradserve.calls.identity import RequestIds
 from gradserve.memory.pool import BufferPool
 from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.journal import MemoryRecords
@@ -47,7 +48,7 @@ from gradserve_server.ops.table import OPS
 from gradserve_server.own_file import OwnFile
 from gradserve_server.parts import Parts
 from gradserve_server.resource_counts import ResourceCounts
-from gradserve_server.resources import ResourceKey
+from gradserve_server.round_hold import RoundHold
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.access import AccessChecks
@@ -69,6 +70,8 @@ from gradserve_server.rpc.sockets.addresses import SocketAddresses
 from gradserve_server.rpc.sockets.service import SocketServicer
 from gradserve_server.rpc.sockets.tickets import TicketOffice
 from gradserve_server.rpc.tensors.service import TensorServicer
+from gradserve_server.rpc.upstream.link import UpstreamLink
+from gradserve_server.rpc.upstream.service import AggregatingServicer
 from gradserve_server.security.access import Access, share_rules
 from gradserve_server.security.credentials import Credentials
 from gradserve_server.security.identity import ANONYMOUS, Identity
@@ -87,6 +90,8 @@ from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 from gradserve_server.tensors.uploads import Uploads
+from gradserve_server.upstream.counts import Counts
+from gradserve_server.upstream.rule import ForwardingRule
 
 _log = logging.getLogger(__name__)
 
@@ -187,7 +192,7 @@ class Server:
             is_of_another_run=run.is_of_another,
             rules=rules,
             observe=observed.observe,
-            check_home=_any_home if member is None else member.check_home,
+            member=member,
             records=MemoryRecords() if self._state is None else self._state.accumulators,
         )
         self._allocate = pool.empty
@@ -237,6 +242,9 @@ class Server:
             rules,
         )
         resources = ResourceCounts(quotas, self.registry, fair_sockets, self.lifetimes.clients, pool, device_memory)
+        upstream = config.upstream
+        self.counts = Counts()
+        """What an aggregator counts."""
         self.status = StatusSource(
             ServerFacts(
                 version=gradserve.__version__,
@@ -246,10 +254,33 @@ class Server:
                 memory=resources.memory,
                 resources=resources.counts,
                 layers=partial(layer_statuses, self.layers),
+                upstream=upstream.upstream or "",
+                passed_on=lambda: vars(self.counts),
             ),
             self.registry,
             observed,
         )
+        arriving = ArrivingGradients(self._compute, reducer)
+        accumulators = AccumulatorServicer(
+            self.registry, opener, deliverer, arriving, self._compute, run.incarnation, member
+        )
+        self._upstream = None if upstream.upstream is None else UpstreamLink(upstream.upstream)
+        self._aggregating = None
+        if self._upstream is not None:
+            self._aggregating = AggregatingServicer(
+                self._upstream,
+                ForwardingRule(upstream.upstream_workers or 1, upstream.upstream_grace_seconds),
+                accumulators,
+                self.registry,
+                opener,
+                deliverer,
+                arriving,
+                self._compute,
+                on_host,
+                quotas.call_memory,
+                RequestIds(run.incarnation),
+                self.counts,
+            )
         self._services = Services(
             tensors=TensorServicer(
                 self.store,
@@ -262,15 +293,7 @@ class Server:
                 stream_idle_seconds=config.runtime.stream_idle_seconds,
                 max_message_bytes=limits.max_message_bytes,
             ),
-            accumulators=AccumulatorServicer(
-                self.registry,
-                opener,
-                deliverer,
-                ArrivingGradients(self._compute, reducer),
-                self._compute,
-                run.incarnation,
-                member,
-            ),
+            accumulators=accumulators if self._aggregating is None else self._aggregating,
             gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer, self._compute),
             batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
             leases=LeaseServicer(self.lifetimes.clients),
@@ -290,6 +313,7 @@ class Server:
                 compute=self._compute,
                 http_url=lambda: self.observation.url,
                 member=member,
+                upstream=upstream.upstream or "",
             ),
             sockets=SocketServicer(tickets, self._socket_addresses),
             access=None if self.access is None else AccessChecks(self.access, FairCalls(limits.max_calls, rules)),
@@ -345,6 +369,10 @@ class Server:
         self._following: asyncio.Task[None] | None = None
         self._trimming: asyncio.Task[None] | None = None
         self._address_file: OwnFile | None = None
+        self.round_hold: RoundHold | None = None
+        """Holds rounds, if a file was named that says which are open."""
+        if config.listen.rounds_file is not None:
+            self.round_hold = RoundHold(self.registry.gate, self.registry.all, Path(config.listen.rounds_file))
         self.addresses: tuple[str, ...] = ()
         """The addresses on which the server listens, once it has started."""
 
@@ -375,6 +403,9 @@ class Server:
                 )
             self._state.start(self._on_failure)
             _log.info("restored %d accumulators and %d layers from %s", count, num_layers, self._state.path)
+        if self._upstream is not None:
+            await self._upstream.open()
+            _log.info("passing gradients on to %s", self._upstream.address)
         listen = [Address.to_listen(address) for address in self._config.listen.listen]
         bound = self._listener.bind(listen)
         self.addresses = tuple(map(str, bound))
@@ -428,6 +459,9 @@ class Server:
         if self._address_file is not None:
             self._address_file.remove()
         self._services.close()
+        if self._aggregating is not None and self._upstream is not None:
+            self._aggregating.close()
+            await self._upstream.close()
         self.registry.close()
         self.lifetimes.clients.close(UnavailableError("the server is shutting down"))
         await asyncio.gather(self._listener.drain(grace), self._sockets.drain(grace))
@@ -439,6 +473,8 @@ class Server:
                     await task
         if self._watch is not None:
             self._watch.stop()
+        if self.round_hold is not None:
+            self.round_hold.release()  # Not sooner: no round is to begin that nobody ends.
         self.runner.close()
         if self._state is not None:
             self._state.close()
@@ -448,10 +484,6 @@ class Server:
         self._device_watch.close()
         self._compute.close()
         self._parallel.close()
-
-
-def _any_home(_key: ResourceKey) -> None:
-    """Accepts every accumulator: the server is in no cluster."""
 
 
 def _anybody(_credentials: Credentials) -> Identity:

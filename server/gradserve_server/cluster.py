@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gradserve.wire.homes import home_of
-from gradserve_server.config import ClusterConfig
+from gradserve_server.configuration.servers import ClusterConfig
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.resources import ResourceKey
 
@@ -43,6 +43,29 @@ class Member:
                 f"{self.index} of {self.size}: connect to all of them, in their order",
                 field="accumulator.name",
             )
+
+
+def check_place(member: Member | None, key: ResourceKey, num_shards: int) -> None:
+    """Checks that an accumulator belongs here.
+
+    Args:
+        member: The server's place; None if it is in no cluster.
+        key: The name of the accumulator.
+        num_shards: The number of servers over which it is sharded; 0 if it is on one.
+
+    Raises:
+        InvalidArgumentError: It belongs to another server, or is sharded over another number of servers.
+    """
+    if num_shards:
+        size = 0 if member is None else member.size
+        if size != num_shards:
+            what = "in no cluster" if member is None else str(member)
+            raise InvalidArgumentError(
+                f"accumulator {str(key)!r} is sharded over {num_shards} servers, and this server is {what}",
+                field="spec.num_shards",
+            )
+    elif member is not None:
+        member.check_home(key)
 
 
 def member_of(config: ClusterConfig) -> Member | None:

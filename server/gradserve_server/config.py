@@ -5,40 +5,31 @@ the TOML file (`max_bytes`). A flag overrides the variable, and the variable ove
 bytes or strings such as "4GiB". `Expected` has the words for messages about a field.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationInfo
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationInfo
 
+from gradserve_server.configuration.fields import (
+    MAX_BYTES,
+    MAX_SECONDS,
+    NUMBER,
+    Bytes,
+    Concern,
+    Count,
+    Expected,
+    Seconds,
+)
+from gradserve_server.configuration.servers import ClusterConfig, UpstreamConfig
 from gradserve_server.machine import memory_bytes, num_cores
 
 MIB = 1 << 20
-_MAX_BYTES = (1 << 63) - 1
 _LEAST_MESSAGE_BYTES = 4 * MIB
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
-_MAX_COUNT = (1 << 31) - 1
 _MAX_THREADS = 1024
-_MAX_SERVERS = 10_000
 _BYTES_OF_A_CALL = 32 << 10
 _LEAST_CALLS = 2048
 _BYTES_OF_A_CONNECTION = 16 << 10
 _LEAST_CONNECTIONS = 1024
-_MAX_SECONDS = 1e9
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The words in which messages say what a setting can be."""
-
-    words: str
-
-
-def _no_boolean(value: object) -> object:
-    """Refuses booleans, which Python takes for 0 and 1."""
-    if isinstance(value, bool):
-        raise PydanticCustomError("boolean", "it is a boolean")
-    return value
 
 
 def _lower_case(value: object) -> object:
@@ -78,17 +69,6 @@ def _each_once(addresses: tuple[str, ...]) -> tuple[str, ...]:
     return addresses
 
 
-_NUMBER = BeforeValidator(_no_boolean)
-Bytes = Annotated[ByteSize, _NUMBER, Field(gt=0, le=_MAX_BYTES), Expected("a size such as 4GiB or 512MiB")]
-Count = Annotated[int, _NUMBER, Field(gt=0, le=_MAX_COUNT), Expected(f"a whole number from 1 to {_MAX_COUNT}")]
-Seconds = Annotated[
-    float,
-    _NUMBER,
-    Field(gt=0, le=_MAX_SECONDS, allow_inf_nan=False),
-    Expected("a number of seconds greater than 0, such as 0.5 or 600"),
-]
-
-
 def _half_of_memory() -> ByteSize:
     return ByteSize(memory_bytes() // 2)
 
@@ -112,11 +92,7 @@ def _connections(given: dict[str, int]) -> int:
 GpuSharingUsers = Literal["user", "all", "off"]
 
 
-class _Concern(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ListenConfig(_Concern):
+class ListenConfig(Concern):
     """The addresses on which the server listens."""
 
     listen: Annotated[
@@ -177,9 +153,17 @@ class ListenConfig(_Concern):
         Field(min_length=1, description="file for the bound addresses, one per line, while the server serves"),
         Expected("the path of a file"),
     ] = None
+    rounds_file: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="file for the rounds that are still open after SIGUSR1, which holds new ones until SIGUSR2",
+        ),
+        Expected("the path of a file"),
+    ] = None
 
 
-class StateConfig(_Concern):
+class StateConfig(Concern):
     """What the server keeps on disk."""
 
     state_dir: Annotated[
@@ -210,7 +194,7 @@ def _with_key(authorities: str | None, given: ValidationInfo) -> str | None:
     return authorities
 
 
-class TlsConfig(_Concern):
+class TlsConfig(Concern):
     """The files that encrypt connections over TCP, in PEM format. They are read again when they change."""
 
     tls_certificate: Annotated[
@@ -239,7 +223,7 @@ class TlsConfig(_Concern):
     ] = None
 
 
-class LimitsConfig(_Concern):
+class LimitsConfig(Concern):
     """The limits for clients."""
 
     max_bytes: Annotated[
@@ -248,10 +232,10 @@ class LimitsConfig(_Concern):
     ] = Field(default_factory=_half_of_memory)
     max_device_bytes: Annotated[
         ByteSize | None,
-        _NUMBER,
+        NUMBER,
         Field(
             gt=0,
-            le=_MAX_BYTES,
+            le=MAX_BYTES,
             description="memory of the GPU for tensors and computations (default: all of it but a margin "
             "for CUDA); has no effect if ops run on the CPU",
         ),
@@ -259,7 +243,7 @@ class LimitsConfig(_Concern):
     ] = None
     max_message_bytes: Annotated[
         ByteSize,
-        _NUMBER,
+        NUMBER,
         Field(
             ge=_LEAST_MESSAGE_BYTES,
             le=_MAX_MESSAGE_BYTES,
@@ -324,7 +308,7 @@ class LimitsConfig(_Concern):
     max_waiters: Annotated[Count, Field(description="calls waiting at once")] = 100_000
     reserved_share: Annotated[
         float,
-        _NUMBER,
+        NUMBER,
         Field(
             ge=0,
             le=0.5,
@@ -349,7 +333,7 @@ class LimitsConfig(_Concern):
         return max(self.max_bytes // 8, 16 * MIB)
 
 
-class LeaseConfig(_Concern):
+class LeaseConfig(Concern):
     """The lifetimes of unused resources."""
 
     default_lease_seconds: Annotated[Seconds, Field(description="default lease of a tensor, in seconds")] = 600.0
@@ -359,7 +343,7 @@ class LeaseConfig(_Concern):
     ] = 60.0
 
 
-class RuntimeConfig(_Concern):
+class RuntimeConfig(Concern):
     """The device, the threads, the times and the log of the server."""
 
     device: Annotated[
@@ -385,24 +369,24 @@ class RuntimeConfig(_Concern):
     ] = True
     compute_threads: Annotated[
         int,
-        _NUMBER,
+        NUMBER,
         Field(gt=0, le=_MAX_THREADS, description="threads for arithmetic (default: one per core)"),
         Expected(f"a whole number from 1 to {_MAX_THREADS}"),
     ] = Field(default_factory=num_cores)
     pool_bytes: Annotated[
         ByteSize,
-        _NUMBER,
-        Field(ge=0, le=_MAX_BYTES, description="freed buffer memory kept for the next tensors"),
+        NUMBER,
+        Field(ge=0, le=MAX_BYTES, description="freed buffer memory kept for the next tensors"),
         Expected("a size such as 4GiB or 512MiB, or 0"),
     ] = ByteSize(1024 * MIB)
     stream_idle_seconds: Annotated[Seconds, Field(description="how long an upload may pause between messages")] = 60.0
     drain_seconds: Annotated[Seconds, Field(description="how long streams may go on after SIGTERM")] = 30.0
     event_loop_warning_seconds: Annotated[
         float | None,
-        _NUMBER,
+        NUMBER,
         Field(
             gt=0,
-            le=_MAX_SECONDS,
+            le=MAX_SECONDS,
             allow_inf_nan=False,
             description="log what keeps the event loop busy for longer than this (default: nothing)",
         ),
@@ -429,7 +413,7 @@ class RuntimeConfig(_Concern):
     ] = False
 
 
-class SecurityConfig(_Concern):
+class SecurityConfig(Concern):
     """Who may use the server."""
 
     access: Annotated[
@@ -439,47 +423,7 @@ class SecurityConfig(_Concern):
     ] = None
 
 
-def _with_name(size: int, given: ValidationInfo) -> int:
-    if size > 1 and given.data.get("cluster") is None:
-        raise ValueError(f"expected the name of the cluster, --cluster, with {size} servers")
-    return size
-
-
-def _below_size(index: int, given: ValidationInfo) -> int:
-    size = given.data.get("cluster_size", index + 1)
-    if index >= size:
-        raise ValueError(f"expected a number below cluster_size, {size}, got {index}")
-    return index
-
-
-class ClusterConfig(_Concern):
-    """The place of the server among several that share out accumulators."""
-
-    cluster: Annotated[
-        str | None,
-        Field(
-            pattern=r"^[A-Za-z0-9._-]{1,63}$",
-            description="name of the cluster that the server is in; see docs/many_servers.md (default: none)",
-        ),
-        Expected("1 to 63 letters, digits, or ._-"),
-    ] = None
-    cluster_size: Annotated[
-        int,
-        _NUMBER,
-        Field(gt=0, le=_MAX_SERVERS, description="number of servers in the cluster"),
-        AfterValidator(_with_name),
-        Expected(f"a whole number from 1 to {_MAX_SERVERS}"),
-    ] = 1
-    cluster_index: Annotated[
-        int,
-        _NUMBER,
-        Field(ge=0, lt=_MAX_SERVERS, description="number of the server in the cluster, from 0"),
-        AfterValidator(_below_size),
-        Expected(f"a whole number from 0 to {_MAX_SERVERS - 1}"),
-    ] = 0
-
-
-class ServerConfig(_Concern):
+class ServerConfig(Concern):
     """The whole configuration of a server."""
 
     listen: ListenConfig = Field(default_factory=ListenConfig)
@@ -490,3 +434,4 @@ class ServerConfig(_Concern):
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
     security: SecurityConfig = Field(default_factory=SecurityConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    upstream: UpstreamConfig = Field(default_factory=UpstreamConfig)

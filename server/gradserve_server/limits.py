@@ -33,6 +33,9 @@ MAX_FORWARDS = 1 << 16
 MAX_UNANSWERED = 1024
 """The most calls that a request names as unanswered."""
 
+MAX_SUMMANDS = 1024
+"""The most gradients that a sum consists of."""
+
 _SHOWN_CHARACTERS = 100
 _SHOWN_ENTRIES = 10
 _MOST_BYTES_OF_A_CHARACTER = 4

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from gradserve_server.config import Expected, ServerConfig
+from gradserve_server.config import ServerConfig
+from gradserve_server.configuration.fields import Expected
 from gradserve_server.system_errors import reason_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,6 +28,7 @@ _OTHER_VARIABLES = (
     "bulk_sockets",
     "config",
     "gpu_arrays",
+    "local_aggregator",
     "restart_patience",
     "tls",
     "tls_ca",
@@ -120,7 +122,9 @@ def _describe(problem: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     else:
         expected = next(each.words for each in _field(name).metadata if isinstance(each, Expected))
         text = f"expected {expected}, got {problem['input']!r}"
-    return f"{settings[name].source}: {text}"
+    # A setting may be missing beside another one.
+    source = settings[name].source if name in settings else _flag(name)
+    return f"{source}: {text}"
 
 
 def _check_variables(names: Iterable[str]) -> None:
@@ -189,6 +193,10 @@ def _metavar(name: str, field: FieldInfo) -> str:
     annotation = field.annotation
     if _is_tuple(field):
         return "ADDRESS"
+    if name == "upstream":
+        return "ADDRESS"
+    if name == "upstream_workers":
+        return "N"
     if get_origin(annotation) in (Union, UnionType):
         return "PATH"
     by_type = {"ByteSize": "SIZE", "int": "N", "float": "SECONDS", "bool": "BOOLEAN"}

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 import gradserve
 import gradserve.aio
+from gradserve.transport.schedule import Group, Schedule
 from tests.client.test_tracebacks import CALLS as SMALL_CALLS
 from tests.client.test_tracebacks import Call
+from tests.cluster.servers import addresses_of, running_cluster
 
 LARGE = (600, 1000)
 CALLS: dict[str, Call] = {
@@ -105,3 +108,20 @@ async def test_a_call_that_is_given_up(server_address: str, left_in_cycles: Call
         del call
         await client.server_info()
         assert left_in_cycles() == []
+
+
+@pytest.mark.parametrize("transport", ["bulk", "shared_memory"])
+def test_calls_that_run_together(transport: Any) -> None:
+    """Their arrays are free at once, too: a cycle would keep the gradients and averages of several rounds."""
+    gradient = {name: np.zeros(LARGE, np.float32) for name in "ab"}
+    with running_cluster(2) as servers, gradserve.connect(addresses_of(servers), transport=transport) as client:
+        accumulator = client.gradient_accumulator(gradient, sharded=True)
+        accumulator.push_pull(gradient, 1)
+        gc.collect()
+        gc.disable()
+        try:
+            gone = weakref.ref(accumulator.push_pull(gradient, 1, 1)["a"])
+            assert gone() is None
+            assert not [each for each in gc.get_objects() if isinstance(each, Schedule | Group)]
+        finally:
+            gc.enable()

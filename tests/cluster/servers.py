@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from gradserve.wire.homes import home_of
-from gradserve_server.config import ClusterConfig, ServerConfig
+from gradserve_server.config import ServerConfig
+from gradserve_server.configuration.servers import ClusterConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.runtime import NOT_WARMED_UP
 

@@ -1,4 +1,4 @@
-"""The program of docs/many_servers.md runs as printed, and its accumulators are on two servers."""
+"""The program of docs/many_servers.md runs as printed, and its accumulator is on two servers."""
 
 import gradserve
 from tests.cluster.servers import addresses_of, running_cluster
@@ -16,4 +16,4 @@ def test_the_program_runs() -> None:
         for address in addresses:
             with gradserve.connect(address) as client:
                 found.append([info.name for info in client.list_accumulators()])
-    assert found == [["decoder"], ["encoder"]]
+    assert found == [["model"], ["model"]]

@@ -8,8 +8,10 @@ from textual.widgets import DataTable, Static, TabbedContent
 
 import gradserve.aio
 from gradserve.server_status import ServerStatus
+from gradserve_server.commands.servers import Answer
 from gradserve_server.commands.top.app import TopApp
 from gradserve_server.commands.top.rates import Rates
+from gradserve_server.commands.top.whole import Picture
 from gradserve_server.testing import LocalServer
 from tests.commands.conftest import CommandLine
 
@@ -32,9 +34,9 @@ async def test_the_keys_do_what_the_footer_says(local: LocalServer, trained: str
     orders: list[tuple[str, str]] = []
     async with gradserve.aio.connect(local.address) as client:
 
-        async def take_picture(part: str, order: str) -> ServerStatus:
+        async def take_picture(part: str, order: str) -> Picture:
             orders.append((part, order))
-            return await client.server_status(name_contains=part, order=order)
+            return (Answer(0, local.address, await client.server_status(name_contains=part, order=order)),)
 
         app = TopApp(local.address, take_picture, 3600.0)
         async with app.run_test(size=size) as pilot:
@@ -61,9 +63,9 @@ async def test_the_keys_do_what_the_footer_says(local: LocalServer, trained: str
 async def test_a_name_from_the_command_line_is_the_first_filter() -> None:
     asked: list[str] = []
 
-    async def take_picture(part: str, _order: str) -> ServerStatus:
+    async def take_picture(part: str, _order: str) -> Picture:
         asked.append(part)
-        return ServerStatus()
+        return (Answer(0, "h:1", ServerStatus()),)
 
     app = TopApp("h:1", take_picture, 3600.0, "net")
     async with app.run_test() as pilot:
@@ -74,8 +76,8 @@ async def test_a_name_from_the_command_line_is_the_first_filter() -> None:
 
 
 async def test_a_server_that_goes_away_is_said_to_be_gone() -> None:
-    async def take_picture(_part: str, _order: str) -> ServerStatus:
-        raise gradserve.UnavailableError("nobody listens there")
+    async def take_picture(_part: str, _order: str) -> Picture:
+        return (Answer(0, "h:1", problem="nobody listens there"),)
 
     app = TopApp("h:1", take_picture, 3600.0)
     async with app.run_test() as pilot:

@@ -27,13 +27,15 @@ WITH_COMPONENTS = {
     "ApplyGradient",
     "TakeGradient",
     "ReadAverage",
+    "ReduceGradients",
+    "StageGradient",
     "PushPull",
     "PutTensors",
     "StoreTensors",
     "ReadTensors",
     "DeleteTensors",
 }
-"""Methods that `test_components` calls."""
+"""Methods that `test_components` and `test_sharding` call."""
 WITHOUT_LISTS = {
     "DeleteAccumulator",
     "GetNumAccumulated",

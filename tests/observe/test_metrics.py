@@ -15,6 +15,7 @@ from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.observe.http_client import get, url_of
 from tests.servers.runtime import NOT_WARMED_UP
+from tests.trees.servers import aggregator
 
 GRADIENT = np.ones(1000, np.float32)
 
@@ -161,9 +162,10 @@ def test_the_number_of_series_is_bounded(local: LocalServer) -> None:
 def test_every_metric_is_documented(local: LocalServer) -> None:
     page = Path("docs/monitoring.md").read_text()
     documented = set(re.findall(r"^\| `(gradserve_\w+|grpc_\w+)`", page, re.MULTILINE))
-    exposed = {
-        family.name + ("_total" if family.type == "counter" else "")
-        for family in Metrics(local).families
-        if not family.name.startswith(("process_", "python_"))
-    }
+    with aggregator(local.address, 2) as near:  # which has some that others have not
+        exposed = {
+            family.name + ("_total" if family.type == "counter" else "")
+            for family in (*Metrics(local).families, *Metrics(near).families)
+            if not family.name.startswith(("process_", "python_"))
+        }
     assert exposed == documented

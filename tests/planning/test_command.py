@@ -26,6 +26,14 @@ def test_the_table_and_the_advice() -> None:
     assert lines[7].endswith("--cluster NAME --cluster-index I --cluster-size 4")
 
 
+def test_aggregators() -> None:
+    done = run("--model-bytes", "100MB", "--workers", "8", "--bandwidth", "200Mbit", "--workers-per-host", "4")
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[1].split()[:3] == ["1", "16.8", "s"]
+    assert done.output.splitlines()[-1] == "Workers: gradserve.connect(ADDRESS, local_aggregator=4)"
+    assert "local_aggregator" not in run(*RUN).output
+
+
 def test_json() -> None:
     found = json.loads(run(*RUN, "--json").output)
     assert found["num_servers"] == 4

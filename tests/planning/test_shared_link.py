@@ -8,7 +8,7 @@ import pytest
 from gradserve_server.planning.shared_link import SharedLink
 
 
-def _ends(link: SharedLink, begins: list[float]) -> list[float]:
+def _ends(link: SharedLink[int], begins: list[float]) -> list[float]:
     """Returns when transfers end that begin at these times."""
     left, ends = sorted(begins), []
     while left or math.isfinite(link.next_end):

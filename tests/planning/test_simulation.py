@@ -39,6 +39,40 @@ def test_a_round(deployment: Deployment, seconds: float) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("deployment", "seconds", "num_hosts"),
+    [
+        (replace(RUN, workers_per_host=4), 2, 1),
+        (replace(RUN, workers_per_host=2), 4, 2),
+        (replace(RUN, workers_per_host=3), 4, 2),  # the second host has one worker
+        (replace(RUN, workers_per_host=2, num_servers=2), 2, 2),
+        (replace(RUN, workers_per_host=4, worker_bandwidth=LINK / 10), 20, 1),
+        (replace(RUN, workers_per_host=2, round_trip=0.5, compute_seconds=3), 7.5, 2),
+    ],
+)
+def test_a_round_with_aggregators(deployment: Deployment, seconds: float, num_hosts: int) -> None:
+    forecast = simulate(deployment)
+    assert forecast.round_seconds == pytest.approx(seconds)
+    assert forecast.stale == 0
+    assert forecast.server_bytes == pytest.approx(deployment.model_bytes * num_hosts / deployment.num_servers)
+
+
+def test_an_aggregator_waits_no_longer_than_the_grace() -> None:
+    """A slow worker holds its host up for so long, and no longer: then a round without it ends."""
+    run = replace(
+        RUN,
+        server_bandwidth=math.inf,
+        num_workers=8,
+        num_required=6,
+        workers_per_host=4,
+        compute_seconds=10,
+        jitter=1.0,
+    )
+    patient, hasty = simulate(replace(run, grace=1000.0), 200), simulate(replace(run, grace=0.01), 200)
+    assert hasty.round_seconds < 0.7 * patient.round_seconds
+    assert hasty.server_bytes > patient.server_bytes
+
+
 def test_backup_workers_make_rounds_faster_at_the_price_of_stale_gradients() -> None:
     """Where times vary, the slowest of many is much slower than the second slowest."""
     run = replace(RUN, server_bandwidth=math.inf, num_workers=20, num_required=20, compute_seconds=1, jitter=0.5)

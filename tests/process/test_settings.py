@@ -10,7 +10,8 @@ from click.testing import CliRunner, Result
 
 from deploy.site.reference.settings import write_settings
 from gradserve_server.cli import cli
-from gradserve_server.config import Expected, ServerConfig
+from gradserve_server.config import ServerConfig
+from gradserve_server.configuration.fields import Expected
 from gradserve_server.settings import config_options, make_config, read_settings
 
 

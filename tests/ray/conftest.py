@@ -5,6 +5,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -53,18 +54,34 @@ def ray_token() -> str:
     return secrets.token_hex(32)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, ray_token: str) -> Iterator[RayCluster]:
-    """The cluster. At the end, none of the processes that came with it are left."""
+@contextmanager
+def ray_folder(token: str, *, leaves_token: bool = False) -> Iterator[tuple[Path, pytest.MonkeyPatch]]:
+    """Sets the environment for a Ray of its own: a folder, a token, and a home in it, where Ray leaves none.
+
+    At the end, none of the processes that came with it are left.
+    """
     with tempfile.TemporaryDirectory(prefix="ray-") as folder, pytest.MonkeyPatch.context() as patch:
+        home = Path(folder, "home")
+        home.mkdir()
+        patch.setenv("HOME", str(home))
         patch.setenv("RAY_TMPDIR", folder)  # Short: Ray has sockets in it.
         patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", ray_token)
+        patch.setenv("RAY_AUTH_TOKEN", token)
+        patch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
         patch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
         patch.delenv("RAY_ADDRESS", raising=False)
+        before = _processes()
+        yield Path(folder), patch
+        eventually(lambda: [each for each in _processes() - before if _is_of(each, folder)], lambda left: not left)
+        assert (home / ".ray").exists() is leaves_token, "otherwise the token is that of the environment"
+
+
+@pytest.fixture(scope="package")
+def cluster(tmp_path_factory: pytest.TempPathFactory, ray_token: str) -> Iterator[RayCluster]:
+    """The cluster."""
+    with ray_folder(ray_token) as (folder, patch):
         state = tmp_path_factory.mktemp("states")
         running = RayCluster()
-        before = _processes()
         up = ["up", "--address", "local", "--servers", "3", "--name", running.name, "--state-dir", str(state)]
         up += ["--cpus-per-server", "0.5", "--timeout", str(4 * PATIENCE_SECONDS)]
         said = running.run(*up, "--", "--warm-up", "false").stdout.splitlines()
@@ -75,8 +92,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, ray_token: str) -> Iterato
             yield running
         finally:
             assert running.run("down").stdout == "train has ended, and its Ray\n"
-        left = [each for each in _processes() - before if _is_of(each, folder)]
-        assert left == []
         assert not Path(folder, "ray", "ray_current_cluster").exists()
 
 

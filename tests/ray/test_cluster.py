@@ -1,8 +1,13 @@
 """A cluster on a real Ray: training on it, faults, and what its commands say."""
 
+import json
 import os
+import re
 import signal
+import subprocess
+import sys
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +31,7 @@ from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 GRADIENT = {"w": np.arange(3, dtype=np.float32)}
 ADDRESS = "gradserve+ray://train"
+RAY_TRAIN = Path(__file__).parents[2] / "examples" / "ray_train" / "digits.py"
 
 
 def is_connected_to_ray() -> bool:
@@ -120,6 +126,36 @@ def test_the_status_is_a_table(cluster: RayCluster) -> None:
     assert [(row.split()[0], *row.split()[3::2]) for row in rows] == [
         (str(index), "running", "SERVING") for index in range(cluster.size)
     ]
+
+
+def test_commands_take_the_name_of_the_cluster(cluster: RayCluster) -> None:
+    with connected() as client:
+        names = [name_at(home, cluster.size, "listed") for home in range(cluster.size)]
+        for each in names:
+            client.gradient_accumulator(GRADIENT, each)
+        done = CliRunner().invoke(cli, ["ls", "--address", ADDRESS, "--name", "listed", "--json"])
+        found = json.loads(done.stdout)
+        assert {each["name"]: each["server"] for each in found["accumulators"]} == {
+            name: home for home, name in enumerate(names)
+        }
+        done = CliRunner().invoke(cli, ["health", ADDRESS])
+        assert (done.exit_code, done.stdout.count("SERVING")) == (0, cluster.size)
+
+
+@pytest.mark.skipif(find_spec("pyarrow") is None, reason="ray[train] is not installed: make install-frameworks")
+def test_workers_of_ray_train_end_with_equal_weights(cluster: RayCluster) -> None:
+    command = [sys.executable, str(RAY_TRAIN), ADDRESS, "--workers", "2", "--cpus-per-worker", "0.2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * PATIENCE_SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^worker (\d): step (\d+), weights (\w+)$", done.stdout, re.MULTILINE)
+    assert [(rank, step) for rank, step, _ in found] == [("0", "100"), ("1", "100")], done.stdout
+    assert len({weights for *_, weights in found}) == 1, done.stdout
+    accuracy = re.search(r"^(\S+)% of the test digits$", done.stdout, re.MULTILINE)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 85
+    with connected() as client:
+        runs = [each for each in client.list_accumulators() if each.name.startswith("digits-")]
+    assert max(each.global_step for each in runs) == 100
 
 
 def test_a_second_cluster_comes_and_goes(cluster: RayCluster) -> None:

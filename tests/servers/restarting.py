@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Self
 
 from gradserve_server.config import ServerConfig, StateConfig
+from gradserve_server.configuration.servers import ClusterConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.runtime import NOT_WARMED_UP
 
@@ -14,10 +15,12 @@ class RestartingServer:
     A run ends in good order, but what its state directory does not have is lost, as when it is killed.
     """
 
-    def __init__(self, state_dir: Path | None) -> None:
-        """Takes the state directory; None for none."""
+    def __init__(self, state_dir: Path | None, cluster: ClusterConfig | None = None) -> None:
+        """Takes the state directory, None for none, and the server's place in a cluster."""
         self._config = ServerConfig(
-            runtime=NOT_WARMED_UP, state=StateConfig(state_dir=None if state_dir is None else str(state_dir))
+            runtime=NOT_WARMED_UP,
+            state=StateConfig(state_dir=None if state_dir is None else str(state_dir)),
+            cluster=cluster or ClusterConfig(),
         )
         self.run = LocalServer(self._config)
         """The present run."""

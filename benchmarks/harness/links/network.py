@@ -37,11 +37,13 @@ class Link:
         here: The address of this end.
         there: The address of the end in the namespace.
         enter: A command that becomes the command that follows it, in the namespace.
+        device: The name of the device at this end.
     """
 
     here: str
     there: str
     enter: tuple[str, ...]
+    device: str
 
 
 @contextlib.contextmanager
@@ -55,33 +57,35 @@ def capped_link(megabits: float, round_trip: float = 0.0) -> Iterator[Link]:
     Raises:
         LinkNotAvailableError: The machine has no such links, or this process is not allowed to make them.
     """
-    for program in _PROGRAMS:
-        if shutil.which(program) is None:
-            raise LinkNotAvailableError(f"{program} is not installed")
+    check_programs()
     number = random.SystemRandom().randrange(1 << 15)
     # 198.18.0.0/15 is reserved for benchmarks of networks, so it is not in use; every link has four of its addresses.
     base = (198 << 24 | 18 << 16) + 4 * number
-    here, there = _dotted(base + 1), _dotted(base + 2)
+    here, there = dotted(base + 1), dotted(base + 2)
     device = f"gradserve{number}"
-    with _namespace() as pid, _delaying_pair(device, pid, round_trip) if round_trip else _pair_of_devices(device, pid):
-        enter = ("nsenter", f"--net=/proc/{pid}/ns/net", "--")
+    with (
+        new_namespace() as pid,
+        _delaying_pair(device, pid, round_trip) if round_trip else _pair_of_devices(device, pid),
+    ):
+        enter = enter_command(pid)
         for prefix, address in (((), here), (enter, there)):
-            _run(*prefix, "ip", "address", "add", f"{address}/30", "dev", device)
-            _run(*prefix, "ip", "link", "set", device, "up")
-            _run(*prefix, "tc", "qdisc", "add", "dev", device, "root", *_filter(megabits))
-        _run(*enter, "ip", "link", "set", "lo", "up")
-        yield Link(here, there, enter)
+            run_command(*prefix, "ip", "address", "add", f"{address}/30", "dev", device)
+            run_command(*prefix, "ip", "link", "set", device, "up")
+            run_command(*prefix, "tc", "qdisc", "add", "dev", device, "root", *cap(megabits))
+        run_command(*enter, "ip", "link", "set", "lo", "up")
+        yield Link(here, there, enter, device)
 
 
-def _filter(megabits: float) -> tuple[str, ...]:
+def cap(megabits: float) -> tuple[str, ...]:
+    """Returns the filter that caps what a device sends, as `tc qdisc add` takes it."""
     bits = megabits * 1e6
     burst = max(int(bits / 8 * _BURST_SECONDS), _LEAST_BURST_BYTES)
     return ("tbf", "rate", f"{bits:.0f}bit", "burst", str(burst), "latency", f"{_QUEUE_SECONDS * 1e3:.0f}ms")
 
 
 @contextlib.contextmanager
-def _namespace() -> Iterator[int]:
-    """Starts a process in a network namespace of its own, and yields its id; it ends when its input does."""
+def new_namespace() -> Iterator[int]:
+    """Starts a process in a network namespace of its own, and yields its id; both end with the block."""
     with subprocess.Popen(
         ["unshare", "--net", "cat"],
         stdin=subprocess.PIPE,
@@ -102,16 +106,20 @@ def _namespace() -> Iterator[int]:
             holder.stdin.close()
 
 
+def _devices(name: str, pid: int, round_trip: float) -> contextlib.AbstractContextManager[None]:
+    return _delaying_pair(name, pid, round_trip) if round_trip else _pair_of_devices(name, pid)
+
+
 @contextlib.contextmanager
 def _pair_of_devices(name: str, pid: int) -> Iterator[None]:
     """Makes two devices of the same name, one here and one in the namespace of a process."""
-    _run("ip", "link", "add", name, "type", "veth", "peer", "name", name, "netns", str(pid))
+    run_command("ip", "link", "add", name, "type", "veth", "peer", "name", name, "netns", str(pid))
     try:
         yield
     finally:
         # The kernel removes both some time after the namespace has lost its last process: do it now.
         with contextlib.suppress(LinkNotAvailableError):
-            _run("ip", "link", "delete", name)
+            run_command("ip", "link", "delete", name)
 
 
 @contextlib.contextmanager
@@ -120,17 +128,38 @@ def _delaying_pair(name: str, pid: int, round_trip: float) -> Iterator[None]:
     there = f"{name}x"
     try:
         with delaying_devices((name, there), round_trip / 2):
-            _run("ip", "link", "set", there, "netns", str(pid))
-            enter = ("nsenter", f"--net=/proc/{pid}/ns/net", "--")
-            _run(*enter, "ip", "link", "set", there, "name", name)
+            run_command("ip", "link", "set", there, "netns", str(pid))
+            enter = enter_command(pid)
+            run_command(*enter, "ip", "link", "set", there, "name", name)
             for prefix in ((), enter):
-                _run(*prefix, "ip", "link", "set", name, "mtu", str(MTU), "txqueuelen", str(_QUEUE_PACKETS))
+                run_command(*prefix, "ip", "link", "set", name, "mtu", str(MTU), "txqueuelen", str(_QUEUE_PACKETS))
             yield
     except NoPacketsError as error:
         raise LinkNotAvailableError(str(error)) from None
 
 
-def _run(*command: str) -> None:
+def enter_command(pid: int) -> tuple[str, ...]:
+    """Returns a command that becomes the command that follows it, in the namespace of a process."""
+    return ("nsenter", f"--net=/proc/{pid}/ns/net", "--")
+
+
+def check_programs() -> None:
+    """Checks that the programs that make links are installed.
+
+    Raises:
+        LinkNotAvailableError: One is not.
+    """
+    for program in _PROGRAMS:
+        if shutil.which(program) is None:
+            raise LinkNotAvailableError(f"{program} is not installed")
+
+
+def run_command(*command: str) -> None:
+    """Runs a command that changes the network.
+
+    Raises:
+        LinkNotAvailableError: It has failed; the message has its last line.
+    """
     done = subprocess.run(
         command, capture_output=True, timeout=_COMMAND_SECONDS, check=False, env={**os.environ, "LC_ALL": "C"}
     )
@@ -142,5 +171,6 @@ def _last_line(output: bytes) -> str:
     return (output.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
 
 
-def _dotted(address: int) -> str:
+def dotted(address: int) -> str:
+    """Returns an IPv4 address as text."""
     return ".".join(str(address >> shift & 255) for shift in (24, 16, 8, 0))

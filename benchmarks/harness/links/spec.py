@@ -23,12 +23,14 @@ class Ends:
         listen: The server's address for gRPC, and for whatever has one port.
         bulk_listen: The server's address for bulk sockets, on all of its hosts, so that clients choose the host.
         address: The address to which clients connect instead of `listen`.
+        device: The name of the clients' device; what it sends goes to the server.
     """
 
     enter: tuple[str, ...]
     listen: str
     bulk_listen: str
     address: str
+    device: str
 
 
 @dataclass(frozen=True)
@@ -69,4 +71,5 @@ class LinkSpec:
                 capacity = int(self.megabits * 1e6 / 8 * (self.round_trip + _RELAY_QUEUE_SECONDS))
                 ports = (GRPC_PORT, BULK_PORT)
                 stack.enter_context(DelayingRelay(host, link.there, ports, self.round_trip / 2, capacity))
-            yield Ends(link.enter, f"{link.there}:{GRPC_PORT}", f"0.0.0.0:{BULK_PORT}", f"{host}:{GRPC_PORT}")
+            ports_there = f"{link.there}:{GRPC_PORT}", f"0.0.0.0:{BULK_PORT}"
+            yield Ends(link.enter, *ports_there, f"{host}:{GRPC_PORT}", link.device)

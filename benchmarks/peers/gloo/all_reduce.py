@@ -30,7 +30,7 @@ class AllReduceWorker(Worker):
         if "num_bytes" in setup.options:
             lengths = [setup.num_floats]
         self._tensors = [torch.empty(length) for length in _buckets(lengths, bucket_bytes or 0)]
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ["GLOO_SOCKET_IFNAME"] = setup.options.get("interface", "lo")
         dist.init_process_group(
             "gloo",
             init_method=f"file://{setup.scratch / 'rendezvous'}",

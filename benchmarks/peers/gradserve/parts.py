@@ -22,9 +22,11 @@ class PartsWorker(Worker):
         self._connection = Connection.of(setup)
         num_parts = int(setup.options["num_parts"])
         self._gradient = self._connection.gradient((setup.num_floats // num_parts,), setup.rank + 1)
+        num_servers = len(setup.server["address"].split(","))
+        whole = {"sharded": False} if num_servers > 1 else {}
         self._parts = [
-            self._connection.client.gradient_accumulator({"part": self._gradient}, name)
-            for name in _names(num_parts, len(setup.server["address"].split(",")))
+            self._connection.client.gradient_accumulator({"part": self._gradient}, name, **whole)
+            for name in _names(num_parts, num_servers)
         ]
         self._threads = ThreadPoolExecutor(num_parts)
         self._averages: list[gradserve.PushPullResult] = []

@@ -30,6 +30,9 @@ def serve(setup: Setup) -> Iterator[dict[str, Any]]:
     if "cluster_size" in setup.options:
         index, size = (str(setup.options[name]) for name in ("cluster_index", "cluster_size"))
         command += ["--cluster", "bench", "--cluster-index", index, "--cluster-size", size]
+    if "upstream" in setup.options:
+        command += ["--upstream", setup.options["upstream"]]
+        command += ["--upstream-workers", str(setup.options["upstream_workers"]), "--upstream-grace-seconds", "30"]
     if "durability" in setup.options:
         command += ["--state-dir", str(setup.scratch / "state")]
     if "op" not in setup.options:  # other cases need no kernels, nor the memory and time for loading them

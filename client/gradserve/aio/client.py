@@ -15,6 +15,7 @@ from gradserve.calls.client import ClientCalls
 from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS
 from gradserve.discovery.schemes import servers_to_connect
 from gradserve.face import AsyncFace, BriefErrors, awaiting, awaiting_making
+from gradserve.local_aggregator import aggregator_for
 from gradserve.public_names import shown
 from gradserve.security.tls import TLS
 from gradserve.tracing.tracer import Tracing
@@ -31,6 +32,7 @@ def connect(
     tls: TLS | None = None,
     token: str | None = None,
     tracing: "Tracing | None" = None,
+    local_aggregator: int | None = None,
 ) -> "Client":
     """Returns a client of the server at an address. Nothing is sent to it before the first call.
 
@@ -59,15 +61,31 @@ def connect(
         tracing: Whether calls have OpenTelemetry spans: True for those of the global provider of tracers, a provider
             for its own, False for none. The server's spans are children of theirs. None: what the environment variable
             GRADSERVE_TRACING says, "on" or "off", or no spans. Needs the extra gradserve[tracing].
+        local_aggregator: The number of workers on this host that share an aggregator: a server on this host, which
+            passes their gradients on to the address as one. The first worker starts it, which takes some seconds (in
+            `gradserve.aio` the event loop waits, too), the others find it, and it ends by itself a minute after the
+            last of them. They have to give the same address, `tls` and `token`, which are then for its connection.
+            None: what the environment variable GRADSERVE_LOCAL_AGGREGATOR says, or no aggregator. Needs the extra
+            gradserve[server].
 
     Raises:
-        InvalidArgumentError: The address, the timeout, the transport, the token or the tracing is not valid, a file of
-            `tls` cannot be used, or OpenTelemetry, dnspython or Ray is not installed and needed.
+        InvalidArgumentError: The address, the timeout, the transport, the token, the tracing or the number of workers
+            is not valid, a file of `tls` cannot be used, or OpenTelemetry, dnspython, Ray or the server is needed and
+            not installed.
         NotFoundError: There is no cluster of this name on Ray.
-        UnavailableError: DNS or Ray does not answer, or DNS knows no servers of the service.
+        UnavailableError: DNS or Ray does not answer, DNS knows no servers of the service, or the local aggregator does
+            not start.
         DeadlineExceededError: Not all servers of a cluster on Ray were up within `timeout`.
     """
-    return Client(address, timeout=timeout, transport=transport, tls=tls, token=token, tracing=tracing)
+    return Client(
+        address,
+        timeout=timeout,
+        transport=transport,
+        tls=tls,
+        token=token,
+        tracing=tracing,
+        local_aggregator=local_aggregator,
+    )
 
 
 class Client(AsyncFace[ClientCalls]):
@@ -82,11 +100,15 @@ class Client(AsyncFace[ClientCalls]):
         tls: TLS | None = None,
         token: str | None = None,
         tracing: "Tracing | None" = None,
+        local_aggregator: int | None = None,
     ) -> None:
         """See `connect`."""
         with BriefErrors():
             settings = ConnectionSettings.wanted(timeout, transport, tls, token, tracing, os.environ)
             places = servers_to_connect(address, timeout)
+            self._aggregator = aggregator_for(address, local_aggregator, tls, token, os.environ)
+            if self._aggregator is not None:
+                places = servers_to_connect(self._aggregator.address, timeout)
             network = AsyncNetworkTransport(places, settings)
         names = [str(each) for each in places]
         self._begin(network, ",".join(names), ClientCalls.of_new_client(settings.times, settings.kept_bytes, names))
@@ -101,6 +123,7 @@ class Client(AsyncFace[ClientCalls]):
             calls: The client's calls, with an identity and time limits.
         """
         client = cls.__new__(cls)
+        client._aggregator = None
         client._begin(transport, address, calls)
         return client
 
@@ -151,6 +174,8 @@ class Client(AsyncFace[ClientCalls]):
         with BriefErrors():
             await self._transport.run(self._calls.delete_private())
             await self._transport.close()
+            if self._aggregator is not None:
+                self._aggregator.close()
 
     conditional_accumulator = awaiting_making(ClientCalls.conditional_accumulator, ConditionalAccumulator)
     sparse_conditional_accumulator = awaiting_making(

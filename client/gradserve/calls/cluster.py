@@ -44,8 +44,7 @@ class Cluster:
             reply: messages_pb2.GetServerInfoResponse = yield call
             self._check(target, reply)
             self._members[target] = reply.member
-        member = self._members[target]
-        return f"{member.cluster} {member.index}/{member.size}"
+        return member_text(self._members[target])
 
     def _check(self, target: int, reply: messages_pb2.GetServerInfoResponse) -> None:
         found, where = reply.member, f"the server at {self._addresses[target]}"
@@ -68,3 +67,8 @@ class Cluster:
                     f"{member.cluster!r}",
                     field=_FIELD,
                 )
+
+
+def member_text(member: messages_pb2.ClusterMember) -> str:
+    """Returns the text by which requests name a member of a cluster."""
+    return f"{member.cluster} {member.index}/{member.size}"

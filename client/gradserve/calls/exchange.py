@@ -80,6 +80,7 @@ class Whole(NamedTuple):
         num_bytes: The size of its tensors, as far as it is known.
         repeatable: Whether it may be sent again if its answer is lost.
         progress: Told how many bytes of its tensors were moved.
+        reply_bytes: The size of the tensors of its response, if its time limit has to allow for them.
     """
 
     call: Unary
@@ -87,6 +88,7 @@ class Whole(NamedTuple):
     num_bytes: int = 0
     repeatable: bool = True
     progress: Progress | None = None
+    reply_bytes: int = 0
 
     @property
     def target(self) -> int:
@@ -96,6 +98,8 @@ class Whole(NamedTuple):
     def time_limit(self, times: TimeLimits) -> float:
         """Returns the time limit in seconds; a call in place of a stream has the stream's time too."""
         limit = self.call.time_limit(times)
+        if self.reply_bytes:
+            limit += times.transfer(self.reply_bytes)
         return limit if self.over_grpc else limit + times.transfer(self.num_bytes)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from google.protobuf.duration_pb2 import Duration
 
+from gradserve.calls.cluster import member_text
 from gradserve.calls.exchange import DescribeTransport, Operation, Unary
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice, as_integer, as_text
@@ -35,6 +36,8 @@ def server_info() -> Operation[ServerInfo]:
         why_no_gpu=reply.why_no_gpu,
         device_usage=_numbers(reply.device_usage) if reply.HasField("device_usage") else {},
         http_url=reply.http_url,
+        member=member_text(reply.member) if reply.HasField("member") else "",
+        upstream=reply.upstream,
     )
 
 

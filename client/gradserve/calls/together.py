@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from gradserve.calls.exchange import Allocate, Background, Exchange, Operation, Pause, Together, Track, Unary, Whole
 from gradserve.calls.passing_on import passed_on
+from gradserve.errors import GradserveError
 
 T = TypeVar("T")
 
@@ -20,6 +21,18 @@ def together(*operations: Operation[T]) -> Operation[list[T]]:
     return results
 
 
+def all_ended(*operations: Operation[T]) -> Operation[list[T]]:
+    """Runs operations at the same time, each to its end; returns their results, in the order of the operations.
+
+    When all have ended, the first error in this order is raised.
+    """
+    outcomes = yield from together(*map(_outcome, operations))
+    for _, error in outcomes:
+        if error is not None:
+            raise error
+    return [result for result, _ in outcomes]
+
+
 def at_target(target: int, operation: Operation[T]) -> Operation[T]:
     """Sends all exchanges of an operation to one of several servers, by its index among those of the transport."""
 
@@ -27,6 +40,13 @@ def at_target(target: int, operation: Operation[T]) -> Operation[T]:
         return (yield _aimed(target, exchange))
 
     return passed_on(operation, aimed)
+
+
+def _outcome(operation: Operation[T]) -> Operation[tuple[Any, GradserveError | None]]:
+    try:
+        return (yield from operation), None
+    except GradserveError as error:
+        return None, error
 
 
 def _aimed(target: int, exchange: Exchange) -> Exchange:
@@ -38,14 +58,15 @@ def _aimed(target: int, exchange: Exchange) -> Exchange:
         case Together(operations):
             return Together(tuple(at_target(target, each) for each in operations))
         case Unary():
-            return _aimed_call(target, exchange)
+            return aimed_call(target, exchange)
         case Whole(call):
-            return exchange._replace(call=_aimed_call(target, call))
+            return exchange._replace(call=aimed_call(target, call))
     aimed: Any = replace(exchange, target=target)
     return aimed  # type: ignore[no-any-return]
 
 
-def _aimed_call(target: int, call: Unary) -> Unary:
+def aimed_call(target: int, call: Unary) -> Unary:
+    """Returns a call to one of several servers, with its renewal."""
     renewal = call.renewal
     if renewal is None:
         return call._replace(target=target)

@@ -41,6 +41,7 @@ def agreed_initial_state(client: Client, name: str, container: str, worker_id: s
             container=container,
             idle_lease=_KEPT_SECONDS,
             device="cpu",
+            sharded=False,
         )
     except AlreadyExistsError as error:
         error.add_note("All workers of a training run must begin with the same tensors.")

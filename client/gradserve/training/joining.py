@@ -176,6 +176,7 @@ class Joining:
             keep_averages=keep_averages,
             durability="none",
             device="cpu",
+            sharded=False,
         )
 
     def _send(self, accumulator: GradientAccumulator, values: object) -> int:

@@ -280,7 +280,7 @@ class Worker:
             )
         try:
             missed = self._averages_until(reached, result)
-        except OutOfRangeError:
+        except (AbortedError, OutOfRangeError):
             received = self._join(reached)
             return Advance((), received.state, was_late, received.step)
         return Advance(missed, None, was_late, reached)
@@ -290,6 +290,7 @@ class Worker:
 
         Raises:
             OutOfRangeError: The server does not keep all of them.
+            AbortedError: One of several servers has lost its part of them.
         """
         missed = [self.accumulator.read_average(step, copy=False) for step in range(self.step + 1, reached)]
         if newest.step != reached or not newest.components:

@@ -158,6 +158,8 @@ class Schedule:
             for other in group.members:
                 self._give_up(other)
         group.num_left -= 1
+        if not group.num_left:
+            group.members = []  # they know it: a cycle would keep their arrays until it is collected
         if not group.num_left and group.outer is not None:
             group.outer.inner = None
             if group.error is None:
@@ -184,6 +186,7 @@ class Schedule:
                 self._steps.cancel(member)
             member.has_ended = True
             member.steps.close()
+        group.members = []
 
 
 def _given_up() -> GradserveError:

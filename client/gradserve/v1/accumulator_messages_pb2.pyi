@@ -73,7 +73,7 @@ class DeleteAccumulatorResponse(_message.Message):
     def __init__(self, deleted: bool = ...) -> None: ...
 
 class ApplyGradientRequest(_message.Message):
-    __slots__ = ("accumulator", "request_id", "local_step", "gradient", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents")
+    __slots__ = ("accumulator", "request_id", "local_step", "gradient", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents", "sum_of")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class ApplyGradientRequest(_message.Message):
     RELEASE_HANDLES_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     UNREAD_CONTENTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_OF_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -92,7 +93,8 @@ class ApplyGradientRequest(_message.Message):
     release_handles: bool
     accepted_before: bool
     unread_contents: bool
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ..., unread_contents: bool = ...) -> None: ...
+    sum_of: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.Summand]
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ..., unread_contents: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ...) -> None: ...
 
 class ApplyGradientResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "global_step", "num_accumulated", "round", "num_rounds")
@@ -151,7 +153,7 @@ class ReadAverageResponse(_message.Message):
     def __init__(self, average: _Optional[_Union[_accumulator_pb2.Average, _Mapping]] = ...) -> None: ...
 
 class PushPullRequest(_message.Message):
-    __slots__ = ("accumulator", "request_id", "local_step", "unread_contents", "gradient", "weight", "worker_id", "release_handles", "num_required", "placement", "timeout", "one_per_worker")
+    __slots__ = ("accumulator", "request_id", "local_step", "unread_contents", "gradient", "weight", "worker_id", "release_handles", "num_required", "placement", "timeout", "one_per_worker", "sum_of")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +166,7 @@ class PushPullRequest(_message.Message):
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     ONE_PER_WORKER_FIELD_NUMBER: _ClassVar[int]
+    SUM_OF_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -176,7 +179,8 @@ class PushPullRequest(_message.Message):
     placement: _tensor_pb2.Placement
     timeout: _duration_pb2.Duration
     one_per_worker: bool
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., unread_contents: bool = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., num_required: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., one_per_worker: bool = ...) -> None: ...
+    sum_of: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.Summand]
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., unread_contents: bool = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., num_required: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., one_per_worker: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ...) -> None: ...
 
 class PushPullResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "average", "global_step")
@@ -215,3 +219,45 @@ class SetGlobalStepRequest(_message.Message):
 class SetGlobalStepResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class StageGradientRequest(_message.Message):
+    __slots__ = ("accumulator", "request_id", "home_incarnation", "local_step", "gradient", "release_handles", "weight", "can_stage_again")
+    ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    HOME_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_HANDLES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    CAN_STAGE_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    accumulator: _accumulator_pb2.AccumulatorRef
+    request_id: _accumulator_pb2.RequestId
+    home_incarnation: str
+    local_step: int
+    gradient: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.ComponentGradient]
+    release_handles: bool
+    weight: float
+    can_stage_again: bool
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., home_incarnation: _Optional[str] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., release_handles: bool = ..., weight: _Optional[float] = ..., can_stage_again: bool = ...) -> None: ...
+
+class StageGradientResponse(_message.Message):
+    __slots__ = ("duplicate",)
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    duplicate: bool
+    def __init__(self, duplicate: bool = ...) -> None: ...
+
+class ReduceGradientsRequest(_message.Message):
+    __slots__ = ("accumulator", "average", "placement")
+    ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
+    AVERAGE_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    accumulator: _accumulator_pb2.AccumulatorRef
+    average: _accumulator_pb2.Average
+    placement: _tensor_pb2.Placement
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., average: _Optional[_Union[_accumulator_pb2.Average, _Mapping]] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ...) -> None: ...
+
+class ReduceGradientsResponse(_message.Message):
+    __slots__ = ("average",)
+    AVERAGE_FIELD_NUMBER: _ClassVar[int]
+    average: _accumulator_pb2.Average
+    def __init__(self, average: _Optional[_Union[_accumulator_pb2.Average, _Mapping]] = ...) -> None: ...

@@ -60,19 +60,29 @@ class PartialShape(_message.Message):
     def __init__(self, unknown_rank: bool = ..., dims: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ComponentSpec(_message.Message):
-    __slots__ = ("name", "dtype", "shape", "layout")
+    __slots__ = ("name", "dtype", "shape", "layout", "pieces")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: _tensor_pb2.DataType
     shape: PartialShape
     layout: Layout
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., shape: _Optional[_Union[PartialShape, _Mapping]] = ..., layout: _Optional[_Union[Layout, str]] = ...) -> None: ...
+    pieces: _containers.RepeatedCompositeFieldContainer[Piece]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., shape: _Optional[_Union[PartialShape, _Mapping]] = ..., layout: _Optional[_Union[Layout, str]] = ..., pieces: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ...) -> None: ...
+
+class Piece(_message.Message):
+    __slots__ = ("server", "num_rows")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    server: int
+    num_rows: int
+    def __init__(self, server: _Optional[int] = ..., num_rows: _Optional[int] = ...) -> None: ...
 
 class AccumulatorSpec(_message.Message):
-    __slots__ = ("components", "reduction", "accumulate_dtype", "deterministic", "keep_averages", "one_per_worker", "refuse_non_finite", "durability", "device", "agreement")
+    __slots__ = ("components", "reduction", "accumulate_dtype", "deterministic", "keep_averages", "one_per_worker", "refuse_non_finite", "durability", "device", "agreement", "num_shards")
     class AgreementEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +100,7 @@ class AccumulatorSpec(_message.Message):
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     AGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     components: _containers.RepeatedCompositeFieldContainer[ComponentSpec]
     reduction: Reduction
     accumulate_dtype: _tensor_pb2.DataType
@@ -100,7 +111,8 @@ class AccumulatorSpec(_message.Message):
     durability: Durability
     device: str
     agreement: _containers.ScalarMap[str, str]
-    def __init__(self, components: _Optional[_Iterable[_Union[ComponentSpec, _Mapping]]] = ..., reduction: _Optional[_Union[Reduction, str]] = ..., accumulate_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., deterministic: bool = ..., keep_averages: _Optional[int] = ..., one_per_worker: bool = ..., refuse_non_finite: bool = ..., durability: _Optional[_Union[Durability, str]] = ..., device: _Optional[str] = ..., agreement: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    num_shards: int
+    def __init__(self, components: _Optional[_Iterable[_Union[ComponentSpec, _Mapping]]] = ..., reduction: _Optional[_Union[Reduction, str]] = ..., accumulate_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., deterministic: bool = ..., keep_averages: _Optional[int] = ..., one_per_worker: bool = ..., refuse_non_finite: bool = ..., durability: _Optional[_Union[Durability, str]] = ..., device: _Optional[str] = ..., agreement: _Optional[_Mapping[str, str]] = ..., num_shards: _Optional[int] = ...) -> None: ...
 
 class AccumulatorRef(_message.Message):
     __slots__ = ("container", "name", "incarnation", "server_incarnation", "member")
@@ -178,18 +190,44 @@ class RequestId(_message.Message):
     unanswered: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, client_id: _Optional[str] = ..., sequence: _Optional[int] = ..., unanswered: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Summand(_message.Message):
+    __slots__ = ("request_id", "weight", "worker_id")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: RequestId
+    weight: float
+    worker_id: str
+    def __init__(self, request_id: _Optional[_Union[RequestId, _Mapping]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ...) -> None: ...
+
 class Average(_message.Message):
-    __slots__ = ("components", "step", "num_gradients", "total_weight", "worker_ids", "round")
+    __slots__ = ("components", "step", "num_gradients", "total_weight", "worker_ids", "round", "parts")
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     components: _containers.RepeatedCompositeFieldContainer[ComponentGradient]
     step: int
     num_gradients: int
     total_weight: float
     worker_ids: _containers.RepeatedScalarFieldContainer[str]
     round: int
-    def __init__(self, components: _Optional[_Iterable[_Union[ComponentGradient, _Mapping]]] = ..., step: _Optional[int] = ..., num_gradients: _Optional[int] = ..., total_weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ..., round: _Optional[int] = ...) -> None: ...
+    parts: RoundParts
+    def __init__(self, components: _Optional[_Iterable[_Union[ComponentGradient, _Mapping]]] = ..., step: _Optional[int] = ..., num_gradients: _Optional[int] = ..., total_weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ..., round: _Optional[int] = ..., parts: _Optional[_Union[RoundParts, _Mapping]] = ...) -> None: ...
+
+class RoundParts(_message.Message):
+    __slots__ = ("home_incarnation", "part_ids", "weights", "oldest_round", "oldest_step")
+    HOME_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PART_IDS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_ROUND_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_STEP_FIELD_NUMBER: _ClassVar[int]
+    home_incarnation: str
+    part_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    weights: _containers.RepeatedScalarFieldContainer[float]
+    oldest_round: int
+    oldest_step: int
+    def __init__(self, home_incarnation: _Optional[str] = ..., part_ids: _Optional[_Iterable[bytes]] = ..., weights: _Optional[_Iterable[float]] = ..., oldest_round: _Optional[int] = ..., oldest_step: _Optional[int] = ...) -> None: ...

@@ -42,6 +42,17 @@ class AccumulatorServiceStub(object):
     thread. When it is cancelled or times out, it leaves the queue at once,
     without any effect on the accumulator.
 
+    An accumulator can be sharded over the servers of a cluster, which do not talk
+    to each other. Clients create it on all of them, with one spec, which says
+    what each server has. Its home alone decides about its rounds: it answers all
+    the RPCs below for it, with gradients and averages that have no components.
+    To apply a gradient, a client first stages on each server what that has of
+    it, then asks the home, in ApplyGradient or PushPull with the same
+    request_id. To get an average, it asks the home in TakeGradient, ReadAverage or
+    PushPull, and then each server to reduce exactly the gradients that the home
+    has named. So what a server has can be lost or late, but never of another
+    round than what the others have.
+
     Every RPC that names an accumulator: INVALID_ARGUMENT if the name is empty;
     NOT_FOUND if there is no accumulator of this name (and incarnation); if its
     lifetime has ended, the message says why. Every RPC that waits: ABORTED if
@@ -105,6 +116,16 @@ class AccumulatorServiceStub(object):
                 request_serializer=gradserve_dot_v1_dot_accumulator__messages__pb2.SetGlobalStepRequest.SerializeToString,
                 response_deserializer=gradserve_dot_v1_dot_accumulator__messages__pb2.SetGlobalStepResponse.FromString,
                 _registered_method=True)
+        self.StageGradient = channel.unary_unary(
+                '/gradserve.v1.AccumulatorService/StageGradient',
+                request_serializer=gradserve_dot_v1_dot_accumulator__messages__pb2.StageGradientRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_accumulator__messages__pb2.StageGradientResponse.FromString,
+                _registered_method=True)
+        self.ReduceGradients = channel.unary_unary(
+                '/gradserve.v1.AccumulatorService/ReduceGradients',
+                request_serializer=gradserve_dot_v1_dot_accumulator__messages__pb2.ReduceGradientsRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_accumulator__messages__pb2.ReduceGradientsResponse.FromString,
+                _registered_method=True)
 
 
 class AccumulatorServiceServicer(object):
@@ -123,6 +144,17 @@ class AccumulatorServiceServicer(object):
     holds up the one behind it that needs 1. A waiting call costs the server no
     thread. When it is cancelled or times out, it leaves the queue at once,
     without any effect on the accumulator.
+
+    An accumulator can be sharded over the servers of a cluster, which do not talk
+    to each other. Clients create it on all of them, with one spec, which says
+    what each server has. Its home alone decides about its rounds: it answers all
+    the RPCs below for it, with gradients and averages that have no components.
+    To apply a gradient, a client first stages on each server what that has of
+    it, then asks the home, in ApplyGradient or PushPull with the same
+    request_id. To get an average, it asks the home in TakeGradient, ReadAverage or
+    PushPull, and then each server to reduce exactly the gradients that the home
+    has named. So what a server has can be lost or late, but never of another
+    round than what the others have.
 
     Every RPC that names an accumulator: INVALID_ARGUMENT if the name is empty;
     NOT_FOUND if there is no accumulator of this name (and incarnation); if its
@@ -266,6 +298,44 @@ class AccumulatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StageGradient(self, request, context):
+        """Holds a gradient, or what this server has of it, for a round of a sharded
+        accumulator. It has no effect until the home has accepted it and somebody
+        reduces its round.
+
+        Blocking: never waits for other workers. At DURABILITY_ROUND or higher, it
+        answers when the gradient is on disk.
+        Retry: safe.
+
+        INVALID_ARGUMENT: the accumulator is not sharded; there is no request_id; or
+        the gradient does not fit, see ApplyGradient. NOT_FOUND: unknown accumulator
+        or tensor handle: a client that finds the accumulator at its home creates it
+        here again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReduceGradients(self, request, context):
+        """Returns what this server has of the average of a round of a sharded
+        accumulator: the staged gradients that the home has named, in that order.
+
+        Blocking: while it computes. Every call for the same round gets the same
+        average, as long as the home keeps that of the round.
+        Retry: safe.
+
+        INVALID_ARGUMENT: the accumulator is not sharded, `parts` is not set, or the
+        round was reduced here with other gradients, which no home can have named.
+        ABORTED (field "average.parts.part_ids"): a gradient of the round is not
+        here, since the server was started again and has lost it, since the round is
+        long over, or since it was added up with one that the home did not accept
+        (see StageGradientRequest.can_stage_again). Workers that still have their
+        gradient stage it again, and the call can then be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AccumulatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -319,6 +389,16 @@ def add_AccumulatorServiceServicer_to_server(servicer, server):
                     request_deserializer=gradserve_dot_v1_dot_accumulator__messages__pb2.SetGlobalStepRequest.FromString,
                     response_serializer=gradserve_dot_v1_dot_accumulator__messages__pb2.SetGlobalStepResponse.SerializeToString,
             ),
+            'StageGradient': grpc.unary_unary_rpc_method_handler(
+                    servicer.StageGradient,
+                    request_deserializer=gradserve_dot_v1_dot_accumulator__messages__pb2.StageGradientRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_accumulator__messages__pb2.StageGradientResponse.SerializeToString,
+            ),
+            'ReduceGradients': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReduceGradients,
+                    request_deserializer=gradserve_dot_v1_dot_accumulator__messages__pb2.ReduceGradientsRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_accumulator__messages__pb2.ReduceGradientsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'gradserve.v1.AccumulatorService', rpc_method_handlers)
@@ -343,6 +423,17 @@ class AccumulatorService(object):
     holds up the one behind it that needs 1. A waiting call costs the server no
     thread. When it is cancelled or times out, it leaves the queue at once,
     without any effect on the accumulator.
+
+    An accumulator can be sharded over the servers of a cluster, which do not talk
+    to each other. Clients create it on all of them, with one spec, which says
+    what each server has. Its home alone decides about its rounds: it answers all
+    the RPCs below for it, with gradients and averages that have no components.
+    To apply a gradient, a client first stages on each server what that has of
+    it, then asks the home, in ApplyGradient or PushPull with the same
+    request_id. To get an average, it asks the home in TakeGradient, ReadAverage or
+    PushPull, and then each server to reduce exactly the gradients that the home
+    has named. So what a server has can be lost or late, but never of another
+    round than what the others have.
 
     Every RPC that names an accumulator: INVALID_ARGUMENT if the name is empty;
     NOT_FOUND if there is no accumulator of this name (and incarnation); if its
@@ -611,6 +702,60 @@ class AccumulatorService(object):
             '/gradserve.v1.AccumulatorService/SetGlobalStep',
             gradserve_dot_v1_dot_accumulator__messages__pb2.SetGlobalStepRequest.SerializeToString,
             gradserve_dot_v1_dot_accumulator__messages__pb2.SetGlobalStepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StageGradient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradserve.v1.AccumulatorService/StageGradient',
+            gradserve_dot_v1_dot_accumulator__messages__pb2.StageGradientRequest.SerializeToString,
+            gradserve_dot_v1_dot_accumulator__messages__pb2.StageGradientResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReduceGradients(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradserve.v1.AccumulatorService/ReduceGradients',
+            gradserve_dot_v1_dot_accumulator__messages__pb2.ReduceGradientsRequest.SerializeToString,
+            gradserve_dot_v1_dot_accumulator__messages__pb2.ReduceGradientsResponse.FromString,
             options,
             channel_credentials,
             insecure,

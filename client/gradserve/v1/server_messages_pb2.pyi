@@ -17,7 +17,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self, with_shares: bool = ...) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "devices", "limits", "usage", "uptime", "device", "ops_prepared", "sockets", "incarnation", "identities", "containers", "why_no_gpu", "device_usage", "http_url", "member")
+    __slots__ = ("version", "devices", "limits", "usage", "uptime", "device", "ops_prepared", "sockets", "incarnation", "identities", "containers", "why_no_gpu", "device_usage", "http_url", "member", "upstream")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class GetServerInfoResponse(_message.Message):
     DEVICE_USAGE_FIELD_NUMBER: _ClassVar[int]
     HTTP_URL_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAM_FIELD_NUMBER: _ClassVar[int]
     version: str
     devices: _containers.RepeatedCompositeFieldContainer[Device]
     limits: ServerLimits
@@ -48,7 +49,8 @@ class GetServerInfoResponse(_message.Message):
     device_usage: DeviceUsage
     http_url: str
     member: ClusterMember
-    def __init__(self, version: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., usage: _Optional[_Union[ServerUsage, _Mapping]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., sockets: _Optional[_Union[_socket_messages_pb2.SocketAddresses, _Mapping]] = ..., incarnation: _Optional[str] = ..., identities: _Optional[_Iterable[_Union[ShareUsage, _Mapping]]] = ..., containers: _Optional[_Iterable[_Union[ShareUsage, _Mapping]]] = ..., why_no_gpu: _Optional[str] = ..., device_usage: _Optional[_Union[DeviceUsage, _Mapping]] = ..., http_url: _Optional[str] = ..., member: _Optional[_Union[ClusterMember, _Mapping]] = ...) -> None: ...
+    upstream: str
+    def __init__(self, version: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., usage: _Optional[_Union[ServerUsage, _Mapping]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., sockets: _Optional[_Union[_socket_messages_pb2.SocketAddresses, _Mapping]] = ..., incarnation: _Optional[str] = ..., identities: _Optional[_Iterable[_Union[ShareUsage, _Mapping]]] = ..., containers: _Optional[_Iterable[_Union[ShareUsage, _Mapping]]] = ..., why_no_gpu: _Optional[str] = ..., device_usage: _Optional[_Union[DeviceUsage, _Mapping]] = ..., http_url: _Optional[str] = ..., member: _Optional[_Union[ClusterMember, _Mapping]] = ..., upstream: _Optional[str] = ...) -> None: ...
 
 class ClusterMember(_message.Message):
     __slots__ = ("cluster", "index", "size")

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
 from deploy.site.places import ROOT
-from gradserve_server.config import Expected, ServerConfig
+from gradserve_server.config import ServerConfig
+from gradserve_server.configuration.fields import Expected
 
 _INTRODUCTION = """\
 # Settings of a server

@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from gradserve_server.accumulators.arguments import check_contribution, check_num_required
+from gradserve_server.accumulators.arguments import check_contribution, check_num_required, not_as_a_sum
 from gradserve_server.accumulators.averages import KeptAverages
-from gradserve_server.accumulators.diagnosis import Diagnosis
 from gradserve_server.accumulators.events import GradientAnswered, RoundEnded, StepSet
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient, drop
 from gradserve_server.accumulators.identity import RequestId
@@ -18,10 +17,14 @@ from gradserve_server.accumulators.member_bytes import MemberBytes
 from gradserve_server.accumulators.observer import AccumulatorObserver
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.results import AccumulatorState, Applied, Outcome
+from gradserve_server.accumulators.round_gate import RoundGate
 from gradserve_server.accumulators.round_sum import RoundSum
+from gradserve_server.accumulators.rounds import Rounds
+from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.under_way import CallsUnderWay
 from gradserve_server.accumulators.waiting import TakeQueue, Waiter
+from gradserve_server.accumulators.waits import Waits
 from gradserve_server.eager import Begun
 from gradserve_server.errors import ServiceError
 from gradserve_server.own_tasks import OwnTasks
@@ -54,6 +57,8 @@ class Accumulator:
         waiters: Quota,
         bookkeeping: Quota,
         observer: AccumulatorObserver,
+        gate: RoundGate | None = None,
+        shard: Shard | None = None,
     ) -> None:
         """Takes its parts.
 
@@ -68,6 +73,8 @@ class Accumulator:
             waiters: The quota of waiting calls, shared by all accumulators.
             bookkeeping: The quota of bytes of what is kept beside tensors.
             observer: Learns what happens.
+            gate: Says whether rounds may begin; None: they may.
+            shard: What this server has of it, if it is sharded. Its own sum then has no components.
         """
         self.name = name
         self.spec = spec
@@ -80,12 +87,20 @@ class Accumulator:
         self._member_bytes = MemberBytes(bookkeeping, ledger, holds_gradients=spec.deterministic)
         self.queue = TakeQueue()
         """The calls that wait."""
-        self._diagnosis = Diagnosis(name, ledger.rounds, self.queue)
         self._observer = observer
+        self._gate = gate or RoundGate()
         self._under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter] = CallsUnderWay()
+        self._waits = Waits(name, ledger.rounds, self.queue, observer)
         self._lock = asyncio.Lock()
         self._tasks = OwnTasks()
         self._closed: ServiceError | None = None
+        self.shard = shard
+        """What this server has of it, if it is sharded."""
+
+    @property
+    def sum_spec(self) -> AccumulatorSpec:
+        """The spec of its sum, which has no components if servers have them."""
+        return self._sum.spec
 
     @property
     def place(self) -> Place:
@@ -98,29 +113,19 @@ class Accumulator:
         return self._ledger.rounds.num_accumulated
 
     @property
-    def global_step(self) -> int:
-        """The current step."""
-        return self._ledger.rounds.global_step
+    def is_changing(self) -> bool:
+        """True while a gradient is being added or a round ended, which `num_accumulated` does not show yet."""
+        return self._lock.locked()
 
     @property
-    def num_rounds(self) -> int:
-        """The number of rounds that have ended."""
-        return self._ledger.rounds.current.number
-
-    @property
-    def workers(self) -> Collection[str]:
-        """The workers with gradients in the round."""
-        return self._ledger.rounds.members.workers.keys()
-
-    @property
-    def missing_workers(self) -> Collection[str]:
-        """The workers of the previous round without a gradient in this one."""
-        return self._ledger.rounds.missing_workers
+    def rounds(self) -> Rounds:
+        """Its rounds, to be looked at."""
+        return self._ledger.rounds
 
     @property
     def num_bytes(self) -> int:
         """The memory of its sum and its averages."""
-        return self._sum.nbytes + self._averages.nbytes
+        return self._sum.nbytes + self._averages.nbytes + (0 if self.shard is None else self.shard.num_bytes)
 
     @property
     def state(self) -> AccumulatorState:
@@ -160,19 +165,21 @@ class Accumulator:
         first = self._under_way.find(call)
         self._check_open()
         with self._waiter_quota.hold(), self._ledger.room_for(call):
+            if call is not None and (isinstance(taken, Applied) or isinstance(first, asyncio.Task)):
+                raise call.other_content()
             if taken is not None:
-                assert isinstance(taken, Taken), "another kind of call has another fingerprint"
+                assert isinstance(taken, Taken), "gradients are refused above"
                 return self._averages.of_round(taken.round), True
             if first is not None:
-                assert isinstance(first, Waiter), "another kind of call has another fingerprint"
-                return await self._wait(first, timeout), True
+                assert isinstance(first, Waiter), "gradients are refused above"
+                return await self._waits.until_answered(first, timeout, self._gave_up), True
             waiter = Waiter(num_required, call=call)
             self.queue.append(waiter)
             self._wake()
             if not waiter.answer.done():
                 self._under_way.begin(call, waiter)
                 waiter.answer.add_done_callback(lambda _: self._under_way.end(call, waiter))
-            return await self._wait(waiter, timeout), False
+            return await self._waits.until_answered(waiter, timeout, self._gave_up), False
 
     async def push_pull(
         self,
@@ -218,9 +225,9 @@ class Accumulator:
                     waiter.round = applied.round
                     self.queue.append(waiter)
                     self._wake()
-                return applied, await self._wait(waiter, timeout), duplicate
+                return applied, await self._waits.until_answered(waiter, timeout, self._gave_up), duplicate
             finally:
-                self._leave(waiter)
+                self._waits.leave(waiter, self._gave_up)
 
     async def read_average(self, step: int | None, timeout: float | None) -> Average:
         """Waits for the average of the round that leads to `step`; returns the newest one for None.
@@ -230,14 +237,8 @@ class Accumulator:
             DeadlineExceededError: No round led there within `timeout` seconds.
         """
         self._check_open()
-        try:
-            with self._waiter_quota.hold(), self._observer.waiting() as wait:
-                async with asyncio.timeout(timeout):
-                    average = await self._averages.history.read(step, self._ledger.rounds.global_step)
-                wait.served(average.step)
-                return average
-        except TimeoutError:
-            raise self._diagnosis.no_average(step, timeout) from None
+        with self._waiter_quota.hold():
+            return await self._waits.until_read(self._averages.history, step, timeout)
 
     async def set_global_step(self, step: int) -> None:
         """Sets the step; gradients in the round stay in it."""
@@ -246,6 +247,8 @@ class Accumulator:
     def close(self, error: ServiceError) -> None:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
         self._closed = error
+        if self.shard is not None:
+            self.shard.close(error)
         self._observer.on_close()
         self.queue.fail_all(error)
         self._averages.close(error)
@@ -261,7 +264,7 @@ class Accumulator:
         Raises:
             ResourceExhaustedError: There is not enough memory.
         """
-        checked = await self._sum.check(gradient, joins=True)
+        checked = await self._sum.check(gradient, joins=True, is_sum=bool(contribution.sum_of))
         await self._sum.commit(await self._sum.stage(checked, contribution))
         await self._sum.finish()
 
@@ -287,7 +290,7 @@ class Accumulator:
         one_per_worker: bool,
     ) -> Applied:
         try:
-            with self._ledger.room_for(call):
+            with self._ledger.room_for(call), self._ledger.room_for_sum(contribution):
                 return await open_gradient(
                     lambda given: self._once_written(
                         self._exclusively(self._answer, call, contribution, given, pull, one_per_worker)
@@ -318,7 +321,12 @@ class Accumulator:
         one_per_worker: bool,
     ) -> tuple[Applied, asyncio.Future[None] | None]:
         outcome = self._ledger.judge(contribution, one_per_worker=one_per_worker)
-        gradient = await self._sum.check(given, joins=outcome is not Outcome.STALE)
+        if contribution.sum_of and outcome is Outcome.ALREADY_COUNTED:
+            raise not_as_a_sum("a worker is in the round already, or twice in the sum")
+        if outcome is Outcome.ACCEPTED:
+            self._gate.check(self._ledger.rounds.num_accumulated)
+        is_stale = outcome is Outcome.STALE
+        gradient = await self._sum.check(given, joins=not is_stale, is_sum=bool(contribution.sum_of))
         event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
         written = None
         if outcome is Outcome.ACCEPTED:
@@ -423,21 +431,33 @@ class Accumulator:
         # In this order: a call that is remembered may be waiting for the disk.
         known = self._under_way.find(call) or self._recall(call)
         if known is not None:
-            assert not isinstance(known, Taken | Waiter), "another kind of call has another fingerprint"
+            if isinstance(known, Taken | Waiter):
+                assert call is not None, "only calls with ids are known"
+                raise call.other_content()
             self._observer.on_repeat()
             applied = known if isinstance(known, Applied) else await asyncio.shield(known)
             # Frees what a repeated call brought along as the first call did, unless it is the same.
             with contextlib.suppress(ServiceError):
                 await open_gradient(drop)
             return applied, True
+        await self._check_sum(contribution)
         once = one_per_worker or self.spec.one_per_worker
         applying = Begun(self._apply(call, contribution, open_gradient, pull, one_per_worker=once))
         if applying.is_done:
             return applying.result(), False
         task = self._tasks.begin(applying.rest())
-        self._under_way.begin(call, task)
-        task.add_done_callback(partial(self._under_way.end, call))
+        for each in (call, *contribution.calls):
+            self._under_way.begin(each, task)
+            task.add_done_callback(partial(self._under_way.end, each))
         return await asyncio.shield(task), False
+
+    async def _check_sum(self, contribution: Contribution) -> None:
+        """Checks that none of the calls whose gradients are in a sum has been answered, or is under way."""
+        for call in contribution.calls:
+            await self._forget_overdue(call)
+        for call in contribution.calls:
+            if self._under_way.find(call) is not None or self._recall(call) is not None:
+                raise not_as_a_sum(f"the call {call.client_id}:{call.sequence} has been made before")
 
     async def _forget_overdue(self, call: RequestId | None) -> None:
         """Forgets what is no longer needed once a call has arrived, by events of their own."""
@@ -459,34 +479,10 @@ class Accumulator:
             self._averages.acknowledge(call)
         return known
 
-    async def _wait(self, waiter: Waiter, timeout: float | None) -> Average:
-        """Waits for the answer, for at most `timeout` seconds."""
-        if waiter.answer.done():
-            return waiter.answer.result()
-        waiter.listeners += 1
-        try:
-            with self._observer.waiting() as wait:
-                async with asyncio.timeout(timeout):
-                    average = await asyncio.shield(waiter.answer)
-                wait.served(average.step)
-                return average
-        except TimeoutError:
-            if waiter.serving or waiter.answer.done():
-                # Its round is ending, or has just ended; giving up now would lose the average.
-                return await asyncio.shield(waiter.answer)
-            raise self._diagnosis.too_few(waiter.num_required, timeout) from None
-        finally:
-            waiter.listeners -= 1
-            self._leave(waiter)
-
-    def _leave(self, waiter: Waiter) -> None:
-        """Removes a waiter whose callers have all left from the queue, unless it is being served."""
-        if waiter.listeners == 0 and not waiter.serving and not waiter.answer.done():
-            waiter.answer.cancel()
-            # At once, not in a callback: the same call may arrive again in this turn of the loop.
-            self._under_way.end(waiter.call, waiter)
-            self.queue.remove(waiter)
-            self._wake()
+    def _gave_up(self, waiter: Waiter) -> None:
+        # At once, not in a callback: the same call may arrive again in this turn of the loop.
+        self._under_way.end(waiter.call, waiter)
+        self._wake()
 
     def _wake(self) -> None:
         """Serves takers, unless the lock is held: its holder serves them before releasing it."""

@@ -2,15 +2,27 @@
 
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.errors import AbortedError, InvalidArgumentError
 
 
 def check_contribution(name: str, spec: AccumulatorSpec, contribution: Contribution) -> None:
     """Checks what a call says of its gradient for the accumulator `name`.
 
     Raises:
-        InvalidArgumentError: The weight is not positive and finite, or a sum with a fixed order lacks the worker_id.
+        InvalidArgumentError: A weight is not positive and finite, a sum with a fixed order lacks the worker_id, or
+            there are sums of sparse gradients, whose rows are divided by the weights of those that have them.
     """
+    for index, each in enumerate(contribution.sum_of):
+        if not (0 < each.weight < float("inf")):
+            raise InvalidArgumentError(
+                f"expected a positive, finite weight, got {each.weight:g}", field=f"sum_of[{index}].weight"
+            )
+    if contribution.sum_of and len(spec.dense_components) < len(spec.components):
+        raise InvalidArgumentError(
+            f"expected gradients one by one for accumulator {name!r}, which has sparse components, got the sum of "
+            f"{len(contribution.sum_of)}",
+            field="sum_of",
+        )
     if not (0 < contribution.weight < float("inf")):
         raise InvalidArgumentError(f"expected a positive, finite weight, got {contribution.weight:g}", field="weight")
     if spec.deterministic and not contribution.worker_id:
@@ -29,3 +41,8 @@ def check_num_required(num_required: int) -> None:
         raise InvalidArgumentError(
             f"Argument num_required must be positive, but was {num_required}", field="num_required"
         )
+
+
+def not_as_a_sum(reason: str) -> AbortedError:
+    """Returns the error for a sum of gradients that do not all count: they can come one by one."""
+    return AbortedError(f"{reason}: send the gradients of the sum one by one", field="sum_of")

@@ -9,6 +9,7 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.kept_bytes import KeptBytes
 from gradserve_server.accumulators.places.average_copies import AverageCopies
 from gradserve_server.accumulators.rounds import Round, Rounds
+from gradserve_server.accumulators.sharding.decision import Decision
 from gradserve_server.accumulators.undelivered import UndeliveredAverages
 from gradserve_server.errors import AbortedError
 from gradserve_server.leases.turn import Turn
@@ -44,6 +45,7 @@ class KeptAverages:
         copies: AverageCopies,
         expire_at: Callable[[float, "KeptAverages"], None],
         forget: Callable[[Collection[int]], None] = lambda _: None,
+        decision: Decision | None = None,
     ) -> None:
         """Takes the parts that keep averages, and the quota of memory.
 
@@ -55,6 +57,7 @@ class KeptAverages:
             copies: Copies averages to other memory.
             expire_at: Schedules a call of `expire` at a time of the clock of `undelivered`.
             forget: Called with the numbers of rounds whose averages are no longer kept.
+            decision: Names the gradients of rounds, if the accumulator is sharded.
         """
         self.history = history
         self._undelivered = undelivered
@@ -63,6 +66,7 @@ class KeptAverages:
         self._copies = copies
         self._expire_at = expire_at
         self._forget = forget
+        self._decision = decision
         self._expiry_asked_for = False
 
     @property
@@ -72,7 +76,12 @@ class KeptAverages:
 
     def of_current(self, rounds: Rounds, values: Mapping[str, Value]) -> Average:
         """Returns the average of the round that is about to end, which is not kept yet."""
-        return average_of_current(rounds, values, self._copies.host_copy(values))
+        average = average_of_current(rounds, values, self._copies.host_copy(values))
+        if self._decision is None:
+            return average
+        return replace(
+            average, parts=self._decision.parts(rounds, [*self.history.staying, *self._undelivered.averages])
+        )
 
     async def keep_again(self, average: Average, answered: Sequence[RequestId]) -> None:
         """Keeps an average that was there before, whose values are on the host.

@@ -168,7 +168,8 @@ class DenseSums:
     def _divide(self, divisor: float, results: Sequence[Array]) -> None:
         """Computes the quotients, after the latest addition if that is pending."""
         addition = self._pending
-        if addition is None or addition.is_first:
+        # Kernels that do both at once have results in the dtypes of gradients; sums of gradients may have others.
+        if addition is None or addition.is_first or _have_other_dtypes(addition.values, results):
             self.finish()
             self._reducer.divide(self._sums, divisor, results)
         else:
@@ -181,3 +182,7 @@ class DenseSums:
 
     def _is_adoptable(self, gradient: Array, dtype: DType, *, owned: bool) -> bool:
         return owned and gradient.dtype == dtype and self._place.may_be_written(gradient)
+
+
+def _have_other_dtypes(values: Sequence[Array], results: Sequence[Array]) -> bool:
+    return any(value.dtype != result.dtype for value, result in zip(values, results, strict=True))

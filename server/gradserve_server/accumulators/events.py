@@ -1,9 +1,9 @@
 """The events that change an accumulator's rounds and its memory of calls; nothing else changes them."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.gradient import Contribution, Summand
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.results import Outcome
 
@@ -76,7 +76,7 @@ def to_record(event: Event) -> Record:
             return {
                 "event": "gradient_answered",
                 "call": _call_record(event.call),
-                "contribution": asdict(event.contribution),
+                "contribution": contribution_record(event.contribution),
                 "outcome": event.outcome.value,
                 "awaits_average": event.awaits_average,
             }
@@ -104,7 +104,7 @@ def from_record(record: Record) -> Event:
         case "gradient_answered":
             return GradientAnswered(
                 _call_of(record["call"]),
-                Contribution(**record["contribution"]),
+                contribution_of(record["contribution"]),
                 Outcome(record["outcome"]),
                 record["awaits_average"],
             )
@@ -118,6 +118,27 @@ def from_record(record: Record) -> Event:
             return ClientsForgotten(tuple(record["client_ids"]))
         case other:
             raise ValueError(f"expected a known event, got {other!r}")
+
+
+def contribution_record(contribution: Contribution) -> Record:
+    """Converts a contribution to a record; the reverse of `contribution_of`."""
+    record: Record = {name: getattr(contribution, name) for name in ("local_step", "weight", "worker_id", "sequence")}
+    if contribution.part:
+        record["part"] = contribution.part
+    if contribution.sum_of:
+        record["sum_of"] = [[each.weight, each.worker_id, _call_record(each.call)] for each in contribution.sum_of]
+    return record
+
+
+def contribution_of(record: Record) -> Contribution:
+    """Converts a record to a contribution.
+
+    Raises:
+        TypeError, ValueError, KeyError: It is no such record.
+    """
+    rest = dict(record)
+    sum_of = [Summand(weight, worker_id, _call_of(call)) for weight, worker_id, call in rest.pop("sum_of", ())]
+    return Contribution(**rest, sum_of=tuple(sum_of))
 
 
 def _call_record(call: RequestId | None) -> Record | None:

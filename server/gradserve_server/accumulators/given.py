@@ -10,7 +10,7 @@ import numpy as np
 from gradserve_server.accumulators.component_names import components_named
 from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.devices.compute import FEW_PIECES, Compute
 from gradserve_server.errors import InvalidArgumentError, request_fields
 from gradserve_server.limits import listed, quoted
@@ -174,7 +174,7 @@ def _values(spec: AccumulatorSpec, components: Sequence[GivenComponent], tensors
 
 
 def _value(component: ComponentSpec, given: GivenValue | None, tensors: OpenedTensors, field: str) -> Value:
-    is_sparse = component.layout is Layout.SPARSE
+    is_sparse = component.is_sparse
     if given is None or isinstance(given, GivenSparse) is not is_sparse:
         kind = "none" if given is None else "sparse" if isinstance(given, GivenSparse) else "dense"
         expected = "sparse" if is_sparse else "dense"

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.quotas import Account
 
@@ -110,21 +111,60 @@ class Gradient:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Summand:
+    """One of the gradients of a sum that counts as all of them.
+
+    Attributes:
+        weight: The factor that it has been multiplied with.
+        worker_id: The id of its sender; may be empty.
+        call: The id of the call that brought it, if it had one; without a fingerprint.
+    """
+
+    weight: float = 1.0
+    worker_id: str = ""
+    call: RequestId | None = None
+
+
 @dataclass(frozen=True)
 class Contribution:
-    """The sender, step and weight of a gradient.
+    """The sender, step and weight of a gradient, or of the sum of several.
 
     Attributes:
         local_step: The step at which the worker computed it.
-        weight: Its weight in a mean.
+        weight: Its weight in a mean; of a sum, the sum of the weights.
         worker_id: The sender's id; may be empty.
         sequence: A number that orders the gradients of one worker.
+        sum_of: The gradients of a sum; empty for one gradient.
+        part: In a sharded accumulator, the id under which the servers hold the gradient; otherwise empty.
     """
 
     local_step: int = 0
     weight: float = 1.0
     worker_id: str = ""
     sequence: int = 0
+    sum_of: tuple[Summand, ...] = ()
+    part: str = ""
+
+    @property
+    def num_gradients(self) -> int:
+        """The number of gradients."""
+        return len(self.sum_of) or 1
+
+    @property
+    def factor(self) -> float:
+        """What its values are multiplied with: those of a sum have been multiplied."""
+        return 1.0 if self.sum_of else self.weight
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The ids of the workers that computed it, one for each gradient; may be empty."""
+        return tuple(each.worker_id for each in self.sum_of) if self.sum_of else (self.worker_id,)
+
+    @property
+    def calls(self) -> tuple[RequestId, ...]:
+        """The ids of the calls that brought the gradients of a sum."""
+        return tuple(each.call for each in self.sum_of if each.call is not None)
 
 
 class OpenGradient(Protocol):
@@ -171,6 +211,27 @@ class HostCopy(Protocol):
 
 
 @dataclass(frozen=True)
+class RoundParts:
+    """The gradients of a round of a sharded accumulator, which its servers hold.
+
+    Attributes:
+        home_incarnation: The incarnation of the accumulator at its home.
+        ids: Their ids, in the order in which they are summed.
+        weights: Their weights, in that order.
+        lowest_step: The step of the round, or the lowest local_step of a gradient in it.
+        oldest_round: The oldest round whose average the home still keeps.
+        oldest_step: Gradients of a smaller local_step are in no round from that one on.
+    """
+
+    home_incarnation: str
+    ids: tuple[str, ...]
+    weights: tuple[float, ...]
+    lowest_step: int = 0
+    oldest_round: int = 0
+    oldest_step: int = 0
+
+
+@dataclass(frozen=True)
 class Average:
     """The result of a round.
 
@@ -182,6 +243,7 @@ class Average:
         total_weight: The sum of their weights.
         worker_ids: The ids of their senders, each once, in order of arrival.
         host_copy: The copy in host memory, None if the values are there.
+        parts: Of a sharded accumulator, at its home: what the values are to be computed of.
     """
 
     values: Mapping[str, Value]
@@ -191,6 +253,7 @@ class Average:
     total_weight: float
     worker_ids: tuple[str, ...]
     host_copy: HostCopy | None = None
+    parts: RoundParts | None = None
 
     async def on_host(self) -> "Average":
         """Returns the average in host memory.

@@ -40,6 +40,11 @@ class AverageHistory:
         """The steps whose averages are kept, oldest first."""
         return tuple(self._averages)
 
+    @property
+    def staying(self) -> list[Average]:
+        """The averages that are still kept when another one is added, oldest first."""
+        return list(self._averages.values())[max(0, len(self._averages) + 1 - self._capacity) :]
+
     def newest(self) -> Average | None:
         """Returns the average of the last round, None before the first."""
         return next(reversed(self._averages.values()), None)

@@ -25,7 +25,8 @@ class RequestId:
     Attributes:
         client_id: The id of the client.
         sequence: A number that grows with the calls of the client.
-        fingerprint: A digest of the call's content, to notice an id that is used for something else.
+        fingerprint: A digest of the call's content, to notice an id that is used for something else; empty if it is
+            not known, as for a call that an aggregator has answered.
         unanswered: Smaller numbers whose answers the client still waits for, or may ask for again. The answers to all
             other smaller numbers have arrived.
     """
@@ -44,17 +45,21 @@ class RequestId:
         return sequence < self.sequence and sequence not in self.unanswered
 
     def check_content(self, fingerprint: bytes) -> None:
-        """Checks that an earlier call with this id had the same content.
+        """Checks that an earlier call with this id had the same content, as far as that is known.
 
         Raises:
             InvalidArgumentError: The earlier call had another fingerprint.
         """
-        if fingerprint != self.fingerprint:
-            raise InvalidArgumentError(
-                f"expected the same content in every call with request_id {self.client_id}:{self.sequence}, "
-                "got a different one",
-                field="request_id",
-            )
+        if fingerprint != self.fingerprint and fingerprint and self.fingerprint:
+            raise self.other_content()
+
+    def other_content(self) -> InvalidArgumentError:
+        """Returns the error for a call whose id was used by another one."""
+        return InvalidArgumentError(
+            f"expected the same content in every call with request_id {self.client_id}:{self.sequence}, "
+            "got a different one",
+            field="request_id",
+        )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Protocol
 from gradserve_server.accumulators.events import Event, GradientAnswered
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.shard_journal import MemoryShardJournal, ShardJournal
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.leases.lifetime import Lifetime
@@ -60,6 +61,10 @@ class AccumulatorJournal(Protocol):
 
     def forget(self, rounds: Collection[int]) -> None:
         """Notes that the averages of rounds are no longer kept."""
+        ...
+
+    def of_shard(self) -> ShardJournal:
+        """Returns the journal of what this server has of the accumulator, if that is sharded."""
         ...
 
 
@@ -116,6 +121,10 @@ class MemoryJournal:
 
     def forget(self, rounds: Collection[int]) -> None:
         """See `AccumulatorJournal`."""
+
+    def of_shard(self) -> ShardJournal:
+        """See `AccumulatorJournal`."""
+        return MemoryShardJournal()
 
 
 class MemoryRecords:

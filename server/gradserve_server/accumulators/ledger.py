@@ -1,6 +1,7 @@
 """The rounds of an accumulator, and the outcomes of the calls that changed them."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 from gradserve_server.accumulators.events import (
@@ -56,6 +57,14 @@ class Ledger:
         """Makes sure that the outcome of a call can be remembered; see `CallMemory.room_for`."""
         return self.calls.room_for(call)
 
+    @contextmanager
+    def room_for_sum(self, contribution: Contribution) -> Iterator[None]:
+        """Does the same for the calls that brought the gradients of a sum."""
+        with ExitStack() as stack:
+            for call in contribution.calls:
+                stack.enter_context(self.calls.room_for(call))
+            yield
+
     @property
     def awaiting(self) -> frozenset[RequestId]:
         """The calls that the average of the current round answers."""
@@ -89,9 +98,15 @@ class Ledger:
         """
         if self.rounds.is_stale(contribution):
             return Outcome.STALE
-        if one_per_worker and contribution.worker_id in self.rounds.members.workers:
+        if one_per_worker and not self._are_new(contribution.workers):
             return Outcome.ALREADY_COUNTED
         return Outcome.ACCEPTED
+
+    def _are_new(self, workers: Sequence[str]) -> bool:
+        """Returns True if no worker with an id is in the round, or twice among these."""
+        present = self.rounds.members.workers
+        named = [each for each in workers if each]
+        return len(set(named)) == len(named) and not any(each in present for each in named)
 
     def answer(self, event: GradientAnswered) -> Applied:
         """Applies the decision on a gradient; returns the answer to its call."""
@@ -100,8 +115,12 @@ class Ledger:
             joined = self.rounds.admit(event.contribution)
         if joined is not None and event.awaits_average:
             self._await(event.call)
+            for call in event.contribution.calls:
+                self._await(call)
         applied = Applied(event.outcome, joined, self.rounds.global_step, self.rounds.num_accumulated)
         self.calls.remember(event.call, applied)
+        for call in event.contribution.calls:
+            self.calls.remember(call, applied)
         return applied
 
     def answered_by(self, event: RoundEnded) -> list[RequestId]:

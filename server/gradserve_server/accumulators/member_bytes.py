@@ -27,7 +27,8 @@ class MemberBytes:
         Raises:
             ResourceExhaustedError: There is no room for it.
         """
-        cost = _WORKER_BYTES * self._ledger.is_new(contribution.worker_id) + self._held_bytes
+        num_new = sum([self._ledger.is_new(each) for each in contribution.workers])
+        cost = _WORKER_BYTES * num_new + self._held_bytes * contribution.num_gradients
         if cost:
             self._account.grow(cost)
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from sys import getsizeof
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,9 +22,13 @@ from gradserve_server.accumulators.own_quotas import OwnQuotas
 from gradserve_server.accumulators.places.average_copies import AllocateAverage
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.places.places import Places
+from gradserve_server.accumulators.round_gate import RoundGate
 from gradserve_server.accumulators.round_sum import RoundSum
+from gradserve_server.accumulators.sharding.decision import Decision
+from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.undelivered import UndeliveredAverages
+from gradserve_server.cluster import Member, check_place
 from gradserve_server.config import LimitsConfig
 from gradserve_server.deadlines import Deadlines
 from gradserve_server.errors import (
@@ -39,6 +44,7 @@ from gradserve_server.leases.turn import Turn
 from gradserve_server.resources import Directory, ResourceKey
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.shares import ShareRules
+from gradserve_server.state.durability import Durability
 from gradserve_server.tensors.fair_quota import FairQuota
 from gradserve_server.tensors.quotas import Cost, Quota
 
@@ -47,6 +53,9 @@ _ACCUMULATOR_BYTES = 12 << 10
 _WAITER_BYTES = 12 << 10
 """The memory of a call that waits, measured."""
 _RETRY_SECONDS = 0.5
+
+MakeSum: TypeAlias = Callable[[AccumulatorSpec, Callable[[], bool]], RoundSum]
+"""Makes a sum for a spec, given what frees memory when there is too little."""
 
 
 class AccumulatorRegistry:
@@ -69,13 +78,15 @@ class AccumulatorRegistry:
         is_of_another_run: Callable[[str], bool] = lambda _: False,
         rules: ShareRules | None = None,
         observe: Callable[[ResourceKey], AccumulatorObserver] = lambda _: Unobserved(),
-        check_home: Callable[[ResourceKey], object] = lambda _: None,
+        member: Member | None = None,
     ) -> None:
         """Takes, among others, a monotonic `clock` in seconds, and what makes incarnations, journals and observers.
 
-        `check_home` raises InvalidArgumentError for names that belong to another server of a cluster.
+        `member` is the place of the server in a cluster, whose other servers have accumulators of other names.
         """
-        self._check_home = check_home
+        self.gate = RoundGate()
+        """Says whether rounds may begin, for all accumulators."""
+        self._member = member
         rules = rules or ShareRules()
         self._places = places
         self._make_average_memory = make_average_memory
@@ -115,7 +126,7 @@ class AccumulatorRegistry:
             AlreadyExistsError: An accumulator of this name has another spec or lifetime.
             ResourceExhaustedError: The server or the container has reached its limit of accumulators.
         """
-        spec = self._places.named(spec)
+        spec = self._places.named(_durable(spec))
         found = self._accumulators.find(key)
         if found is not None:
             differences = found.spec.differences(spec)
@@ -126,9 +137,9 @@ class AccumulatorRegistry:
             self._accumulators.check_lifetime(key, lifetime)
             self._accumulators.renew(key)
             return found, False
-        self._check_home(key)
+        check_place(self._member, key, spec.num_shards)
         place = self._places.of_new(spec)
-        spec = spec.resolved(spec.durability or self.records.default, place.name)
+        spec = _durable(spec.resolved(spec.durability or self.records.default, place.name))
         quotas = self._begin(key, spec, place)
         try:
             incarnation = self._new_incarnation()
@@ -156,7 +167,7 @@ class AccumulatorRegistry:
             InvalidArgumentError: The name belongs to another server of the cluster.
             ResourceExhaustedError: The server has reached its limit of accumulators.
         """
-        self._check_home(key)
+        check_place(self._member, key, spec.num_shards)
         place = self._places.of_restored(spec, f"accumulator {str(key)!r}")
         quotas = self._begin(key, spec, place)
         accumulator = self._make(key, spec, place, incarnation, ledger, journal, quotas)
@@ -171,6 +182,16 @@ class AccumulatorRegistry:
             AlreadyExistsError: The name belongs to somebody else.
         """
         return self._accumulators.find(key) is not None
+
+    def check_is_home(self, key: ResourceKey) -> None:
+        """Checks that this server decides about the rounds of an accumulator, if it has it: others only hold parts.
+
+        Raises:
+            InvalidArgumentError: It only holds parts.
+            NotFoundError: It does not exist.
+        """
+        if self._accumulators.get(key).spec.num_shards and self._member is not None:
+            self._member.check_home(key)
 
     def get(self, key: ResourceKey, incarnation: str = "") -> Accumulator:
         """Returns the accumulator of this name, and of this incarnation if one is given.
@@ -227,6 +248,10 @@ class AccumulatorRegistry:
         """Returns up to `size` accumulators of a container with names greater than `after`, sorted by name."""
         return self._accumulators.page(container, after, size, user=user)
 
+    def all(self) -> Iterator[tuple[ResourceKey, Accumulator]]:
+        """Returns all accumulators."""
+        return iter(self._accumulators)
+
     def all_reached(self, user: Identity) -> Iterator[tuple[ResourceKey, Accumulator]]:
         """Returns all accumulators that somebody may see by their lifetimes, in no particular order.
 
@@ -244,30 +269,67 @@ class AccumulatorRegistry:
         journal: AccumulatorJournal,
         quotas: OwnQuotas,
     ) -> Accumulator:
-        average_memory = self._make_average_memory()
+        make_sum, average_memory = self._sums(key, place, quotas)
         copies = place.average_copies(quotas.host_memory, self._allocate_averages(average_memory))
         kept = KeptBytes()
         undelivered = UndeliveredAverages(self._limits.undelivered_lease_seconds, self._clock, kept)
         history = AverageHistory(spec.keep_averages, kept)
-        averages = KeptAverages(history, undelivered, kept, quotas.memory, copies, self._expiries.add, journal.forget)
+        decision = Decision(incarnation, spec.deterministic) if spec.num_shards else None
+        averages = KeptAverages(
+            history, undelivered, kept, quotas.memory, copies, self._expiries.add, journal.forget, decision
+        )
         return Accumulator(
             str(key),
             spec,
             incarnation=incarnation,
             ledger=ledger,
-            round_sum=RoundSum(
-                spec,
-                place,
-                memory=quotas.memory,
-                owner=key.user,
-                make_room=averages.make_room,
-                average_memory=average_memory if place is self._places.host else NoAverageMemory(),
-            ),
+            round_sum=make_sum(spec.without_components() if spec.num_shards else spec, averages.make_room),
             averages=averages,
             journal=place.journal(journal, spec.durability, quotas.host_memory),
             waiters=quotas.waiters,
             bookkeeping=quotas.bookkeeping,
             observer=self._observe(key),
+            gate=self.gate,
+            shard=self._shard(key, spec, make_sum, quotas, journal),
+        )
+
+    def _sums(self, key: ResourceKey, place: Place, quotas: OwnQuotas) -> tuple[MakeSum, AverageMemory]:
+        """Returns what makes the sums of one accumulator, and the memory of its averages."""
+        average_memory = self._make_average_memory()
+
+        def make_sum(spec: AccumulatorSpec, make_room: Callable[[], bool]) -> RoundSum:
+            return RoundSum(
+                spec,
+                place,
+                memory=quotas.memory,
+                owner=key.user,
+                make_room=make_room,
+                average_memory=average_memory if place is self._places.host else NoAverageMemory(),
+            )
+
+        return make_sum, average_memory
+
+    def _shard(
+        self,
+        key: ResourceKey,
+        spec: AccumulatorSpec,
+        make_sum: MakeSum,
+        quotas: OwnQuotas,
+        journal: AccumulatorJournal,
+    ) -> Shard | None:
+        """Returns what this server has of an accumulator that is sharded; None for nothing, or if it is whole."""
+        shard = None if self._member is None else spec.shard(self._member.index)
+        if shard is None:
+            return None
+        is_held = spec.deterministic or spec.durability is not Durability.NONE
+        return Shard(
+            str(key),
+            shard,
+            make_sum=partial(make_sum, shard, lambda: False),
+            make_running_sum=None if is_held else partial(make_sum, shard.in_order_of_arrival(), lambda: False),
+            memory=quotas.memory,
+            bookkeeping=quotas.bookkeeping,
+            journal=journal.of_shard(),
         )
 
     def _allocate_averages(self, average_memory: AverageMemory) -> AllocateAverage:
@@ -328,3 +390,14 @@ class AccumulatorRegistry:
 def _names_bytes(key: ResourceKey) -> int:
     """Returns the memory of the names of an accumulator, which are kept several times."""
     return 4 * (getsizeof(key.container) + getsizeof(key.name))
+
+
+def _durable(spec: AccumulatorSpec) -> AccumulatorSpec:
+    """Returns a spec at the level at which an accumulator can be: a sharded one has nothing between NONE and GRADIENT.
+
+    What its servers hold must not be lost once the home has counted it. Writing the home's decisions costs next to
+    nothing.
+    """
+    if spec.num_shards and spec.durability is Durability.ROUND:
+        return spec.resolved(Durability.GRADIENT, spec.device)
+    return spec

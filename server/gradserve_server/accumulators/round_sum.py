@@ -9,7 +9,7 @@ from gradserve_server.accumulators.checking import checked_gradient, checking_wo
 from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, Value
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.accumulators.summation import Shapes, Staged, make_summation, value_shapes
+from gradserve_server.accumulators.summation import Shapes, Staged, WorkerOrderSum, make_summation, value_shapes
 from gradserve_server.devices.compute import INLINE_BYTES, PIECE_BYTES
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.security.identity import ANONYMOUS, Identity
@@ -29,6 +29,7 @@ class RoundSum:
     event loop; large work runs in threads, and whatever is done on a device.
 
     Attributes:
+        spec: The spec of what is summed.
         place: Where the sum is.
     """
 
@@ -52,7 +53,7 @@ class RoundSum:
             make_room: Called when the quota is used up; frees some memory, or returns False.
             average_memory: Allocates averages there that others read in place.
         """
-        self._spec = spec
+        self.spec = spec
         self._dense = spec.dense_components
         self._least_work = _COMPONENT_WORK * len(spec.components)
         self.place = place
@@ -79,7 +80,7 @@ class RoundSum:
         """The memory of the sum, or of the gradients held for it."""
         return self._account.used
 
-    async def check(self, gradient: Gradient, *, joins: bool) -> Gradient:
+    async def check(self, gradient: Gradient, *, joins: bool, is_sum: bool = False) -> Gradient:
         """Checks a gradient; returns it with values in the components' dtypes.
 
         Memory of copies that were needed for the check counts until `finish`, or for the sum.
@@ -87,17 +88,19 @@ class RoundSum:
         Args:
             gradient: The gradient.
             joins: Whether it is for this round, and so must have the shapes of the round; otherwise of the spec.
+            is_sum: Whether it is a sum of gradients, whose values are in the dtypes of the sums.
 
         Raises:
             InvalidArgumentError: The shapes or values do not fit.
             ResourceExhaustedError: There is not enough memory.
         """
         shapes = self._shapes if joins else None
-        num_bytes = await self._pass(copied_bytes, self._spec, gradient, self.place)
+        spec = self.spec.of_sums if is_sum else self.spec
+        num_bytes = await self._pass(copied_bytes, spec, gradient, self.place)
         if num_bytes:
             await self._make_room_for(lambda: self.place.grow(self._copied, num_bytes, self._owner))
-        work = await self._pass(checking_work, self._spec, gradient, self.place)
-        checked = await self._run(work, checked_gradient, self._spec, gradient, shapes, self.place)
+        work = await self._pass(checking_work, spec, gradient, self.place)
+        checked = await self._run(work, checked_gradient, spec, gradient, shapes, self.place)
         return replace(checked, memory=(self._copied,)) if num_bytes else checked
 
     async def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:
@@ -157,6 +160,27 @@ class RoundSum:
                 self._is_unfinished = False
         finally:
             self._copied.settle(0)
+
+    async def borrow(self, others: Sequence["RoundSum"], weights: Sequence[float]) -> None:
+        """Holds the gradients of other sums, of which each has one, to average them in this order.
+
+        They count the memory of the gradients, and stay open until the average is there. All are deterministic.
+        """
+        self._shapes = others[0]._shapes
+
+        def borrow() -> None:
+            _in_order(self).borrow([gradient for each in others for gradient in _in_order(each).held], weights)
+
+        await self._compute.run(PIECE_BYTES * len(others), borrow)
+
+    async def add_of(self, other: "RoundSum", contribution: Contribution) -> None:
+        """Adds the gradient of another sum, which is deterministic and has one, and which counts its memory.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory; nothing has changed.
+        """
+        (gradient,) = _in_order(other).held
+        await self.commit(await self.stage(replace(gradient, owned=False, memory=()), contribution))
 
     def settle(self, givers: Sequence[Account] = ()) -> None:
         """Sets the memory counted for the sum to what it uses now.
@@ -230,3 +254,8 @@ class RoundSum:
             return await self.place.attempt(work, self._owner, function, *args, **kwargs)
         except MemoryError as error:
             raise ResourceExhaustedError("the server has no memory left for this gradient or average") from error
+
+
+def _in_order(sum_: RoundSum) -> WorkerOrderSum:
+    assert isinstance(sum_._summation, WorkerOrderSum), "its spec is deterministic"
+    return sum_._summation

@@ -28,21 +28,26 @@ class Members:
         total_weight: The sum of their weights, in order of arrival.
         num_nameless: The number of those without a worker_id.
         workers: The ids of their workers, each once, in order of arrival, without empty ones.
+        held: In a sharded accumulator, the contributions themselves, in order of arrival.
     """
 
     count: int = 0
     total_weight: float = 0.0
     num_nameless: int = 0
     workers: dict[str, None] = field(default_factory=dict)
+    held: list[Contribution] = field(default_factory=list)
 
     def add(self, contribution: Contribution) -> None:
         """Adds a contribution."""
-        self.count += 1
+        self.count += contribution.num_gradients
         self.total_weight += contribution.weight
-        if contribution.worker_id:
-            self.workers[contribution.worker_id] = None
-        else:
-            self.num_nameless += 1
+        for worker_id in contribution.workers:
+            if worker_id:
+                self.workers[worker_id] = None
+            else:
+                self.num_nameless += 1
+        if contribution.part:
+            self.held.append(contribution)
 
 
 class Rounds:
@@ -72,7 +77,8 @@ class Rounds:
     def admit(self, contribution: Contribution) -> Round:
         """Adds a contribution to the current round; returns the round."""
         self.members.add(contribution)
-        self._missing.pop(contribution.worker_id, None)
+        for worker_id in contribution.workers:
+            self._missing.pop(worker_id, None)
         return self.current
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 
 from gradserve_server.accumulators.gradient import Gradient, SparseSlices
 from gradserve_server.accumulators.sparse import SparseSum
-from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
+from gradserve_server.accumulators.spec import AccumulatorSpec
 
 
 class SparseSums:
@@ -22,9 +22,7 @@ class SparseSums:
     def _sums(self) -> dict[str, SparseSum]:
         """The sums. They are made in the thread that adds the first gradient: it takes long for many."""
         spec = self._spec
-        return {
-            each.name: SparseSum(spec.sum_dtype(each), each) for each in spec.components if each.layout is Layout.SPARSE
-        }
+        return {each.name: SparseSum(spec.sum_dtype(each), each) for each in spec.components if each.is_sparse}
 
     @property
     def nbytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from sys import getsizeof
@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from gradserve_server.accumulators.agreement import agreement_bytes, agreement_differences
+from gradserve_server.accumulators.pieces import Piece, check_rows, check_servers
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import listed, quoted
 from gradserve_server.state.durability import Durability
@@ -29,8 +30,8 @@ FLOAT_DTYPES: tuple[DType, ...] = (
 _MANY_DIFFERENCES = 10
 _BY_DEFAULT = ("durability", "device")
 """What the server chooses if a spec has None."""
-_PART_BYTES, _SIZE_BYTES = 768, 40
-"""The memory of a component, and of one size of a shape."""
+_PART_BYTES, _SIZE_BYTES, _PIECE_BYTES = 768, 40, 256
+"""The memory of a component, of one size of a shape, and of what one server has of a component."""
 
 
 class Reduction(Enum):
@@ -81,18 +82,34 @@ class ComponentSpec(NamedTuple):
     dtype: DType
     shape: PartialShape = PartialShape()
     layout: Layout = Layout.DENSE
+    pieces: tuple[Piece, ...] = ()
+    """Where it is, if the accumulator is sharded."""
+
+    @property
+    def is_sparse(self) -> bool:
+        """True if its gradients are rows."""
+        return self.layout is Layout.SPARSE
 
     @property
     def field(self) -> str:
         """The path of its gradient in a request, for errors."""
         return f"gradient[{self.name}]" if self.name else "gradient"
 
+    def part_on(self, server: int) -> "ComponentSpec | None":
+        """Returns what a server has of it, None for nothing."""
+        for piece in self.pieces:
+            if piece.server == server:
+                dims = self.shape.dims
+                known = self.shape if not piece.num_rows or dims is None else PartialShape((piece.num_rows, *dims[1:]))
+                return self._replace(shape=known, pieces=())
+        return None
+
     def differences(self, other: "ComponentSpec") -> list[str]:
         """Returns the differences from a component of the same name, in words."""
         return [
             f"{name} of component {quoted(self.name)} is {_text(getattr(self, name))}, "
             f"not {_text(getattr(other, name))}"
-            for name in ("dtype", "shape", "layout")
+            for name in ("dtype", "shape", "layout", "pieces")
             if getattr(self, name) != getattr(other, name)
         ]
 
@@ -113,6 +130,7 @@ class AccumulatorSpec:
         durability: What survives the end of the server; None for what the server was started with.
         device: The name of the device in whose memory it is; None for what the server was started with.
         agreement: What all who create or find it must agree on: texts by name.
+        num_shards: The number of servers over which it is sharded; 0 if it is on one as a whole.
 
     Raises:
         InvalidArgumentError: A property is not valid.
@@ -128,6 +146,7 @@ class AccumulatorSpec:
     durability: Durability | None = None
     device: str | None = None
     agreement: Mapping[str, str] = field(default_factory=dict)
+    num_shards: int = 0
 
     def __post_init__(self) -> None:
         if not self.components:
@@ -140,6 +159,11 @@ class AccumulatorSpec:
         for index, component in enumerate(self.components):
             self._check_component(component, f"spec.components[{index}]", seen)
             seen.add(component.name)
+            self._check_pieces(component, f"spec.components[{index}]")
+        if self.num_shards < 0:
+            raise InvalidArgumentError(
+                f"expected num_shards of at least 0, got {self.num_shards}", field="spec.num_shards"
+            )
 
     def _check_component(self, component: ComponentSpec, field: str, seen: set[str]) -> None:
         if component.name in seen:
@@ -169,17 +193,66 @@ class AccumulatorSpec:
                 field="spec.accumulate_dtype",
             )
 
+    def _check_pieces(self, component: ComponentSpec, field: str) -> None:
+        check_servers(component.pieces, self.num_shards, component.name, field)
+        if not self.num_shards:
+            return
+        dims, is_sparse = component.shape.dims, component.is_sparse
+        if dims is None or (is_sparse and not dims) or -1 in dims[is_sparse:]:
+            raise InvalidArgumentError(
+                f"expected a known shape of component {quoted(component.name)} in a sharded accumulator, got "
+                f"{component.shape}",
+                field=f"{field}.shape",
+            )
+        check_rows(component.pieces, None if is_sparse or not dims else dims[0], component.name, field)
+
     @cached_property
     def by_name(self) -> dict[str, ComponentSpec]:
         """The components by name."""
         return {component.name: component for component in self.components}
 
-    def derive(self) -> None:
-        """Computes what is derived from the components now, in this thread: for many it takes long."""
+    def derive(self, server: int = 0) -> None:
+        """Computes what is derived from the components for a server now, in this thread: for many it takes long."""
+        if self.num_shards and (shard := self.shard(server)) is not None:
+            shard.derive()
         self.by_name  # noqa: B018 - it is kept
         self.bookkeeping_bytes  # noqa: B018
         self.dense_sum_dtypes  # noqa: B018
         self.sums_have_dtypes_of_components  # noqa: B018
+
+    def shard(self, server: int) -> "AccumulatorSpec | None":
+        """Returns the spec of what one server has of a sharded accumulator, None for nothing.
+
+        Its gradients are summed in an order that is asked for.
+        """
+        shards = self._shards
+        if server not in shards:
+            parts = [part for each in self.components if (part := each.part_on(server)) is not None]
+            shards[server] = (
+                replace(self, components=tuple(parts), num_shards=0, deterministic=True, agreement={})
+                if parts
+                else None
+            )
+        return shards[server]
+
+    @cached_property
+    def _shards(self) -> "dict[int, AccumulatorSpec | None]":
+        return {}
+
+    def in_order_of_arrival(self) -> Self:
+        """Returns a copy whose gradients are summed as they arrive."""
+        other = copy(self)
+        object.__setattr__(other, "deterministic", False)
+        return other
+
+    def without_components(self) -> Self:
+        """Returns the spec of the accumulator by which the home of a sharded one decides: no values go through it."""
+        decision = copy(self)
+        for derived in set(vars(decision)) - set(self.__dataclass_fields__):
+            del vars(decision)[derived]
+        object.__setattr__(decision, "components", ())
+        object.__setattr__(decision, "deterministic", False)
+        return decision
 
     @cached_property
     def num_parts(self) -> int:
@@ -190,15 +263,16 @@ class AccumulatorSpec:
     def bookkeeping_bytes(self) -> int:
         """The memory that an accumulator takes for its components and its agreement, beside tensors: measured."""
         texts = sum([getsizeof(component.name) for component in self.components]) + agreement_bytes(self.agreement)
+        texts += _PIECE_BYTES * sum([len(component.pieces) for component in self.components])
         return _PART_BYTES * len(self.components) + _SIZE_BYTES * (self.num_parts - len(self.components)) + texts
 
-    def resolved(self, durability: Durability, device: str) -> Self:
+    def resolved(self, durability: Durability, device: str | None) -> Self:
         """Returns a copy with another durability and device."""
         other = self.on(device)
         object.__setattr__(other, "durability", durability)
         return other
 
-    def on(self, device: str) -> Self:
+    def on(self, device: str | None) -> Self:
         """Returns a copy with another device."""
         other = copy(self)  # rather than `replace`, which would check all components again
         object.__setattr__(other, "device", device)
@@ -207,7 +281,7 @@ class AccumulatorSpec:
     @cached_property
     def dense_components(self) -> tuple[ComponentSpec, ...]:
         """The components whose gradients are dense."""
-        return tuple(each for each in self.components if each.layout is Layout.DENSE)
+        return tuple(each for each in self.components if not each.is_sparse)
 
     def sum_dtype(self, component: ComponentSpec) -> DType:
         """Returns the dtype in which a component is summed."""
@@ -219,6 +293,17 @@ class AccumulatorSpec:
     def dense_sum_dtypes(self) -> dict[str, DType]:
         """The dtypes in which the dense components are summed."""
         return {each.name: self.sum_dtype(each) for each in self.dense_components}
+
+    @cached_property
+    def of_sums(self) -> Self:
+        """A copy whose dense components have the dtypes in which they are summed: what sums of gradients must be."""
+        dtypes = self.dense_sum_dtypes
+        return replace(
+            self,
+            components=tuple(
+                each._replace(dtype=dtypes[each.name]) if each.name in dtypes else each for each in self.components
+            ),
+        )
 
     @cached_property
     def sums_have_dtypes_of_components(self) -> bool:
@@ -241,6 +326,7 @@ class AccumulatorSpec:
                 "refuse_non_finite",
                 "durability",
                 "device",
+                "num_shards",
             )
             if (name not in _BY_DEFAULT or getattr(other, name) is not None)
             and _differ(getattr(self, name), getattr(other, name))

@@ -10,6 +10,7 @@ from gradserve_server.accumulators.gradient import Array, Contribution, Gradient
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.sparse_sums import SparseSums
 from gradserve_server.accumulators.spec import AccumulatorSpec, Reduction
+from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.tensors.quotas import Account
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
@@ -71,7 +72,7 @@ class Summation(Protocol):
         """Prepares the result of the round; committing it begins the next round.
 
         Args:
-            total_weight: The divisor of a mean.
+            total_weight: The sum of the weights in order of arrival, the divisor of a mean in that order.
             memory: Where the results of the dense components are written; None for wherever that takes least.
 
         Raises:
@@ -138,8 +139,8 @@ class ArrivalOrderSum:
         Raises:
             MemoryError: There is not enough memory.
         """
-        weight = contribution.weight
-        commits = [*self._sparse.stage(gradient, weight), self._dense.stage(gradient, weight, memory)]
+        factor = contribution.factor
+        commits = [*self._sparse.stage(gradient, factor), self._dense.stage(gradient, factor, memory)]
         return Staged(partial(self._carry_out, commits), 0)
 
     def _carry_out(self, commits: Sequence[Callable[[], None]]) -> None:
@@ -222,6 +223,18 @@ class WorkerOrderSum:
 
         return Staged(fill_and_hold, gradient.dense_nbytes)
 
+    @property
+    def held(self) -> Sequence[Gradient]:
+        """The gradients held."""
+        return [gradient for _, gradient in self._held]
+
+    def borrow(self, gradients: Sequence[Gradient], weights: Sequence[float]) -> None:
+        """Holds gradients whose memory others count, to be added in this order."""
+        self._held = [
+            (Contribution(weight=weight, sequence=index), gradient)
+            for index, (weight, gradient) in enumerate(zip(weights, gradients, strict=True))
+        ]
+
     def _hold(self, contribution: Contribution, gradient: Gradient) -> None:
         self._held.append((contribution, gradient))
         self._nbytes += gradient.nbytes
@@ -237,7 +250,7 @@ class WorkerOrderSum:
     @property
     def averaging_work(self) -> int:
         """The number of bytes that `stage_average` processes, which includes adding up."""
-        return self.nbytes
+        return sum([gradient.nbytes for _, gradient in self._held]) + PIECE_BYTES * len(self._held)
 
     def stage_average(self, total_weight: float, memory: Sequence[Array] | None = None) -> Staged[dict[str, Value]]:
         """Adds up the gradients, and prepares the end of the round.
@@ -246,9 +259,11 @@ class WorkerOrderSum:
             MemoryError: There is not enough memory.
         """
         held = sorted(self._held, key=lambda held: _worker_order(held[0]))
+        # In this order, too: the sum of weights depends on it.
+        total_weight = sum([contribution.weight for contribution, _ in held])
         sparse = SparseSums(self._spec)
         for contribution, gradient in held:
-            for commit in sparse.stage(gradient, contribution.weight):
+            for commit in sparse.stage(gradient, contribution.factor):
                 commit()
         ends = sparse.stage_average(total_weight)
         dense = self._averages(held, total_weight, memory) if self._spec.dense_components else []
@@ -273,14 +288,22 @@ class WorkerOrderSum:
         shapes = [value.shape for value in gradients[0]]
         results = list(memory or map(place.allocate, shapes, [each.dtype for each in spec.dense_components]))
         totals: Sequence[Array] | None = None
-        if place.reducer.needs_totals(len(held)):
+        has_sums = any(contribution.sum_of for contribution, _ in held)
+        if has_sums or place.reducer.needs_totals(len(held)):
             totals = [
                 result if result.dtype == dtype else place.allocate(shape, dtype)
                 for result, shape, dtype in zip(results, shapes, dtypes, strict=True)
             ]
-        weights = [contribution.weight for contribution, _ in held]
+        factors = [contribution.factor for contribution, _ in held]
         divisor = total_weight if spec.reduction is Reduction.MEAN else 1.0
-        place.reducer.add_up(gradients, weights, divisor, dtypes, totals, results)
+        if has_sums and totals is not None:
+            # Of several dtypes, one by one; with the same bits.
+            place.reducer.scale(gradients[0], factors[0], totals)
+            for arrays, factor in zip(gradients[1:], factors[1:], strict=True):
+                place.reducer.add_scaled(totals, arrays, factor)
+            place.reducer.divide(totals, divisor, results)
+        else:
+            place.reducer.add_up(gradients, factors, divisor, dtypes, totals, results)
         for result in results:
             place.protect(result)
         return results

@@ -40,6 +40,11 @@ class UndeliveredAverages:
         first = next(iter(self._calls.values()), None)
         return None if first is None else first[0]
 
+    @property
+    def averages(self) -> list[Average]:
+        """The averages that are kept."""
+        return [held.average for held in self._rounds.values()]
+
     def get(self, round_number: int) -> Average | None:
         """Returns the average of a round, None if it is not kept."""
         held = self._rounds.get(round_number)

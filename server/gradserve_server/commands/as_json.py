@@ -14,16 +14,17 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 def echo_json(value: Any) -> None:
     """Prints a dataclass, or a mapping with dataclasses in it, as JSON with the same names."""
-    click.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
+    click.echo(json.dumps(as_plain(value), indent=2, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
+    """Returns a dataclass, or what has dataclasses in it, as what JSON has words for."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {each.name: as_plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): as_plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [as_plain(each) for each in value]
     if hasattr(value, "tolist"):  # an array
         return value.tolist()
     if isinstance(value, Enum):

@@ -1,13 +1,35 @@
-"""`gradserve health`: asks a server whether it serves."""
+"""`gradserve health`: asks servers whether they serve."""
 
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gradserve_server.commands.as_json import echo_json, json_option
 from gradserve_server.commands.server_address import address_argument, connection_options, tls_of
+from gradserve_server.commands.servers import servers_at
+from gradserve_server.commands.wording import table
 from gradserve_server.process import silence_grpc
 from gradserve_server.settings import SettingsError
+
+if TYPE_CHECKING:
+    import gradserve
+
+_MOST_THREADS = 64
+
+
+@dataclass(frozen=True)
+class _Health:
+    """The health of a server."""
+
+    address: str
+    serves: bool
+    status: str
+    """"SERVING", "NOT_SERVING", or the status code of the failed call."""
+
+    reason: str
+    """Why the call failed."""
 
 
 @click.command()
@@ -15,20 +37,35 @@ from gradserve_server.settings import SettingsError
 @json_option
 @connection_options
 def health(address: str, timeout: float, as_json: bool, **tls: Any) -> None:
-    """Exit with 0 if the server at ADDRESS serves, otherwise with 1."""
+    """Exit with 0 if the server at ADDRESS serves, or all servers of a cluster, otherwise with 1."""
     silence_grpc()
+    files = tls_of(**tls)
+    servers = servers_at(address, timeout)
+    with ThreadPoolExecutor(min(_MOST_THREADS, len(servers))) as threads:
+        found = list(threads.map(lambda each: _asked(each, timeout, files), servers))
+    serves = all(each.serves for each in found)
+    if as_json:
+        several = {"serves": serves, "servers": [{"index": at, **vars(each)} for at, each in enumerate(found)]}
+        echo_json(found[0] if len(found) == 1 else several)
+    elif len(found) > 1:
+        rows = [(str(at), each.address, each.status) for at, each in enumerate(found)]
+        click.echo(table(("SERVER", "ADDRESS", "STATUS"), rows, frozenset({0})))
+        for at, each in enumerate(found):
+            if each.reason:
+                click.echo(f"server {at} at {each.address}: {each.reason}", err=True)
+    elif serves:
+        click.echo(f"{found[0].address}: SERVING")
+    else:
+        raise click.ClickException(": ".join(filter(None, (found[0].address, found[0].status, found[0].reason))))
+    click.get_current_context().exit(0 if serves else 1)
+
+
+def _asked(address: str, timeout: float, tls: "gradserve.TLS | None") -> _Health:
     import gradserve
     from gradserve_server.rpc.health.check import check_health
 
     try:
-        status = check_health(address, timeout, tls_of(**tls))
+        status, _, reason = check_health(address, timeout, tls).partition(": ")
     except gradserve.InvalidArgumentError as error:
         raise SettingsError(str(error)) from None
-    serves = status == "SERVING"
-    if as_json:
-        code, _, reason = status.partition(": ")
-        echo_json({"address": address, "serves": serves, "status": code, "reason": reason})
-        click.get_current_context().exit(0 if serves else 1)
-    if not serves:
-        raise click.ClickException(f"{address}: {status}")
-    click.echo(f"{address}: {status}")
+    return _Health(address, status == "SERVING", status, reason)

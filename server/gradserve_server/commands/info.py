@@ -1,4 +1,4 @@
-"""`gradserve info`: shows version, devices, limits and load of a server."""
+"""`gradserve info`: shows version, devices, limits and load of servers."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradserve_server.commands.as_json import echo_json
-from gradserve_server.commands.server_address import address_argument, connected, connection_options
+from gradserve_server.commands.server_address import address_argument, connection_options
+from gradserve_server.commands.servers import Answer, ask_all, described_servers, tell_problems
 from gradserve_server.commands.wording import duration, figure, size
 
 if TYPE_CHECKING:
@@ -18,13 +19,26 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the names of gradserve.ServerInfo.")
 @connection_options
 def info(address: str, timeout: float, as_json: bool, **tls: Any) -> None:
-    """Show version, devices, limits and load of the server at ADDRESS."""
-    with connected(address, timeout, **tls) as client:
-        description = client.server_info()
+    """Show version, devices, limits and load of the server at ADDRESS, or of each server of a cluster."""
+    answers = ask_all(address, timeout, lambda client: client.server_info(), **tls)
     if as_json:
-        echo_json(description)
-        return
-    _show(description)
+        several = zip(described_servers(answers), answers, strict=True)
+        echo_json(
+            answers[0].value
+            if len(answers) == 1
+            else {"servers": [{**server, "info": each.value} for server, each in several]}
+        )
+    else:
+        for each in answers:
+            if len(answers) > 1:
+                click.echo(("\n" if each.index else "") + _title(each))
+            if each.value is not None:
+                _show(each.value)
+    tell_problems(answers)
+
+
+def _title(answer: "Answer[gradserve.ServerInfo]") -> str:
+    return f"server {answer.index} at {answer.address}:" + (" no answer" if answer.problem else "")
 
 
 def _show(description: "gradserve.ServerInfo") -> None:
@@ -34,6 +48,10 @@ def _show(description: "gradserve.ServerInfo") -> None:
         click.echo(f"  {device.name}: {device.description}, {size(device.total_memory_bytes)}{runs_ops}")
     if description.why_no_gpu:
         click.echo(f"  no GPU: {description.why_no_gpu}")
+    if description.member:
+        click.echo(f"member of a cluster: {description.member}")
+    if description.upstream:
+        click.echo(f"aggregator, which passes gradients on to: {description.upstream}")
     reason = description.transport.why_not_faster
     click.echo(f"calls from here take: {description.transport.way}" + (f" ({reason})" if reason else ""))
     if description.http_url:

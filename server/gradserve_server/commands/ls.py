@@ -1,12 +1,15 @@
-"""`gradserve ls`: lists what is on a server."""
+"""`gradserve ls`: lists what is on servers."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradserve_server.commands.as_json import echo_json, json_option
+from gradserve_server.commands.as_json import as_plain, echo_json, json_option
 from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, TENSORS, Kind
-from gradserve_server.commands.server_address import connected, server_options
+from gradserve_server.commands.server_address import server_options
+from gradserve_server.commands.servers import Answer, ask_all, described_servers, tell_problems
 from gradserve_server.commands.wording import size, table
 
 if TYPE_CHECKING:
@@ -22,44 +25,80 @@ _MOST_ACCUMULATORS = 1000
 @json_option
 @server_options
 def ls(kind: str, address: str, timeout: float, container: str, name: str, as_json: bool, **tls: Any) -> None:
-    """List the accumulators of a server, its layers, or its stored tensors.
+    """List the accumulators of a server or a cluster, its layers, or its stored tensors.
 
     Accumulators and layers are those of all containers in which you have a role. Tensors are not in containers.
     """
     if kind == TENSORS and (container or name):
         raise click.UsageError("--container and --name are for accumulators and layers; tensors have neither")
-    with connected(address, timeout, **tls) as client:
+
+    def ask(client: "gradserve.Client") -> _Found:
         if kind == TENSORS:
             tensors = client.list_tensors()
-            _show_all({TENSORS: tensors}, as_json, _tensors(tensors))
-            return
+            return _Found(tensors, len(tensors))
         status = client.server_status(
             container=container, name_contains=name, order="name", max_accumulators=_MOST_ACCUMULATORS, max_rounds=1
         )
-    if kind == LAYERS:
-        found = {LAYERS: status.layers, "num_layers": status.num_layers}
-        _show_all(found, as_json, _layers(status.layers))
-        missing = status.num_layers - len(status.layers)
-    else:
-        found = {ACCUMULATORS: status.accumulators, "num_accumulators": status.num_accumulators}
-        _show_all(found, as_json, _accumulators(status.accumulators))
-        missing = status.num_accumulators - len(status.accumulators)
-    if missing > 0:
-        click.echo(f"and {missing:,} more; choose with --container or --name", err=True)
+        if kind == LAYERS:
+            return _Found(status.layers, status.num_layers)
+        return _Found(status.accumulators, status.num_accumulators)
 
-
-def _show_all(found: dict[str, Any], as_json: bool, text: str) -> None:
+    answers = ask_all(address, timeout, ask, **tls)
+    listed = [(each.index, thing) for each in answers if each.value for thing in each.value.things]
+    if kind != TENSORS:
+        listed.sort(key=lambda pair: (pair[1].container, pair[1].name, pair[0]))
+    total = sum(each.value.total for each in answers if each.value)
     if as_json:
-        echo_json(found)
-    elif any(found.values()):
-        click.echo(text)
+        echo_json(_described(kind, listed, total, answers))
+    elif listed:
+        click.echo(_shown(kind, listed, with_servers=len(answers) > 1))
     else:
-        click.echo(f"no {next(iter(found))}")
+        click.echo(f"no {kind}")
+    if total > len(listed):
+        click.echo(f"and {total - len(listed):,} more; choose with --container or --name", err=True)
+    tell_problems(answers)
 
 
-def _accumulators(found: "tuple[gradserve.server_status.AccumulatorStatus, ...]") -> str:
+@dataclass(frozen=True)
+class _Found:
+    """What a server has of the kind: the first ones, and how many there are in all."""
+
+    things: Sequence[Any]
+    total: int
+
+
+def _described(
+    kind: str, listed: list[tuple[int, Any]], total: int, answers: Sequence[Answer[_Found]]
+) -> dict[str, Any]:
+    counts = {} if kind == TENSORS else {f"num_{kind}": total}
+    if len(answers) == 1:
+        return {kind: [thing for _, thing in listed], **counts}
+    things = [{"server": index, **as_plain(thing)} for index, thing in listed]
+    return {kind: things, **counts, "servers": described_servers(answers)}
+
+
+def _shown(kind: str, listed: list[tuple[int, Any]], *, with_servers: bool) -> str:
+    kinds: dict[str, Callable[[Sequence[Any]], _Table]] = {
+        ACCUMULATORS: _accumulators,
+        LAYERS: _layers,
+        TENSORS: _tensors,
+    }
+    describe = kinds[kind]
+    header, rows, right = describe([thing for _, thing in listed])
+    if with_servers:
+        header = ("SERVER", *header)
+        rows = [(str(index), *row) for (index, _), row in zip(listed, rows, strict=True)]
+        right = frozenset({0, *(at + 1 for at in right)})
+    return table(header, rows, right)
+
+
+_Table = tuple[tuple[str, ...], list[tuple[str, ...]], frozenset[int]]
+"""The header, the rows, and the columns that are set flush right."""
+
+
+def _accumulators(found: "Sequence[gradserve.server_status.AccumulatorStatus]") -> _Table:
     header = ("CONTAINER", "NAME", "STEP", "ROUNDS/S", "IN ROUND", "WAITING", "STALE", "MEMORY")
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             each.container,
             each.name,
@@ -72,19 +111,21 @@ def _accumulators(found: "tuple[gradserve.server_status.AccumulatorStatus, ...]"
         )
         for each in found
     ]
-    return table(header, rows, frozenset({2, 3, 4, 5, 6, 7}))
+    return header, rows, frozenset({2, 3, 4, 5, 6, 7})
 
 
-def _layers(found: "tuple[gradserve.server_status.LayerStatus, ...]") -> str:
-    rows = [(each.container, each.name, str(each.num_forwards), size(each.num_bytes)) for each in found]
-    return table(("CONTAINER", "NAME", "FORWARDS", "MEMORY"), rows, frozenset({2, 3}))
+def _layers(found: "Sequence[gradserve.server_status.LayerStatus]") -> _Table:
+    rows: list[tuple[str, ...]] = [
+        (each.container, each.name, str(each.num_forwards), size(each.num_bytes)) for each in found
+    ]
+    return ("CONTAINER", "NAME", "FORWARDS", "MEMORY"), rows, frozenset({2, 3})
 
 
-def _tensors(found: "list[gradserve.TensorHandle]") -> str:
-    rows = []
+def _tensors(found: "Sequence[gradserve.TensorHandle]") -> _Table:
+    rows: list[tuple[str, ...]] = []
     for each in found:
         num_bytes = each.dtype.itemsize
         for length in each.shape:
             num_bytes *= length
         rows.append((each.handle, str(each.dtype), str(list(each.shape)), size(num_bytes)))
-    return table(("HANDLE", "DTYPE", "SHAPE", "SIZE"), rows, frozenset({3}))
+    return ("HANDLE", "DTYPE", "SHAPE", "SIZE"), rows, frozenset({3})

@@ -64,6 +64,13 @@ _TIME = _Quantity("time", _SECONDS, "40ms or 2.5s")
     show_default=True,
     help="how much that time varies: 0.1 means that one step in six takes 10 % longer",
 )
+@click.option(
+    "--workers-per-host",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="workers on each host, which share an aggregator if there are several; --worker-bandwidth is then the host's",
+)
 @click.option("--servers", type=click.IntRange(1, _MOST_SERVERS), help="the most servers to look at  [default: 64]")
 @json_option
 def plan(
@@ -75,6 +82,7 @@ def plan(
     latency: float,
     compute: float,
     jitter: float,
+    workers_per_host: int,
     servers: int | None,
     as_json: bool,
 ) -> None:
@@ -99,6 +107,7 @@ def plan(
         round_trip=latency,
         compute_seconds=compute,
         jitter=jitter,
+        workers_per_host=workers_per_host,
     )
     choices = compare(deployment, sizes_up_to(servers or 64))
     best = advise(choices)
@@ -107,6 +116,8 @@ def plan(
         return
     click.echo(table(_HEADER, [_row(choice, is_best=choice is best) for choice in choices], frozenset({0, 1, 2, 3, 4})))
     click.echo(f"\n{_advice(best, choices[-1])}")
+    if workers_per_host > 1:
+        click.echo(f"Workers: gradserve.connect(ADDRESS, local_aggregator={workers_per_host})")
 
 
 _HEADER = ("servers", "round", "computing", "stale", "into each server", "")

@@ -1,4 +1,4 @@
-"""`gradserve rm`: deletes what is on a server."""
+"""`gradserve rm`: deletes what is on servers."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,9 @@ import click
 from gradserve_server.commands.as_json import echo_json, json_option
 from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, Kind, container_option
 from gradserve_server.commands.names import complete_names
-from gradserve_server.commands.server_address import connected, server_options
+from gradserve_server.commands.server_address import connected, server_options, tls_of
+from gradserve_server.commands.servers import Answer, ask_one, servers_at
+from gradserve_server.process import silence_grpc
 
 if TYPE_CHECKING:
     import gradserve
@@ -38,19 +40,53 @@ def rm(
     if not yes:
         what = kind.removesuffix("s") if len(names) == 1 else f"{len(names)} {kind}"
         click.confirm(f"Delete {what} {', '.join(names)} of {address}?", abort=True, err=True)
+    silence_grpc()
+    servers = servers_at(address, timeout)
     deleted: dict[str, bool] = {}
+    problems: list[str] = []
     try:
         with connected(address, timeout, **tls) as client:
             for name in dict.fromkeys(names):
-                deleted[name] = _delete(client, kind, name, container)
-                if deleted[name] and not as_json:
+                if len(servers) == 1:
+                    deleted[name] = _delete(client, kind, name, container)
+                else:
+                    found = _delete_in_cluster(client, servers, kind, name, container, timeout, tls_of(**tls))
+                    silent = [each for each in found if each.problem]
+                    problems += [f"server {each.index} at {each.address}: {each.problem}" for each in silent]
+                    was_there = any(each.value for each in found)
+                    if was_there or not silent:  # Otherwise nobody knows.
+                        deleted[name] = was_there
+                if deleted.get(name) and not as_json:
                     click.echo(f"deleted {name}")
     finally:
         if as_json:  # what was deleted before a call has failed, too
             echo_json({"deleted": deleted})
     missing = [name for name, was_there in deleted.items() if not was_there]
     if missing:
-        raise click.ClickException(f"no {kind} {', '.join(missing)} on {address}")
+        problems.append(f"no {kind} {', '.join(missing)} on {address}")
+    if problems:
+        raise click.ClickException("\n".join(dict.fromkeys(problems)))
+
+
+def _delete_in_cluster(
+    client: "gradserve.Client",
+    servers: Sequence[str],
+    kind: str,
+    name: str,
+    container: str,
+    timeout: float,
+    tls: "gradserve.TLS | None",
+) -> list[Answer[bool]]:
+    """Deletes an accumulator through its home, and anything else from whatever server has it."""
+    if kind != ACCUMULATORS:
+        return [
+            ask_one(servers, index, timeout, tls, lambda server: _delete(server, kind, name, container))
+            for index in range(len(servers))
+        ]
+    from gradserve.wire.homes import home_of  # not before silence_grpc: it imports gRPC
+
+    home = home_of(container, name, len(servers))
+    return [ask_one(servers, home, timeout, tls, lambda _: client.delete_accumulator(name, container))]
 
 
 def _delete(client: "gradserve.Client", kind: str, name: str, container: str) -> bool:

@@ -45,18 +45,26 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     from gradserve_server.devices.host.products import use_one_blas_thread
     from gradserve_server.devices.selection import NoSuchDeviceError
     from gradserve_server.errors import ServiceError
+    from gradserve_server.round_hold import follow_signals
     from gradserve_server.security.access_file import AccessFileError
     from gradserve_server.security.tls import setting_of
     from gradserve_server.state.files.errors import DamagedError, StateError
+    from gradserve_server.upstream.users import Users
 
     allow_many_descriptors()
     switch_threads_often()
     keep_freed_memory()
     use_one_blas_thread()
 
+    held: list[Users] = []  # whose lock is to end with the process, after everything else
     traces: AbstractContextManager[object] = nullcontext()
     if config.runtime.tracing:
         traces = _exported_traces()
+
+    async def stop_without(users: Users, stop: asyncio.Event) -> None:
+        await users.all_gone(config.upstream.upstream_idle_seconds)
+        held.append(users)
+        stop.set()
 
     async def run() -> None:
         stop = asyncio.Event()
@@ -69,12 +77,18 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
 
         server = Server(config, on_failure=fail)
         signals.drain_with(lambda: loop.call_soon_threadsafe(stop.set), config.runtime.drain_seconds)
+        if server.round_hold is not None:
+            follow_signals(server.round_hold)
         async with server:
             with ShortPauses() as pauses:
-                looking = asyncio.create_task(pauses.look_at_all())
+                beside = [asyncio.create_task(pauses.look_at_all())]
+                if config.upstream.upstream_users_file is not None:
+                    users = Users(Path(config.upstream.upstream_users_file))
+                    beside.append(asyncio.create_task(stop_without(users, stop)))
                 await stop.wait()
-                looking.cancel()
-                await asyncio.gather(looking, return_exceptions=True)
+                for each in beside:
+                    each.cancel()
+                await asyncio.gather(*beside, return_exceptions=True)
         if failures:
             raise click.ClickException(failures[0])
 

@@ -23,7 +23,8 @@ _ADDRESS_OPTION = click.option(
     default=DEFAULT_ADDRESS,
     show_default=True,
     envvar="GRADSERVE_ADDRESS",
-    help="the server: HOST:PORT or unix:PATH",
+    help="the server: HOST:PORT or unix:PATH; or all servers of a cluster: with commas between them, "
+    "dns+srv://SERVICE or gradserve+ray://NAME",
 )
 _TIMEOUT_OPTION = click.option(
     "--timeout", type=float, default=5.0, show_default=True, help="seconds to wait at most, or inf"
@@ -68,12 +69,19 @@ def server_options(command: F) -> F:
 def tls_of(
     *, uses_tls: bool, tls_ca: str | None, tls_client_certificate: str | None, tls_client_key: str | None
 ) -> "gradserve.TLS | None":
-    """Returns the `gradserve.TLS` of the options, None for none."""
+    """Returns the `gradserve.TLS` of the options, None for none.
+
+    Raises:
+        SettingsError: The options do not go together.
+    """
     import gradserve
 
     if not (uses_tls or tls_ca or tls_client_certificate or tls_client_key):
         return None
-    return gradserve.TLS(tls_ca or None, tls_client_certificate or None, tls_client_key or None)
+    try:
+        return gradserve.TLS(tls_ca or None, tls_client_certificate or None, tls_client_key or None)
+    except gradserve.InvalidArgumentError as error:
+        raise SettingsError(str(error)) from None
 
 
 @contextmanager

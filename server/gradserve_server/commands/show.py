@@ -1,15 +1,17 @@
-"""`gradserve show`: shows one accumulator, layer or tensor of a server."""
+"""`gradserve show`: shows one accumulator, layer or tensor."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gradserve_server.commands.as_json import echo_json, json_option
-from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, Kind, container_option
+from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, TENSORS, Kind, container_option
 from gradserve_server.commands.names import complete_names
-from gradserve_server.commands.server_address import connected, server_options
+from gradserve_server.commands.server_address import server_options, tls_of
+from gradserve_server.commands.servers import Answer, ask_all, ask_one, servers_at, tell_problems
 from gradserve_server.commands.wording import duration, size, table
+from gradserve_server.process import silence_grpc
 
 if TYPE_CHECKING:
     import gradserve
@@ -29,42 +31,60 @@ def show(kind: str, name: str, address: str, timeout: float, container: str, as_
 
     Of an accumulator, also its last rounds: who came when, who was late, and who is missing.
     """
-    with connected(address, timeout, **tls) as client:
-        if kind == ACCUMULATORS:
-            info, status, uptime = _find_accumulator(client, name, container)
-            _echo(as_json, {"info": info, "status": status}, lambda: _accumulator(info, status, uptime))
-        elif kind == LAYERS:
-            layers = [each for each in client.list_batch_norm_layers(container) if each.name == name]
-            layer = _first(layers, kind, name, address)
-            _echo(as_json, {"layer": layer}, lambda: _layer(layer))
-        else:
-            tensors = [each for each in client.list_tensors() if each.handle == name]
-            tensor = _first(tensors, kind, name, address)
-            _echo(as_json, {"tensor": tensor}, lambda: f"{tensor.dtype} {list(tensor.shape)}")
 
+    def ask(client: "gradserve.Client") -> dict[str, Any] | None:
+        return _FIND[kind](client, name, container)
 
-def _echo(as_json: bool, value: dict[str, Any], text: Any) -> None:
+    answers = _answers(address, timeout, kind, name, container, ask, **tls)
+    found = next((each.value for each in answers if each.value is not None), None)
+    if found is None:
+        tell_problems(answers)
+        full_name = f"{container or 'default'}/{name}" if kind == ACCUMULATORS else name
+        raise click.ClickException(f"no {kind.removesuffix('s')} {full_name} on {address}")
     if as_json:
-        echo_json(value)
+        echo_json({key: value for key, value in found.items() if key != "uptime"})
     else:
-        click.echo(text())
+        click.echo(_TEXT[kind](**found))
 
 
-def _first(found: list[Any], kind: str, name: str, address: str) -> Any:
-    if not found:
-        raise click.ClickException(f"no {kind.removesuffix('s')} {name} on {address}")
-    return found[0]
+def _answers(
+    address: str,
+    timeout: float,
+    kind: str,
+    name: str,
+    container: str,
+    ask: "Callable[[gradserve.Client], dict[str, Any] | None]",
+    **tls: Any,
+) -> Sequence[Answer[dict[str, Any] | None]]:
+    """Asks the home of an accumulator, and all servers for anything else."""
+    silence_grpc()
+    servers = servers_at(address, timeout)
+    if kind != ACCUMULATORS or len(servers) == 1:
+        return ask_all(address, timeout, ask, **tls)
+    from gradserve.wire.homes import home_of  # not before silence_grpc: it imports gRPC
+
+    return [ask_one(servers, home_of(container, name, len(servers)), timeout, tls_of(**tls), ask)]
 
 
-def _find_accumulator(
-    client: "gradserve.Client", name: str, container: str
-) -> "tuple[gradserve.AccumulatorInfo, AccumulatorStatus | None, float]":
+def _find_accumulator(client: "gradserve.Client", name: str, container: str) -> dict[str, Any] | None:
     place = container or "default"
     found = [each for each in client.list_accumulators(place) if each.name == name]
-    info = _first(found, ACCUMULATORS, f"{place}/{name}", client.address)
+    if not found:
+        return None
     status = client.server_status(container=place, name_contains=f"{place}/{name}", max_accumulators=1000)
     seen = [each for each in status.accumulators if each.name == name]
-    return info, seen[0] if seen else None, status.uptime
+    return {"info": found[0], "status": seen[0] if seen else None, "uptime": status.uptime}
+
+
+def _find_layer(client: "gradserve.Client", name: str, container: str) -> dict[str, Any] | None:
+    return next(({"layer": each} for each in client.list_batch_norm_layers(container) if each.name == name), None)
+
+
+def _find_tensor(client: "gradserve.Client", name: str, _container: str) -> dict[str, Any] | None:
+    return next(({"tensor": each} for each in client.list_tensors() if each.handle == name), None)
+
+
+_FIND = {ACCUMULATORS: _find_accumulator, LAYERS: _find_layer, TENSORS: _find_tensor}
 
 
 def _accumulator(info: "gradserve.AccumulatorInfo", status: "AccumulatorStatus | None", uptime: float) -> str:
@@ -121,6 +141,13 @@ def _layer(layer: "gradserve.BatchNormLayerInfo") -> str:
         rows = [(each.name, str(each.dtype), str(list(each.shape))) for each in layer.variables]
         lines += ["", table(("VARIABLE", "DTYPE", "SHAPE"), rows)]
     return "\n".join(lines)
+
+
+def _tensor(tensor: "gradserve.TensorHandle") -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+_TEXT: dict[str, Callable[..., str]] = {ACCUMULATORS: _accumulator, LAYERS: _layer, TENSORS: _tensor}
 
 
 def _some(names: Iterable[str]) -> str:

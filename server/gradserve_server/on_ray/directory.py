@@ -4,6 +4,8 @@ import time
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from gradserve_server.on_ray.plan import ClusterPlan
+
 
 class MemberState(Enum):
     """What a server is doing, as far as its actor knows."""
@@ -26,6 +28,8 @@ class MemberRecord:
         state: What it is doing.
         restarts: How often it was started again, by its actor or with it.
         problem: The last words of a server that has ended by itself.
+        size: The number of servers of the cluster, as its server knows it; 0 before it was told.
+        epoch: How often the cluster had changed its size until then.
     """
 
     index: int
@@ -35,6 +39,8 @@ class MemberRecord:
     state: MemberState = MemberState.STARTING
     restarts: int = 0
     problem: str = ""
+    size: int = 0
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,16 +74,20 @@ class LocalRay:
 class Directory:
     """Knows the servers of a cluster in their order.
 
-    The actors of the servers report every few seconds, so one that Ray has started again soon knows all of them.
+    The actors of the servers report every few seconds, so one that Ray has started again soon knows all of them, and
+    how many there are since the cluster has changed its size.
     """
 
-    def __init__(self, size: int, local_ray: LocalRay | None) -> None:
+    def __init__(self, size: int, local_ray: LocalRay | None, plan: ClusterPlan | None = None) -> None:
         """Begins without addresses.
 
         Args:
             size: The number of servers.
             local_ray: The Ray that ends with its last cluster; None for one that others have started.
+            plan: What the cluster was to be at its start; None if nobody will ask.
         """
+        self._plan = plan
+        self._epoch = 0
         self._records: list[MemberRecord | None] = [None] * size
         self._heard = [0.0] * size
         self._local_ray = local_ray
@@ -89,13 +99,35 @@ class Directory:
             record = MemberRecord(index, node=node)
         else:
             record = replace(before, node=node, pid=0, state=MemberState.RESTARTING, restarts=before.restarts + 1)
+        record = replace(record, size=self.size(), epoch=self._epoch)
         self.report(record)
         return record
 
     def report(self, record: MemberRecord) -> None:
         """Notes what the actor of a server says of it."""
+        if record.epoch > self._epoch:  # This directory was started again, and knows no change of the size.
+            self.resize(record.size, record.epoch)
+        if record.epoch < self._epoch and record.state is not MemberState.STOPPED:
+            return
+        if record.index >= self.size():
+            return
         self._records[record.index] = record
         self._heard[record.index] = time.monotonic()
+
+    def size(self) -> int:
+        """Returns the number of servers."""
+        return len(self._records)
+
+    def plan(self) -> ClusterPlan | None:
+        """Returns what the cluster was to be at its start."""
+        return self._plan
+
+    def resize(self, size: int, epoch: int | None = None) -> None:
+        """Notes that the cluster has another number of servers; the next epoch begins, or a certain one."""
+        self._epoch = self._epoch + 1 if epoch is None else epoch
+        more = size - self.size()
+        self._records = [*self._records[:size], *([None] * more)]
+        self._heard = [*self._heard[:size], *([0.0] * more)]
 
     def addresses(self) -> list[str]:
         """Returns the addresses of the servers in their order; empty for those that have never been up."""

@@ -36,13 +36,20 @@ def end_cluster(name: str, size: int, timeout: float) -> None:
     if timeout > 0:
         ray.wait(stopped, num_returns=len(stopped), timeout=timeout + 1)
     for member in members:
-        _kill(member)
+        kill(member)
+    for group in (directory_name(name), *(member_name(name, index) for index in range(size))):
+        give_back(group)
+    kill(find_actor(directory_name(name)))
+
+
+def give_back(group: str) -> None:
+    """Gives back what a placement group of a name has reserved, if there is one."""
     with suppress(ValueError):
-        remove_placement_group(get_placement_group(directory_name(name)))
-    _kill(find_actor(directory_name(name)))
+        remove_placement_group(get_placement_group(group))
 
 
-def _kill(actor: Any) -> None:
+def kill(actor: Any) -> None:
+    """Ends an actor for good, if it is there."""
     if actor is not None:
         with suppress(RayError, ValueError):
             ray.kill(actor, no_restart=True)

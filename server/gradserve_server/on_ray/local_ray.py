@@ -25,8 +25,11 @@ _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 _HEAD_PROCESS = "gcs_server"
 _STARTED = "Ray runtime started"
 _LOOK_SECONDS = 0.1
-_STOP_SECONDS = 30.0
+_STOP_SECONDS = 10.0
+"""How long its processes have to end in order: Ray would wait for actors that others have left there."""
 _LOG_TAIL = 2000
+_OWN_FILES = 0o077
+"""The umask under which the token is made: whoever reads it can run code as this user."""
 
 
 def runs_here() -> bool:
@@ -119,7 +122,7 @@ def _has_token() -> bool:
     """True if Ray has tokens, after one was made if there was none."""
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
         return True
-    made = subprocess.run(_ray("get-auth-token", "--generate"), capture_output=True, check=False)
+    made = subprocess.run(_ray("get-auth-token", "--generate"), capture_output=True, check=False, umask=_OWN_FILES)
     return made.returncode == 0  # Ray before 2.52 has no such command.
 
 

@@ -6,17 +6,24 @@ from typing import Any
 
 import ray
 
+from gradserve_server.accumulators.durable.moving import Key, MovableAccumulator
 from gradserve_server.on_ray.directory import MemberRecord
 from gradserve_server.on_ray.supervision import Place, Supervisor
+from gradserve_server.resizing.mark import ResizeMark
+from gradserve_server.resizing.member_state import Contents, MemberState
+from gradserve_server.round_hold import HeldRounds
 
 
 class Member:
-    """Keeps one server of a cluster running, as long as the actor lives."""
+    """Keeps one server of a cluster running, as long as the actor lives.
+
+    While the cluster changes its size, the server does not run, and the actor gets at its state directory.
+    """
 
     def __init__(
         self, directory: Any, index: int, host: str | None, flags: tuple[str, ...], state_dir: Path | None
     ) -> None:
-        """Starts the server, and does not wait for it.
+        """Starts the server if it is one of the cluster's already, and does not wait for it.
 
         Args:
             directory: The handle of the directory's actor.
@@ -25,17 +32,84 @@ class Member:
             flags: Flags of `gradserve serve`.
             state_dir: The folder of the state directories of all servers; None for servers that are not durable.
         """
+        self._directory = _RemoteDirectory(directory)
+        self._state = None if state_dir is None else MemberState(state_dir / str(index))
         state = () if state_dir is None else ("--state-dir", str(state_dir / str(index)))
-        place = Place(index, host or ray.util.get_node_ip_address(), (*flags, *state))
-        self._supervisor = Supervisor(_RemoteDirectory(directory), place)
-        self._thread = threading.Thread(target=self._supervisor.run, name="gradserve-supervisor", daemon=True)
+        prepare = _nothing if self._state is None else self._state.settle
+        self._place = Place(index, host or ray.util.get_node_ip_address(), (*flags, *state), prepare)
+        self._supervisor: Supervisor | None = None
+        self._thread: threading.Thread | None = None
+        if index < self._directory.size():
+            self.start()
+
+    def start(self) -> None:
+        """Starts the server, unless it runs: once it has stopped, if it is about to."""
+        before = self._thread
+        is_alive = before is not None and before.is_alive()
+        if is_alive and self._supervisor is not None and not self._supervisor.is_stopping:
+            return
+        supervisor = self._supervisor = Supervisor(self._directory, self._place)
+
+        def run() -> None:
+            if before is not None:
+                before.join()
+            supervisor.run()
+
+        self._thread = threading.Thread(target=run, name="gradserve-supervisor", daemon=True)
         self._thread.start()
 
     def stop(self, timeout: float) -> bool:
         """Ends the server in order; False if it has not ended within `timeout` seconds."""
+        if self._supervisor is None or self._thread is None:
+            return True
         self._supervisor.stop()
         self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    def hold_rounds(self) -> HeldRounds | None:
+        """See `Supervisor`."""
+        return None if self._supervisor is None else self._supervisor.hold_rounds()
+
+    def release_rounds(self) -> None:
+        """See `Supervisor`."""
+        if self._supervisor is not None:
+            self._supervisor.release_rounds()
+
+    # The state directory, while the server does not run
+
+    def contents(self) -> Contents:
+        """See `MemberState`; without a state directory there is nothing."""
+        return Contents({}, 0) if self._state is None else self._state.contents()
+
+    def read(self, key: Key) -> MovableAccumulator:
+        """See `MemberState`."""
+        return self._given().read(key)
+
+    def begin(self, mark: ResizeMark) -> None:
+        """See `MemberState`."""
+        self._given().begin(mark)
+
+    def add(self, moved: MovableAccumulator) -> None:
+        """See `MemberState`."""
+        self._given().add(moved)
+
+    def decide(self) -> None:
+        """See `MemberState`."""
+        self._given().decide()
+
+    def cancel(self) -> None:
+        """See `MemberState`."""
+        if self._state is not None:
+            self._state.cancel()
+
+    def settle(self, size: int) -> None:
+        """See `MemberState`."""
+        if self._state is not None:
+            self._state.settle(size)
+
+    def _given(self) -> MemberState:
+        assert self._state is not None, "without a state directory nothing moves"
+        return self._state
 
 
 class _RemoteDirectory:
@@ -50,3 +124,11 @@ class _RemoteDirectory:
 
     def report(self, record: MemberRecord) -> None:
         self._handle.report.remote(record)
+
+    def size(self) -> int:
+        size: int = ray.get(self._handle.size.remote())
+        return size
+
+
+def _nothing(_size: int) -> None:
+    """Prepares nothing, as there is no state directory."""

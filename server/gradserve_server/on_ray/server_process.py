@@ -1,6 +1,7 @@
 """A server in a process of its own: its own event loop, garbage collector and signals."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
+
+from gradserve_server.round_hold import HeldRounds
 
 _LAST_LINES = 20
 _LOOK_SECONDS = 0.05
@@ -37,12 +40,14 @@ class ServerProcess:
                 tempfile.TemporaryDirectory(prefix="gradserve-", ignore_cleanup_errors=True)
             )
             self._address_file = Path(folder) / "addresses"
+            self._rounds_file = Path(folder) / "rounds"
             self._process = subprocess.Popen(
                 [
                     sys.executable,
                     *("-m", "gradserve_server.on_ray.bound_process", str(os.getpid())),
                     *self._flags,
                     *("--address-file", str(self._address_file)),
+                    *("--rounds-file", str(self._rounds_file)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -91,6 +96,18 @@ class ServerProcess:
     def terminate(self) -> None:
         """Asks it to end in order."""
         self._process.terminate()
+
+    def hold_rounds(self) -> HeldRounds | None:
+        """Asks it to hold rounds, unless it does; returns which are open, None until it says so."""
+        found = HeldRounds.read(self._rounds_file)
+        if found is None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR1)
+        return found
+
+    def release_rounds(self) -> None:
+        """Asks it to let rounds begin again."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR2)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

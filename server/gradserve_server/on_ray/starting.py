@@ -3,7 +3,6 @@
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,32 +16,10 @@ from gradserve_server.on_ray.errors import ClusterError
 from gradserve_server.on_ray.handles import REPLY_SECONDS, find_actor, inherited_local_ray, member_name
 from gradserve_server.on_ray.local_ray import LOOPBACK
 from gradserve_server.on_ray.member import Member
+from gradserve_server.on_ray.plan import ClusterPlan
 
 _LOOK_SECONDS = 0.2
 _FOREVER = -1
-
-
-@dataclass(frozen=True)
-class ClusterPlan:
-    """A cluster that is to run.
-
-    Attributes:
-        name: Its name.
-        servers: The number of servers.
-        cpus: The CPUs of Ray that each of them reserves.
-        gpus: The GPUs that each has.
-        state_dir: The folder of their state directories; None for servers that are not durable.
-        flags: Further flags of `gradserve serve`.
-        timeout: Seconds that starting may take.
-    """
-
-    name: str
-    servers: int
-    cpus: float
-    gpus: float
-    state_dir: Path | None
-    flags: tuple[str, ...]
-    timeout: float
 
 
 def start_cluster(plan: ClusterPlan, local_ray: LocalRay | None) -> list[str]:
@@ -61,13 +38,14 @@ def start_cluster(plan: ClusterPlan, local_ray: LocalRay | None) -> list[str]:
         raise ClusterError(f"a cluster {plan.name!r} is there already; `gradserve cluster down {plan.name}` ends it")
     end = time.monotonic() + plan.timeout
     local_ray = local_ray or inherited_local_ray()
-    group = _reserve(plan)
+    group = reserve(plan, plan.servers, directory_name(plan.name))
     try:
         directory = _start_directory(plan, local_ray)
         # A Ray of this machine alone needs no servers that others reach.
         host = LOOPBACK if local_ray else None
-        members = [_start_member(plan, index, host, directory, group) for index in range(plan.servers)]
-        _wait(plan, directory, end)
+        place = MemberPlace(plan, directory, host)
+        members = [start_member(place, index, group, index) for index in range(plan.servers)]
+        wait_until_running(directory, plan.timeout, end)
         addresses: list[str] = ray.get(directory.addresses.remote(), timeout=REPLY_SECONDS)
         del members  # Detached: they go on without their handles.
     except BaseException:
@@ -76,16 +54,19 @@ def start_cluster(plan: ClusterPlan, local_ray: LocalRay | None) -> list[str]:
     return addresses
 
 
-def _reserve(plan: ClusterPlan) -> Any:
+def reserve(plan: ClusterPlan, servers: int, name: str) -> Any:
+    """Reserves resources for a number of servers in a placement group of a name; returns the group.
+
+    Raises:
+        ClusterError: Ray has no room for them within the plan's timeout.
+    """
     bundle = {"CPU": plan.cpus} | ({"GPU": plan.gpus} if plan.gpus else {})
-    group = placement_group(
-        [bundle] * plan.servers, strategy="SPREAD", name=directory_name(plan.name), lifetime="detached"
-    )
+    group = placement_group([bundle] * servers, strategy="SPREAD", name=name, lifetime="detached")
     if not group.wait(plan.timeout):
         remove_placement_group(group)
         free = ray.available_resources()
         raise ClusterError(
-            f"Ray had no room for {plan.servers} servers with {_resources(bundle)} each within {plan.timeout:g} s; "
+            f"Ray had no room for {servers} servers with {_resources(bundle)} each within {plan.timeout:g} s; "
             f"{_resources({kind: free.get(kind, 0) for kind in bundle})} are free"
         )
     return group
@@ -104,10 +85,30 @@ def _start_directory(plan: ClusterPlan, local_ray: LocalRay | None) -> Any:
         max_restarts=_FOREVER,
         max_task_retries=_FOREVER,
     )
-    return actor.remote(plan.servers, local_ray)
+    return actor.remote(plan.servers, local_ray, plan)
 
 
-def _start_member(plan: ClusterPlan, index: int, host: str | None, directory: Any, group: Any) -> Any:
+@dataclass(frozen=True)
+class MemberPlace:
+    """What the servers of a cluster have in common.
+
+    Attributes:
+        plan: The cluster.
+        directory: The handle of its directory.
+        host: The address on which all of them listen; None for that of each node.
+    """
+
+    plan: ClusterPlan
+    directory: Any
+    host: str | None
+
+
+def start_member(place: MemberPlace, index: int, group: Any, bundle: int) -> Any:
+    """Starts the actor of a server in a bundle of a placement group; returns its handle.
+
+    The actor starts the server if the directory knows that the cluster has so many.
+    """
+    plan = place.plan
     actor = ray.remote(Member).options(
         name=member_name(plan.name, index),
         namespace=NAMESPACE,
@@ -115,14 +116,23 @@ def _start_member(plan: ClusterPlan, index: int, host: str | None, directory: An
         num_cpus=plan.cpus,
         num_gpus=plan.gpus,
         max_restarts=_FOREVER,
-        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
     )
-    place = ("--cluster", plan.name, "--cluster-index", str(index), "--cluster-size", str(plan.servers))
-    return actor.remote(directory, index, host, ("--http-listen", "off", *plan.flags, *place), plan.state_dir)
+    flags = ("--http-listen", "off", *plan.flags, "--cluster", plan.name, "--cluster-index", str(index))
+    return actor.remote(place.directory, index, place.host, flags, plan.state_dir)
 
 
-def _wait(plan: ClusterPlan, directory: Any, end: float) -> None:
-    """Waits until all servers run."""
+def wait_until_running(directory: Any, timeout: float, end: float) -> None:
+    """Waits until all servers run.
+
+    Args:
+        directory: The handle of the directory.
+        timeout: The seconds that they have, for messages.
+        end: When they are over, by the monotonic clock.
+
+    Raises:
+        ClusterError: One has ended, or they do not run in time.
+    """
     pause = threading.Event()
     while True:
         remaining = max(end - time.monotonic(), 1.0)
@@ -135,5 +145,5 @@ def _wait(plan: ClusterPlan, directory: Any, end: float) -> None:
                 raise ClusterError(f"server {record.index} has ended: {record.problem}")
         if time.monotonic() > end:
             numbers = ", ".join(str(record.index) for record in waiting)
-            raise ClusterError(f"servers that do not serve within {plan.timeout:g} s: {numbers}")
+            raise ClusterError(f"servers that do not serve within {timeout:g} s: {numbers}")
         pause.wait(_LOOK_SECONDS)

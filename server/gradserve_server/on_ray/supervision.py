@@ -3,13 +3,15 @@
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gradserve.address import Address
 from gradserve_server.on_ray.directory import MemberRecord, MemberState
 from gradserve_server.on_ray.server_process import ServerProcess
+from gradserve_server.round_hold import HeldRounds
+from gradserve_server.state.files.errors import StateError
 
 REPORT_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
@@ -35,12 +37,14 @@ class Place:
     Attributes:
         index: The number of the server.
         node: The IP address of the node, on which it listens.
-        flags: Flags of `gradserve serve`.
+        flags: Flags of `gradserve serve`, but for the size of the cluster, which the directory knows.
+        prepare: Called with that size before each start of the server; ends what an interrupted change of it has left.
     """
 
     index: int
     node: str
     flags: Sequence[str]
+    prepare: Callable[[int], object] = lambda _size: None
 
 
 class Supervisor:
@@ -55,6 +59,7 @@ class Supervisor:
         self._directory = directory
         self._place = place
         self._stopping = threading.Event()
+        self._server: ServerProcess | None = None
 
     def run(self) -> None:
         """Keeps the server running until `stop`, and returns when it has ended.
@@ -65,8 +70,16 @@ class Supervisor:
         record = MemberRecord(self._place.index)
         while not self._stopping.is_set():
             record = self._directory.begin(self._place.index, self._place.node)
-            with ServerProcess((*self._place.flags, "--listen", self._listen(record.address))) as server:
-                record, has_served = self._attend(server, replace(record, pid=server.pid))
+            has_served = False
+            try:
+                self._place.prepare(record.size)
+                size = ("--cluster-size", str(record.size)) if "--cluster" in self._place.flags else ()
+                with ServerProcess((*self._place.flags, *size, "--listen", self._listen(record.address))) as server:
+                    self._server = server
+                    record, has_served = self._attend(server, replace(record, pid=server.pid))
+            except (StateError, OSError) as error:
+                record = replace(record, problem=str(error))
+            self._server = None
             pause = _FIRST_PAUSE_SECONDS if has_served else min(2 * pause, _LONGEST_PAUSE_SECONDS)
             self._directory.report(record)
             self._stopping.wait(pause)
@@ -75,6 +88,21 @@ class Supervisor:
     def stop(self) -> None:
         """Asks the server to end in order, and `run` to return. Does not wait."""
         self._stopping.set()
+
+    @property
+    def is_stopping(self) -> bool:
+        """True from `stop` on."""
+        return self._stopping.is_set()
+
+    def hold_rounds(self) -> HeldRounds | None:
+        """Asks the server to hold rounds; returns which are open, None until it serves and says so."""
+        server = self._server
+        return server.hold_rounds() if server is not None and server.address else None
+
+    def release_rounds(self) -> None:
+        """Lets rounds begin again."""
+        if (server := self._server) is not None and server.address:
+            server.release_rounds()
 
     def _attend(self, server: ServerProcess, record: MemberRecord) -> tuple[MemberRecord, bool]:
         """Reports until the server has ended; returns its last record, and whether it has served."""

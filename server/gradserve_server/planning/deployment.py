@@ -21,10 +21,13 @@ class Deployment:
         num_required: The number of gradients in a round; fewer than workers if some are backups.
         num_servers: The number of servers.
         server_bandwidth: The bandwidth of each server's link, in bytes a second.
-        worker_bandwidth: The bandwidth of each worker's link, in bytes a second; math.inf for no limit.
+        worker_bandwidth: The bandwidth of each worker's link, in bytes a second; math.inf for no limit. With several
+            workers on a host, that of the host's link.
         round_trip: The time of a round trip between workers and servers, in seconds.
         compute_seconds: The median time in which a worker computes a gradient.
         jitter: The standard deviation of the logarithm of that time: 0.1 means that one step in six takes 10 % longer.
+        workers_per_host: The number of workers on each host, which share an aggregator there if there are several.
+        grace: How long a gradient waits there for those of the other workers of the host, in seconds.
     """
 
     model_bytes: float
@@ -36,6 +39,8 @@ class Deployment:
     round_trip: float = 0.0
     compute_seconds: float = 0.0
     jitter: float = 0.0
+    workers_per_host: int = 1
+    grace: float = 1.0
 
     @property
     def part_bytes(self) -> float:

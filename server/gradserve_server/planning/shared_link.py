@@ -2,12 +2,15 @@
 
 import math
 from collections import deque
+from typing import Generic, TypeVar
+
+WhoT = TypeVar("WhoT")
 
 _FASTEST = 1e15
 """Bytes a second, in place of no limit at all."""
 
 
-class SharedLink:
+class SharedLink(Generic[WhoT]):
     """One direction of a link, whose transfers are of one size and get equal parts of it (processor sharing).
 
     All transfers under way have the same rate, so they end in the order in which they began.
@@ -21,20 +24,20 @@ class SharedLink:
         self._now = 0.0
         self._served = 0.0
         """The bytes that a transfer would have got which has been under way from the start."""
-        self._ends: deque[tuple[float, int]] = deque()
+        self._ends: deque[tuple[float, WhoT]] = deque()
 
-    def begin(self, now: float, worker: int) -> None:
-        """Begins a transfer of a worker."""
+    def begin(self, now: float, who: WhoT) -> None:
+        """Begins a transfer of somebody."""
         self._advance(now)
-        self._ends.append((self._served + self._num_bytes, worker))
+        self._ends.append((self._served + self._num_bytes, who))
 
     @property
     def next_end(self) -> float:
         """When the next transfer ends if none begins before; math.inf without any."""
         return self._now + max(self._ends[0][0] - self._served, 0.0) / self._rate if self._ends else math.inf
 
-    def end(self, now: float) -> int:
-        """Ends the next transfer; returns its worker."""
+    def end(self, now: float) -> WhoT:
+        """Ends the next transfer; returns whose it was."""
         self._advance(now)
         return self._ends.popleft()[1]
 

@@ -36,6 +36,7 @@ from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.server_info.service import ServerServicer
 from gradserve_server.rpc.sockets.service import SocketServicer
 from gradserve_server.rpc.tensors.service import STREAM_CODECS, TensorServicer
+from gradserve_server.rpc.upstream.service import AggregatingServicer
 
 SERVICES = (
     tensor_service_pb2.DESCRIPTOR.services_by_name["TensorService"],
@@ -58,7 +59,7 @@ class Services:
         self,
         *,
         tensors: TensorServicer,
-        accumulators: AccumulatorServicer,
+        accumulators: AccumulatorServicer | AggregatingServicer,
         gradient_ops: GradientOpsServicer,
         batch_norm_layers: BatchNormLayerServicer,
         leases: LeaseServicer,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.gradient import Average, Contribution, Gradient
+from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, Summand
 from gradserve_server.accumulators.places.places import Places
 from gradserve_server.accumulators.spec import ComponentSpec
 from gradserve_server.devices.compute import InlineCompute
@@ -219,3 +219,19 @@ def test_a_default_that_the_server_does_not_have() -> None:
     host = Bench().places.host
     with pytest.raises(NoSuchDeviceError, match="expected a device of this server, cpu, got 'cuda:0'"):
         Places(host, default="cuda:0")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+async def test_sums_of_gradients(there: OnDevice, dtype: Any, deterministic: bool) -> None:
+    """They are in the dtype of the sums, and are rounded to that of the component once."""
+    acc = Bench(places=there.places).accumulator(ComponentSpec("", np.dtype(dtype)), deterministic=deterministic)
+    both = (Summand(1.0, "a"), Summand(2.0, "b"))
+    whole = np.array([1 + 2**-12, 3.0, -1e-3], np.float32)
+    one = np.array([1.0, 0.5, 2.0], dtype)
+    await given(acc, one, worker_id="c", weight=0.5)
+    await given(acc, whole, worker_id="host", weight=3.0, sum_of=both)
+    average, _ = await take(acc, 3)
+    expected = (np.float32(0.5) * one.astype(np.float32) + whole) / np.float32(3.5)
+    assert await read(average) == expected.astype(dtype).tolist()
+    assert (average.num_gradients, average.total_weight) == (3, 3.5)

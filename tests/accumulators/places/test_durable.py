@@ -13,6 +13,7 @@ from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient
 from gradserve_server.accumulators.places.device_journal import DeviceJournal
 from gradserve_server.accumulators.places.places import Places
+from gradserve_server.accumulators.shard_journal import MemoryShardJournal, ShardJournal
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import AbortedError, ResourceExhaustedError, ServiceError, UnavailableError
 from gradserve_server.state.durability import Durability
@@ -120,6 +121,9 @@ class FailingJournal:
     async def settle(self, average: Average, answered: Sequence[Any]) -> None:
         self._check("settle")
         assert isinstance(average.values[""], np.ndarray)
+
+    def of_shard(self) -> ShardJournal:
+        return MemoryShardJournal()
 
     def forget(self, rounds: Any) -> None:
         """Forgets."""

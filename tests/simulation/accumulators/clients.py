@@ -111,7 +111,7 @@ class Client:
         if found is None:
             return
         life, accumulator = found
-        step = accumulator.global_step + self._chance.randint(-2, 3)
+        step = accumulator.rounds.global_step + self._chance.randint(-2, 3)
         life.setting.append(step)
         self._world.note(f"{self.name} sets the step of {life.key} to {step}")
         if await self._ask(accumulator.set_global_step(step), life, f"set {step}") and not self._world.is_over:
@@ -121,7 +121,7 @@ class Client:
         found = await self._life()
         if found is not None:
             life, accumulator = found
-            step = self._chance.choice([None, accumulator.global_step, accumulator.global_step + 1])
+            step = self._chance.choice([None, accumulator.rounds.global_step, accumulator.rounds.global_step + 1])
             timeout = self._chance.uniform(0.1, 2)
             answer = await self._send(
                 lambda: self._ask(accumulator.read_average(step, timeout), life, f"read {step}"), f"read {step}"
@@ -142,7 +142,7 @@ class Client:
             number = self._part.new_gradient()
             late = chance.choices([0, -1, 1], [0.9, 0.07, 0.03])[0]
             worker = self.name if life.deterministic or chance.random() < 0.8 else ""
-            contribution = Contribution(accumulator.global_step + late, 1.0, worker, number)
+            contribution = Contribution(accumulator.rounds.global_step + late, 1.0, worker, number)
         call = Call(kind, self.name, self._next, life, number, contribution, chance.choice([1, 2, 2, 3]))
         self._next += 1
         life.calls.append(call)

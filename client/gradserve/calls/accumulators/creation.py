@@ -38,6 +38,7 @@ class AccumulatorOptions:
     durability: str | None = None
     device: str | None = None
     agreement: Mapping[str, str] | None = None
+    sharded: bool | None = False
 
 
 def creation_of(
@@ -67,6 +68,13 @@ def creation_of(
     return messages_pb2.CreateAccumulatorRequest(
         accumulator=accumulator_pb2.AccumulatorRef(container=container, name=name), spec=spec, lifetime=lifetime
     )
+
+
+def describe(ref: accumulator_pb2.AccumulatorRef) -> Operation[AccumulatorInfo]:
+    """Describes an accumulator by its name."""
+    request = messages_pb2.GetAccumulatorRequest(accumulator=ref)
+    reply: messages_pb2.GetAccumulatorResponse = yield Unary(_SERVICE, "GetAccumulator", request)
+    return described(reply.info)
 
 
 def create(request: messages_pb2.CreateAccumulatorRequest) -> Operation[accumulator_pb2.AccumulatorInfo]:
@@ -111,6 +119,7 @@ def described(info: accumulator_pb2.AccumulatorInfo) -> AccumulatorInfo:
         device=info.spec.device or "cpu",
         agreement=dict(info.spec.agreement),
         incarnation=info.accumulator.incarnation,
+        num_shards=info.spec.num_shards,
     )
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+
 from gradserve.calls.accumulators.aimed import AimedWire
 from gradserve.calls.accumulators.components import Components
 from gradserve.calls.accumulators.creation import (
@@ -9,11 +15,17 @@ from gradserve.calls.accumulators.creation import (
     create,
     creation_of,
     delete,
+    describe,
     list_accumulators,
 )
 from gradserve.calls.accumulators.kept import KeptMemory
 from gradserve.calls.accumulators.session import AccumulatorSession
 from gradserve.calls.accumulators.settling import not_durable, settle
+from gradserve.calls.accumulators.sharding.choice import is_sharded
+from gradserve.calls.accumulators.sharding.parts import Parts
+from gradserve.calls.accumulators.sharding.plan import Plan, plan_of
+from gradserve.calls.accumulators.sharding.specs import add_plan
+from gradserve.calls.accumulators.sharding.wire import ShardedWire
 from gradserve.calls.accumulators.watch import Watch
 from gradserve.calls.accumulators.wire import AccumulatorWire
 from gradserve.calls.cluster import Cluster
@@ -21,11 +33,12 @@ from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.naming import private_name
 from gradserve.calls.private_resources import PrivateResources
-from gradserve.calls.together import at_target, together
+from gradserve.calls.together import all_ended, at_target, together
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_text
-from gradserve.errors import GradserveError, NotDurableError
+from gradserve.errors import NotDurableError, NotFoundError
 from gradserve.results import AccumulatorHandle, AccumulatorInfo, AccumulatorKind, DenseSpec, SparseSpec
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
 from gradserve.wire.homes import DEFAULT_CONTAINER
 
@@ -71,8 +84,11 @@ class MadeAccumulators:
         name = as_text(name, Argument("name"))
         is_private = shared_name is None
         full_name = private_name(name, self._ids) if is_private else as_text(shared_name, Argument("shared_name"))
-        server = self._home_of(as_text(options.container, Argument("container")), full_name)
-        return server.create(full_name, components, options, is_private=is_private)
+        home = self._home_of(as_text(options.container, Argument("container")), full_name)
+        if is_sharded(options.sharded, components, options.device, self._cluster.size):
+            plan = plan_of(components, home.target, self._cluster.size)
+            return self._create_sharded(home, full_name, components, plan, options, is_private=is_private)
+        return home.create(full_name, components, options, is_private=is_private)
 
     def wire_of(self, handle: AccumulatorHandle) -> AccumulatorWire:
         """Returns the operations on the accumulator of a handle, which another client may have made."""
@@ -80,27 +96,88 @@ class MadeAccumulators:
 
     def delete(self, container: str, name: str) -> Operation[bool]:
         """Deletes an accumulator by its name; returns whether it existed."""
-        return self._home_of(container, name).delete(container, name)
+        home = self._home_of(container, name)
+        if self._cluster.size == 1 or (yield from home.has_whole(container, name)):
+            return (yield from home.delete(container, name))
+        # First at its home, which would name gradients that others have no more if it stayed. Then also what is left on
+        # other servers of one that its home has lost.
+        deleted = yield from home.delete(container, name)
+        others = [each for each in self._servers if each is not home]
+        return any([deleted, *(yield from all_ended(*[each.delete(container, name) for each in others]))])
 
     def list_all(self, container: str) -> Operation[list[AccumulatorInfo]]:
         """Describes the accumulators of a container, on all servers, sorted by name."""
         if self._cluster.size == 1:
             return (yield from list_accumulators(container))
         lists = yield from together(*[at_target(each.target, list_accumulators(container)) for each in self._servers])
-        return sorted((info for found in lists for info in found), key=lambda info: info.name)
+        sizes = Counter[str]()
+        for info in chain.from_iterable(lists):
+            sizes[info.name] += info.num_bytes
+        at_home = [
+            replace(info, num_bytes=sizes[info.name])
+            for target, found in enumerate(lists)
+            for info in found
+            if not info.num_shards or self._cluster.home_of(container, info.name) == target
+        ]
+        return sorted(at_home, key=lambda info: info.name)
 
     def settle(self, seconds: float) -> Operation[None]:
         """Waits until no gradient is kept on any server; see `gradserve.calls.accumulators.settling`."""
         if self._cluster.size == 1:
             return (yield from settle(self._servers[0].watch, seconds))
-        errors = yield from together(*[at_target(each.target, _settled(each.watch, seconds)) for each in self._servers])
-        for error in errors:
-            if error is not None:
-                raise error
+        yield from all_ended(*[at_target(each.target, settle(each.watch, seconds)) for each in self._servers])
 
     def not_durable(self) -> NotDurableError | None:
         """Returns the error that names what is not durable on the first server of which something is not."""
         return next((error for each in self.watches if (error := not_durable(each, 0)) is not None), None)
+
+    def _create_sharded(
+        self,
+        home: _AccumulatorsOfServer,
+        name: str,
+        components: Components,
+        plan: Plan,
+        options: AccumulatorOptions,
+        *,
+        is_private: bool,
+    ) -> Operation[AccumulatorWire]:
+        """Creates an accumulator on its home, and then on all other servers that have a part of it."""
+        parts = Parts(components, plan)
+        request = home.request(name, components, options, is_private=is_private)
+        add_plan(request.spec, plan, self._cluster.size)
+        request.accumulator.member = yield from self._cluster.member(home.target)
+        info = yield from at_target(home.target, home.made(request, is_private=is_private))
+        members: dict[int, str] = {}
+        creations: dict[int, Callable[[], Operation[accumulator_pb2.AccumulatorInfo]]] = {}
+        for target in parts.servers:
+            members[target] = yield from self._cluster.member(target)
+            if target != home.target:
+                other = messages_pb2.CreateAccumulatorRequest()
+                other.CopyFrom(request)
+                other.accumulator.member = members[target]
+                other.spec.durability = info.spec.durability  # if that is none in particular, servers may differ
+                creations[target] = partial(self._created_part, target, other, is_private=is_private)
+        yield from together(*[create_part() for create_part in creations.values()])
+        return ShardedWire(
+            home.session(info, request, is_private=is_private),
+            components,
+            self._ids,
+            has_default_workers=not options.deterministic,
+            deleted=self._deleted,
+            target=home.target,
+            parts=parts,
+            members=members,
+            creations=creations,
+        )
+
+    def _created_part(
+        self, target: int, request: messages_pb2.CreateAccumulatorRequest, *, is_private: bool
+    ) -> Operation[accumulator_pb2.AccumulatorInfo]:
+        return at_target(target, self._servers[target].made(request, is_private=is_private))
+
+    def _deleted(self, container: str, name: str) -> None:
+        for each in self._servers:
+            each.deleted(container, name)
 
     def _home_of(self, container: str, name: str) -> _AccumulatorsOfServer:
         return self._servers[self._cluster.home_of(container, name)]
@@ -145,19 +222,55 @@ class _AccumulatorsOfServer:
         self._private.deleted(name)
         self.watch.remove(container, name)
 
+    def has_whole(self, container: str, name: str) -> Operation[bool]:
+        """Returns whether an accumulator is on this server as a whole."""
+        ref = accumulator_pb2.AccumulatorRef(container=container, name=name)
+        try:
+            info = yield from at_target(self.target, describe(ref))
+        except NotFoundError:
+            return False
+        return not info.num_shards
+
+    def request(
+        self, name: str, components: Components, options: AccumulatorOptions, *, is_private: bool
+    ) -> messages_pb2.CreateAccumulatorRequest:
+        """Returns the request that creates an accumulator, without the member of the cluster."""
+        lifetime = self._private.lifetime(options.idle_lease, is_private=is_private)
+        return creation_of(name, components, options, lifetime)
+
+    def made(
+        self, request: messages_pb2.CreateAccumulatorRequest, *, is_private: bool
+    ) -> Operation[accumulator_pb2.AccumulatorInfo]:
+        """Creates an accumulator, and keeps a private one alive; returns its description."""
+        return self._private.create(request.accumulator.name, create(request)) if is_private else create(request)
+
+    def session(
+        self, info: accumulator_pb2.AccumulatorInfo, request: messages_pb2.CreateAccumulatorRequest, *, is_private: bool
+    ) -> AccumulatorSession:
+        """Returns the session of an accumulator that was created.
+
+        Args:
+            info: Its description.
+            request: What creates it again.
+            is_private: Whether it ends with this client.
+        """
+        session = AccumulatorSession(
+            info,
+            self._memory,
+            partial(self.made, request, is_private=is_private),
+            self.watch.begin if self._cluster.size == 1 else lambda: at_target(self.target, self.watch.begin()),
+            is_private=is_private,
+        )
+        return self.watch.add(session)
+
     def _create(
         self, name: str, components: Components, options: AccumulatorOptions, *, is_private: bool
     ) -> Operation[AccumulatorWire]:
-        lifetime = self._private.lifetime(options.idle_lease, is_private=is_private)
-        request = creation_of(name, components, options, lifetime)
+        request = self.request(name, components, options, is_private=is_private)
         request.accumulator.member = yield from self._cluster.member(self.target)
-
-        def made() -> Operation[accumulator_pb2.AccumulatorInfo]:
-            return self._private.create(name, create(request)) if is_private else create(request)
-
-        info = yield from made()
-        session = AccumulatorSession(info, self._memory, made, self.watch.begin, is_private=is_private)
-        return self._wire(self.watch.add(session), components, has_default_workers=not options.deterministic)
+        info = yield from self.made(request, is_private=is_private)
+        session = self.session(info, request, is_private=is_private)
+        return self._wire(session, components, has_default_workers=not options.deterministic)
 
     def _wire(
         self, session: AccumulatorSession, components: Components, *, has_default_workers: bool = True
@@ -171,12 +284,3 @@ class _AccumulatorsOfServer:
             deleted=self.deleted,
             target=self.target,
         )
-
-
-def _settled(watch: Watch, seconds: float) -> Operation[GradserveError | None]:
-    """Settles; returns the error, so that it does not end what runs together with it."""
-    try:
-        yield from settle(watch, seconds)
-    except GradserveError as error:
-        return error
-    return None

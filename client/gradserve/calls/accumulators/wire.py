@@ -5,18 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 from google.protobuf.message import Message
 
 from gradserve.calls.accumulators.components import Components, Sent
 from gradserve.calls.accumulators.creation import delete, described
+from gradserve.calls.accumulators.gradients import add_gradient, arrays_of, receive_values, without_arrays
 from gradserve.calls.accumulators.session import AccumulatorSession, RequestOfAccumulator
 from gradserve.calls.exchange import Operation, Reply, Unary, Whole, encode_timeout
 from gradserve.calls.fields import plain_fields
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.open_calls import AccumulatorKey
 from gradserve.calls.progress import Progress
-from gradserve.calls.tensors.arguments import receive_results
 from gradserve.calls.tensors.operations import call_with_arrays, placement_of
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import UINT64, as_flag, as_integer
@@ -27,10 +26,8 @@ from gradserve.results import (
     AccumulatorInfo,
     ApplyResult,
     Average,
-    IndexedSlices,
     Outcome,
     PushPullResult,
-    TensorHandle,
     Value,
 )
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
@@ -41,6 +38,8 @@ _NumberedRequest: TypeAlias = (
     messages_pb2.ApplyGradientRequest | messages_pb2.PushPullRequest | messages_pb2.TakeGradientRequest
 )
 """A request of a call that counts once."""
+Awaiting: TypeAlias = messages_pb2.PushPullRequest | messages_pb2.TakeGradientRequest | messages_pb2.ReadAverageRequest
+"""A request of a call that waits for an average."""
 
 _SERVICE = "AccumulatorService"
 _OUTCOMES = {
@@ -50,7 +49,6 @@ _OUTCOMES = {
 }
 _AUTO = placement_of(keep=False)
 _COPY = Argument("copy")
-_NOTHING = np.empty(0)
 
 
 class Contribution(NamedTuple):
@@ -65,6 +63,24 @@ class Contribution(NamedTuple):
     local_step: int
     weight: float
     worker_id: str | None
+
+
+class Given(NamedTuple):
+    """A gradient as a call gives it.
+
+    Attributes:
+        number: The request id of the call.
+        local_step: The step at which it was computed.
+        values: What is sent for each component.
+        weight: Its weight.
+        is_kept: Whether the call keeps it until it has the average.
+    """
+
+    number: int
+    local_step: int
+    values: Mapping[str, Sent]
+    weight: float
+    is_kept: bool
 
 
 class AccumulatorWire:
@@ -115,24 +131,24 @@ class AccumulatorWire:
         """Applies a gradient: a tree of the components, or a dict by component name."""
         number = self._number(request_id)
         values = self.components.gradient(gradient)
-        arrays, has_handles = _arrays(values)
-        fields = self._gradient_fields(messages_pb2.ApplyGradientRequest, how, values, has_handles=has_handles)
+        carried = self._carried(values)
+        arrays, has_handles = arrays_of(carried)
+        fields = self._gradient_fields(messages_pb2.ApplyGradientRequest, how, carried, has_handles=has_handles)
 
         sent = messages_pb2.ApplyGradientRequest()
 
         def request(tensors: Sequence[tensor_pb2.Tensor]) -> Message:
             nonlocal sent
-            sent = self._apply_request(fields, number, values, tensors)
+            sent = self._apply_request(fields, number, carried, tensors)
             return sent
 
         try:
-            reply = yield from call_with_arrays(
-                _SERVICE,
+            reply = yield from self._call_with_gradient(
                 "ApplyGradient",
+                Given(number, fields["local_step"], values, fields["weight"], is_kept=False),
                 arrays,
                 request,
                 released=not has_handles,
-                renew=self._session.renew,
                 progress=progress,
             )
         except GradserveError as error:
@@ -140,7 +156,7 @@ class AccumulatorWire:
             raise
         answer: messages_pb2.ApplyGradientResponse = reply.message
         if self._session.notes_gradients and answer.round:
-            again = partial(self._apply_request, fields, number, _without_arrays(values))
+            again = partial(self._apply_request, fields, number, without_arrays(carried))
             yield from self._session.accepted(sent, answer, again, None if has_handles else arrays)
         return ApplyResult(_OUTCOMES[answer.outcome], answer.duplicate, answer.global_step, answer.num_accumulated)
 
@@ -187,12 +203,14 @@ class AccumulatorWire:
         in_place = _in_place(copy)
         number = self._number(request_id)
         values = self.components.gradient(gradient)
-        arrays, has_handles = _arrays(values)
-        fields = self._gradient_fields(messages_pb2.PushPullRequest, how, values, has_handles=has_handles)
+        carried = self._carried(values)
+        arrays, has_handles = arrays_of(carried)
+        fields = self._gradient_fields(messages_pb2.PushPullRequest, how, carried, has_handles=has_handles)
         fields |= plain_fields(
             messages_pb2.PushPullRequest, {"num_required": num_required, "one_per_worker": one_per_worker}
         )
 
+        given = Given(number, fields["local_step"], values, fields["weight"], is_kept=True)
         message = messages_pb2.PushPullRequest()
 
         def request(tensors: Sequence[tensor_pb2.Tensor]) -> Message:
@@ -200,28 +218,29 @@ class AccumulatorWire:
             message = messages_pb2.PushPullRequest(**fields, timeout=encode_timeout(timeout))
             self._address(message, number)
             message.placement.CopyFrom(_AUTO)
-            _add_gradient(message, values, tensors)
+            add_gradient(message, carried, tensors)
             return message
 
         is_alone = one_per_worker and how.worker_id is None and self._has_default_workers
         with self._ids.open_calls.alone(self._key, self._ids.worker_id()) if is_alone else contextlib.nullcontext():
             try:
                 with self._ids.open_calls.opened(self._key, number):
-                    reply = yield from call_with_arrays(
-                        _SERVICE,
+                    reply = yield from self._call_with_gradient(
                         "PushPull",
+                        given,
                         arrays,
                         request,
                         wait=timeout,
                         released=not has_handles,
                         in_place=in_place,
-                        renew=self._session.renew,
                         progress=progress,
                     )
                     answer: messages_pb2.PushPullResponse = reply.message
                     average = Average({}, None, answer.global_step, 0, 0.0, ())
                     if answer.HasField("average"):
-                        average = yield from self._receive_average(message, reply, progress, in_place=in_place)
+                        average = yield from self._receive_average(
+                            message, reply, progress, in_place=in_place, given=given
+                        )
             except GradserveError as error:
                 _identify(error, number, waits=True)
                 raise
@@ -295,15 +314,30 @@ class AccumulatorWire:
     ) -> messages_pb2.ApplyGradientRequest:
         message = messages_pb2.ApplyGradientRequest(**fields)
         self._address(message, number)
-        _add_gradient(message, values, tensors)
+        add_gradient(message, values, tensors)
         return message
 
     def _receive_average(
-        self, request: RequestOfAccumulator, reply: Reply, progress: Progress | None, *, in_place: bool
+        self,
+        request: Awaiting,
+        reply: Reply,
+        progress: Progress | None,
+        *,
+        in_place: bool,
+        given: Given | None = None,
     ) -> Operation[Average]:
+        """Returns the average in a reply.
+
+        Args:
+            request: The request.
+            reply: The reply.
+            progress: Told how many bytes were moved.
+            in_place: Whether arrays may be read-only memory of the server.
+            given: The gradient of the call, if it has one.
+        """
         message: accumulator_pb2.Average = reply.message.average
         self._session.learned(request, message.round, message.step)
-        values = yield from _receive_values(reply, progress, in_place=in_place)
+        values = yield from self._receive_values(request, reply, progress, in_place=in_place, given=given)
         components, gradients = self.components.average(values)
         return Average(
             components=components,
@@ -313,6 +347,47 @@ class AccumulatorWire:
             total_weight=message.total_weight,
             worker_ids=tuple(message.worker_ids),
         )
+
+    def _carried(self, values: Mapping[str, Sent]) -> Mapping[str, Sent]:
+        """Returns what of a gradient is in the call that applies it."""
+        return values
+
+    def _call_with_gradient(
+        self,
+        method: str,
+        _given: Given,
+        arrays: Sequence[AnyArray],
+        request: Callable[[Sequence[tensor_pb2.Tensor]], Message],
+        *,
+        wait: float = 0.0,
+        released: bool,
+        in_place: bool = False,
+        progress: Progress | None,
+    ) -> Operation[Reply]:
+        """Makes the call that applies a gradient; see `call_with_arrays`."""
+        return call_with_arrays(
+            _SERVICE,
+            method,
+            arrays,
+            request,
+            wait=wait,
+            released=released,
+            in_place=in_place,
+            renew=self._session.renew,
+            progress=progress,
+        )
+
+    def _receive_values(
+        self,
+        _request: Awaiting,
+        reply: Reply,
+        progress: Progress | None,
+        *,
+        in_place: bool,
+        given: Given | None,
+    ) -> Operation[dict[str, Value]]:
+        """Returns the components of the average in a reply; see `_receive_average`."""
+        return receive_values(reply, progress, in_place=in_place)
 
     def _number(self, request_id: int | None) -> int:
         self._session.check()
@@ -336,56 +411,6 @@ class AccumulatorWire:
         return fields
 
 
-def _arrays(values: Mapping[str, Sent]) -> tuple[list[AnyArray], bool]:
-    """Returns the arrays of a gradient, in the order in which `_add_gradient` takes their messages.
-
-    Also returns whether it has handles.
-    """
-    arrays: list[AnyArray] = []
-    has_handles = False
-    for value in values.values():
-        if isinstance(value, np.ndarray | GpuArray):
-            arrays.append(value)
-        elif isinstance(value, IndexedSlices):
-            arrays += [value.indices, value.values]
-        else:
-            has_handles = True
-    return arrays, has_handles
-
-
-def _without_arrays(values: Mapping[str, Sent]) -> dict[str, Sent]:
-    """Returns what `_add_gradient` needs of a gradient beside the messages of its arrays."""
-    return {
-        name: value
-        if isinstance(value, TensorHandle)
-        else IndexedSlices(_NOTHING, _NOTHING, value.dense_shape)
-        if isinstance(value, IndexedSlices)
-        else _NOTHING
-        for name, value in values.items()
-    }
-
-
-def _add_gradient(
-    request: messages_pb2.ApplyGradientRequest | messages_pb2.PushPullRequest,
-    values: Mapping[str, Sent],
-    tensors: Sequence[tensor_pb2.Tensor],
-) -> None:
-    """Adds a gradient to a request, with the messages of its arrays."""
-    supply = iter(tensors)
-    for name, value in values.items():
-        part = request.gradient.add(name=name)
-        if isinstance(value, np.ndarray | GpuArray):
-            part.dense.CopyFrom(next(supply))
-        elif isinstance(value, IndexedSlices):
-            part.sparse.indices.CopyFrom(next(supply))
-            part.sparse.values.CopyFrom(next(supply))
-            if value.dense_shape is not None:
-                part.sparse.dense_shape.dims.extend(value.dense_shape)
-                part.sparse.dense_shape.SetInParent()
-        else:
-            part.dense.handle = value.handle
-
-
 def _identify(error: GradserveError, number: int, *, waits: bool = False) -> None:
     """Puts the request id on an error, so that callers can send the call again or wait on."""
     error.request_id = number
@@ -395,24 +420,3 @@ def _identify(error: GradserveError, number: int, *, waits: bool = False) -> Non
 
 def _in_place(copy: bool) -> bool:
     return not as_flag(copy, _COPY)
-
-
-def _receive_values(reply: Reply, progress: Progress | None, *, in_place: bool) -> Operation[dict[str, Value]]:
-    message: accumulator_pb2.Average = reply.message.average
-    tensors: list[tensor_pb2.Tensor] = []
-    for part in message.components:
-        tensors += [part.sparse.indices, part.sparse.values] if part.HasField("sparse") else [part.dense]
-    received = yield from receive_results(reply, tensors, progress)
-    if in_place:
-        # Whichever way they came, so that programs do not depend on it.
-        for array in received:
-            array.flags.writeable = False
-    arrays = iter(received)
-    components: dict[str, Value] = {}
-    for part in message.components:
-        if part.HasField("sparse"):
-            indices = next(arrays)
-            components[part.name] = IndexedSlices(next(arrays), indices, tuple(part.sparse.dense_shape.dims))
-        else:
-            components[part.name] = next(arrays)
-    return components

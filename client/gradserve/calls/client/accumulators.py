@@ -197,6 +197,7 @@ class AccumulatorsOfClient(ClientState):
         device: str | None = None,
         agreement: Mapping[str, str] | None = None,
         missing: Literal["error", "zeros"] = "error",
+        sharded: bool | None = None,
     ) -> Operation[GradientAccumulatorCalls]:
         """Creates an accumulator of the gradients of a whole model, or finds the one with this shared name.
 
@@ -233,6 +234,10 @@ class AccumulatorsOfClient(ClientState):
                 else with them. None: none.
             missing: What this object does with a gradient in which a component is missing or None. "error": raise an
                 InvalidArgumentError. "zeros": send zeros in its place, which count in the mean.
+            sharded: Whether to spread it over all servers of a client that has several, each with some components or
+                some of their rows. The shapes of dense components have to be known for that, and those of sparse ones
+                but for the first size; the device has to be "cpu". None: if that is so, the device was not given or is
+                "cpu", and the dense gradients have at least 1 MiB. False: it is on one server as a whole.
 
         Returns:
             The accumulator.
@@ -254,6 +259,7 @@ class AccumulatorsOfClient(ClientState):
             durability,
             device,
             agreement,
+            sharded,
         )
         wire = yield from self._accumulators.create(name, shared_name, Components.of_tree(components, missing), options)
         return GradientAccumulatorCalls(wire, self._timeout)

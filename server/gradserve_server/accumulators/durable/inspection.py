@@ -71,6 +71,8 @@ def _inspect_one(store: StateStore, number: int, container: str, name: str, dura
         gradients = store.rows("SELECT names, blob FROM gradient WHERE accumulator = ?", number)
         for names, blob in gradients:
             joined(json.loads(names), store.read(blob, np.empty))
+        for names, blob in store.rows("SELECT names, blob FROM part WHERE accumulator = ?", number):
+            joined(json.loads(names), store.read(blob, np.empty))
         if len(gradients) != num_gradients:
             damage = f"{len(gradients)} of the {num_gradients} gradients of its current round are there"
     except (StateError, *DAMAGES) as error:
@@ -109,8 +111,8 @@ def removal(store: StateStore, found: Found) -> Change | None:
     change = Change()
     if found.damage is not None:
         blobs = store.rows(
-            "SELECT blob FROM average WHERE accumulator = ? UNION SELECT blob FROM gradient WHERE accumulator = ?",
-            found.number,
+            "SELECT blob FROM average WHERE accumulator = ?1 UNION SELECT blob FROM gradient WHERE accumulator = ?1 "
+            "UNION SELECT blob FROM part WHERE accumulator = ?1",
             found.number,
         )
         change.execute("DELETE FROM accumulator WHERE id = ?", found.number)

@@ -3,10 +3,10 @@
 import asyncio
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
 
+from gradserve_server.accumulators.durable.shard_journal import FileShardJournal
 from gradserve_server.accumulators.durable.spec_records import average_record, split
-from gradserve_server.accumulators.events import Event, GradientAnswered, StepSet, to_record
+from gradserve_server.accumulators.events import Event, GradientAnswered, StepSet, contribution_record, to_record
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.state.durability import Durability
@@ -60,6 +60,8 @@ class FileJournal:
         self._space: Space | None = None
         self._on_round = on_round
         self._ended = False
+        self.shard = FileShardJournal(store, number)
+        """The journal of what this server has of the accumulator, if that is sharded."""
 
     async def append(self, event: Event) -> None:
         """See `AccumulatorJournal`."""
@@ -93,7 +95,7 @@ class FileJournal:
             "INSERT INTO gradient (accumulator, position, contribution, names, blob) VALUES (?, ?, ?, ?, ?)",
             self.number,
             position,
-            json.dumps(asdict(event.contribution)),
+            json.dumps(contribution_record(event.contribution)),
             json.dumps(layout),
             blob,
         )
@@ -143,12 +145,16 @@ class FileJournal:
         change.remove(known.values())
         self._store.add(change)
 
+    def of_shard(self) -> FileShardJournal:
+        """See `AccumulatorJournal`."""
+        return self.shard
+
     def end(self) -> None:
         """Removes everything, as the accumulator was deleted."""
         self._ended = True
         change = Change()
         change.execute("DELETE FROM accumulator WHERE id = ?", self.number)
-        change.remove([*self._gradients, *self._averages.values()])
+        change.remove([*self._gradients, *self._averages.values(), *self.shard.end()])
         self._gradients, self._averages, self._pending = [], {}, []
         self._store.add(change)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gradserve_server.accumulators.events import Record
+from gradserve_server.accumulators.events import Record, contribution_of, contribution_record
 from gradserve_server.accumulators.identity import CallMemory, CallRecord, RequestId
 from gradserve_server.accumulators.ledger import Answer, Ledger, Taken
 from gradserve_server.accumulators.results import Applied, Outcome
@@ -16,6 +16,7 @@ def ledger_record(ledger: Ledger) -> Record:
         "global_step": rounds.global_step,
         "round": rounds.current.number,
         "members": [members.count, members.total_weight, members.num_nameless, list(members.workers)],
+        "held": [contribution_record(each) for each in members.held],
         "all_workers_known": rounds.all_workers_known,
         "missing": list(rounds.missing_workers),
         "clients": [
@@ -41,7 +42,8 @@ def ledger_of(record: Record, calls: CallMemory[Answer]) -> Ledger:
     rounds.global_step = record["global_step"]
     rounds.current = Round(record["round"])
     count, total_weight, num_nameless, workers = record["members"]
-    rounds.members = Members(count, total_weight, num_nameless, dict.fromkeys(workers))
+    held = [contribution_of(each) for each in record.get("held", ())]  # without sharded accumulators, there were none
+    rounds.members = Members(count, total_weight, num_nameless, dict.fromkeys(workers), held)
     rounds.all_workers_known = record["all_workers_known"]
     rounds.expect(record["missing"])
     known = {rounds.current.number: rounds.current}

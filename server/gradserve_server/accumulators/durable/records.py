@@ -11,7 +11,7 @@ from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.durable.journal import FileJournal
 from gradserve_server.accumulators.durable.ledger_records import ledger_of, ledger_record
 from gradserve_server.accumulators.durable.spec_records import average_of, joined, spec_of, spec_record
-from gradserve_server.accumulators.events import from_record
+from gradserve_server.accumulators.events import contribution_of, from_record
 from gradserve_server.accumulators.gradient import Contribution, Gradient, Value
 from gradserve_server.accumulators.identity import CallMemory
 from gradserve_server.accumulators.journal import AccumulatorJournal, MemoryJournal
@@ -139,16 +139,21 @@ class FileRecords:
         for record, names, blob in averages:
             values = joined(json.loads(names), self._store.read(blob, allocate))
             await accumulator.keep_again(*average_of(json.loads(record), values))
+        count = 0
         for contribution, values in self._gradients(gradients, allocate):
+            count += contribution.num_gradients
             await accumulator.add_again(Gradient(values, owned=True, finite=frozenset(values)), contribution)
-        _check_sum(accumulator, len(gradients))
+        _check_sum(accumulator, count)
+        if accumulator.shard is not None:
+            for part in journal.shard.read(allocate):
+                await accumulator.shard.stage_again(*part)
 
     def _gradients(
         self, rows: Sequence[tuple[Any, ...]], allocate: Allocate
     ) -> Iterator[tuple[Contribution, dict[str, Value]]]:
         for contribution, names, blob in rows:
             yield (
-                Contribution(**json.loads(contribution)),
+                contribution_of(json.loads(contribution)),
                 joined(json.loads(names), self._store.read(blob, allocate)),
             )
 

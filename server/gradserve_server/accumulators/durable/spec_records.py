@@ -1,12 +1,14 @@
 """Specs, lifetimes and averages as records."""
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from gradserve_server.accumulators.events import Record
-from gradserve_server.accumulators.gradient import Array, Average, SparseSlices, Value
+from gradserve_server.accumulators.gradient import Array, Average, RoundParts, SparseSlices, Value
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.pieces import Piece
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape, Reduction
 from gradserve_server.state.durability import Durability
 
@@ -23,6 +25,7 @@ def spec_record(spec: AccumulatorSpec) -> Record:
                 "dtype": each.dtype.name,
                 "shape": None if each.shape.dims is None else list(each.shape.dims),
                 "layout": each.layout.value,
+                "pieces": [list(piece) for piece in each.pieces],
             }
             for each in spec.components
         ],
@@ -35,6 +38,7 @@ def spec_record(spec: AccumulatorSpec) -> Record:
         "durability": spec.durability.value,
         "device": spec.device,
         "agreement": dict(spec.agreement),
+        "num_shards": spec.num_shards,
     }
 
 
@@ -51,6 +55,7 @@ def spec_of(record: Record) -> AccumulatorSpec:
                 np.dtype(each["dtype"]),
                 PartialShape(None if each["shape"] is None else tuple(each["shape"])),
                 Layout(each["layout"]),
+                tuple(Piece(*piece) for piece in each.get("pieces", ())),
             )
             for each in record["components"]
         ),
@@ -63,12 +68,15 @@ def spec_of(record: Record) -> AccumulatorSpec:
         durability=Durability(record["durability"]),
         device=record.get("device", _HOST),  # servers that had no other place wrote none
         agreement=record.get("agreement", {}),  # nor did those that had no agreements
+        num_shards=record.get("num_shards", 0),  # nor those that had no sharded accumulators
     )
 
 
 def average_record(average: Average, answered: list[RequestId]) -> Record:
     """Returns an average without its values, and the calls that it answered; the reverse of `average_of`."""
     record = {name: value for name, value in vars(average).items() if name in _AVERAGE}
+    if average.parts is not None:
+        record["parts"] = asdict(average.parts)
     return {**record, "answered": [[each.client_id, each.sequence, each.fingerprint.hex()] for each in answered]}
 
 
@@ -83,6 +91,9 @@ def average_of(record: Record, values: dict[str, Value]) -> tuple[Average, list[
     """
     fields: dict[str, Any] = {name: record[name] for name in _AVERAGE}
     fields["worker_ids"] = tuple(fields["worker_ids"])
+    if "parts" in record:
+        parts = dict(record["parts"])
+        fields["parts"] = RoundParts(**{**parts, "ids": tuple(parts["ids"]), "weights": tuple(parts["weights"])})
     answered = [RequestId(client, sequence, bytes.fromhex(digest)) for client, sequence, digest in record["answered"]]
     for value in values.values():
         for array in _arrays(value):

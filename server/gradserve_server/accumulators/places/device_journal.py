@@ -7,6 +7,7 @@ from gradserve_server.accumulators.events import Event, GradientAnswered
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournal
+from gradserve_server.accumulators.shard_journal import ShardJournal
 from gradserve_server.devices.compute import Compute
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.state.durability import Durability
@@ -88,3 +89,7 @@ class DeviceJournal:
     def forget(self, rounds: Collection[int]) -> None:
         """See `AccumulatorJournal`."""
         self._journal.forget(rounds)
+
+    def of_shard(self) -> ShardJournal:
+        """See `AccumulatorJournal`: sharded accumulators are on the host."""
+        return self._journal.of_shard()

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.devices.selection import NoSuchDeviceError
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import quoted
@@ -52,8 +52,8 @@ class Places:
         """Returns a spec with the name of a place, if it asks for the device of the ops, whatever that is."""
         if spec.device != AUTO:
             return spec
-        is_dense = _sparse_component(spec) is None
-        return spec.on((self.device if self.device is not None and is_dense else self.host).name)
+        is_anywhere = _sparse_component(spec) is None and not spec.num_shards
+        return spec.on((self.device if self.device is not None and is_anywhere else self.host).name)
 
     def of_new(self, spec: AccumulatorSpec) -> Place:
         """Returns the place that a new accumulator asks for, or gets by default.
@@ -68,13 +68,17 @@ class Places:
                 field="spec.device",
             )
         sparse = _sparse_component(spec)
-        if sparse is None or place.has_sparse:
+        if place is self.host or not (spec.num_shards or (sparse is not None and not place.has_sparse)):
             return place
         if spec.device is None:
             return self.host
+        if spec.num_shards:
+            raise InvalidArgumentError(
+                f"expected {self.host.name} for a sharded accumulator, got {quoted(spec.device)}", field="spec.device"
+            )
+        such_as = f", such as {quoted(sparse.name)}" if sparse is not None and sparse.name else ""
         raise InvalidArgumentError(
-            f"expected {self.host.name} for an accumulator with sparse components"
-            f"{f', such as {quoted(sparse.name)}' if sparse.name else ''}, got {quoted(spec.device)}",
+            f"expected {self.host.name} for an accumulator with sparse components{such_as}, got {quoted(spec.device)}",
             field="spec.device",
         )
 
@@ -90,4 +94,4 @@ class Places:
 
 
 def _sparse_component(spec: AccumulatorSpec) -> ComponentSpec | None:
-    return next((each for each in spec.components if each.layout is Layout.SPARSE), None)
+    return next((each for each in spec.components if each.is_sparse), None)

@@ -3,6 +3,7 @@
 import click
 
 from gradserve_server.commands.cluster.down import down
+from gradserve_server.commands.cluster.resize import resize
 from gradserve_server.commands.cluster.status import status
 from gradserve_server.commands.cluster.up import up
 
@@ -15,5 +16,5 @@ def cluster() -> None:
     """
 
 
-for each in (down, status, up):
+for each in (down, resize, status, up):
     cluster.add_command(each)

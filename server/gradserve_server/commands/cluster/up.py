@@ -7,7 +7,7 @@ import click
 from gradserve_server.commands.cluster.ray_address import ray_address_option, ray_errors
 from gradserve_server.settings import Setting, SettingsError, make_config
 
-_OURS = ("--address-file", "--cluster", "--listen", "--state-dir")
+_OURS = ("--address-file", "--cluster", "--listen", "--rounds-file", "--state-dir")
 """Flags of servers that the cluster decides, and those that begin with them."""
 
 DEFAULT_NAME = "gradserve"
@@ -68,7 +68,8 @@ def up(
             address, local_ray = start_local_ray(servers * cpus_per_server, timeout)
 
         from gradserve_server.on_ray.connection import command_on_ray
-        from gradserve_server.on_ray.starting import ClusterPlan, start_cluster
+        from gradserve_server.on_ray.plan import ClusterPlan
+        from gradserve_server.on_ray.starting import start_cluster
 
         path = None if state_dir is None else state_dir.absolute()
         plan = ClusterPlan(name, servers, cpus_per_server, gpus_per_server, path, flags, timeout)

@@ -11,22 +11,29 @@ from textual.binding import Binding, BindingType
 from textual.containers import ScrollableContainer
 from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, TabPane
 
-from gradserve.errors import GradserveError
 from gradserve.server_status import AccumulatorStatus, ServerStatus
-from gradserve_server.commands.top.panels import errors_panel, headline, rounds_panel, server_panel, workers_panel
+from gradserve_server.commands.top.panels import (
+    errors_panel,
+    headline,
+    rounds_panel,
+    server_panel,
+    servers_panel,
+    workers_panel,
+)
 from gradserve_server.commands.top.rates import Rates
+from gradserve_server.commands.top.whole import Picture, whole
 from gradserve_server.commands.wording import duration, size
 
 ORDERS = ("latest", "name", "rate", "waiting", "bytes")
 _PANELS = ("rounds", "workers", "server", "errors")
 _COLUMNS = ("NAME", "STEP", "ROUNDS/S", "IN ROUND", "WAIT", "STALE", "ROUND", "MEMORY")
 
-TakePicture = Callable[[str, str], Awaitable[ServerStatus]]
-"""Returns a picture of the server: takes a part of the names, and the order."""
+TakePicture = Callable[[str, str], Awaitable[Picture]]
+"""Returns a picture of each server: takes a part of the names, and the order."""
 
 
 class TopApp(App[None]):
-    """Shows a server at work, and follows it."""
+    """Shows a server or a cluster at work, and follows it."""
 
     TITLE = "gradserve top"
     ENABLE_COMMAND_PALETTE = False
@@ -51,17 +58,23 @@ class TopApp(App[None]):
         Binding("right_square_bracket,tab", "panel(1)", "Panel", key_display="]", priority=True),
     ]
 
-    def __init__(self, address: str, take_picture: TakePicture, interval: float, name: str = "") -> None:
-        """Takes the server's address, what takes pictures of it, the seconds between them, and a part of names."""
+    def __init__(
+        self, address: str, take_picture: TakePicture, interval: float, name: str = "", *, num_servers: int = 1
+    ) -> None:
+        """Takes the address, what takes pictures, the seconds between them, a part of names, the number of servers."""
         super().__init__()
+        self._is_cluster = num_servers > 1
+        self._panels = ("rounds", "servers", *_PANELS[1:]) if self._is_cluster else _PANELS
         self._address = address
         self._take_picture = take_picture
         self._interval = interval
         self._order = ORDERS[0]
         self._part = name
         self._is_paused = False
+        self._picture: Picture = ()
         self._status: ServerStatus | None = None
         self._rates = Rates()
+        self._rates_of_servers: dict[int, Rates] = {}
         self._look_again = asyncio.Event()
 
     def compose(self) -> ComposeResult:
@@ -75,15 +88,15 @@ class TopApp(App[None]):
             classes="shown" if self._part else "",
         )
         yield DataTable(cursor_type="row", zebra_stripes=True)
-        with TabbedContent(*(name.capitalize() for name in _PANELS)):
-            for name in _PANELS:
+        with TabbedContent(*(name.capitalize() for name in self._panels)):
+            for name in self._panels:
                 with TabPane(name.capitalize(), id=name), ScrollableContainer():
                     yield Static(id=f"{name}-text", markup=False)
         yield Footer()
 
     def on_mount(self) -> None:
         """Begins to follow the server."""
-        self.query_one(DataTable).add_columns(*_COLUMNS)
+        self.query_one(DataTable).add_columns(*_COLUMNS, *(("SERVER",) if self._is_cluster else ()))
         self.query_one(DataTable).focus()
         self.run_worker(self._follow(), exclusive=True)
 
@@ -98,15 +111,20 @@ class TopApp(App[None]):
 
     async def _look(self) -> None:
         problem = self.query_one("#problem", Static)
-        try:
-            status = await self._take_picture(self._part, self._order)
-        except GradserveError as error:
-            problem.update(f"no answer: {error}")
-            problem.add_class("shown")
-            return
-        problem.remove_class("shown")
+        picture = await self._take_picture(self._part, self._order)
+        silent = [each for each in picture if each.problem]
+        where = f"server {silent[0].index} at {silent[0].address}: " if silent and self._is_cluster else ""
+        problem.update("; ".join([f"no answer: {where}{each.problem}" for each in silent[:1]]))
+        problem.set_class(bool(silent), "shown")
+        if len(silent) == len(picture):
+            return  # What was seen last stays.
+        before = {each.index: each.value for each in self._picture}
+        status = whole(picture, self._order)
         self._rates = Rates.between(self._status, status)
-        self._status = status
+        self._rates_of_servers = {
+            each.index: Rates.between(before.get(each.index), each.value) for each in picture if each.value
+        }
+        self._picture, self._status = picture, status
         self._show(status)
 
     def _show(self, status: ServerStatus) -> None:
@@ -121,11 +139,12 @@ class TopApp(App[None]):
         shown = self.query_one(DataTable)
         selected, top = self._selected_key(), shown.scroll_y
         shown.clear()
+        homes = {_key(each): seen.index for seen in self._picture if seen.value for each in seen.value.accumulators}
         for each in accumulators:
-            key = f"{each.container}/{each.name}"
-            name = each.name if each.container == "default" else key
-            shown.add_row(Text(name, no_wrap=True), *map(_right, _cells(each)), key=key)
-        keys = [f"{each.container}/{each.name}" for each in accumulators]
+            name = each.name if each.container == "default" else _key(each)
+            home = (str(homes[_key(each)]),) if self._is_cluster else ()
+            shown.add_row(Text(name, no_wrap=True), *map(_right, (*_cells(each), *home)), key=_key(each))
+        keys = [_key(each) for each in accumulators]
         if selected in keys:
             shown.move_cursor(row=keys.index(selected), animate=False, scroll=False)
         shown.scroll_to(y=top, animate=False)
@@ -140,6 +159,8 @@ class TopApp(App[None]):
             "server": server_panel(status, self._rates),
             "errors": errors_panel(status),
         }
+        if self._is_cluster:
+            texts["servers"] = servers_panel(self._picture, self._rates_of_servers)
         for name, text in texts.items():
             self.query_one(f"#{name}-text", Static).update(Text(text, no_wrap=True))
 
@@ -152,7 +173,7 @@ class TopApp(App[None]):
     def _selected(self) -> AccumulatorStatus | None:
         key = self._selected_key()
         found = self._status.accumulators if self._status is not None else ()
-        return next((each for each in found if f"{each.container}/{each.name}" == key), None)
+        return next((each for each in found if _key(each) == key), None)
 
     # What keys do
 
@@ -197,8 +218,12 @@ class TopApp(App[None]):
     def action_panel(self, step: int) -> None:
         """Shows the next panel, or the one before."""
         tabs = self.query_one(TabbedContent)
-        tabs.active = _PANELS[(_PANELS.index(tabs.active) + step) % len(_PANELS)]
+        tabs.active = self._panels[(self._panels.index(tabs.active) + step) % len(self._panels)]
         self.query_one(DataTable).focus()
+
+
+def _key(each: AccumulatorStatus) -> str:
+    return f"{each.container}/{each.name}"
 
 
 def _cells(each: AccumulatorStatus) -> tuple[str, ...]:

@@ -1,12 +1,18 @@
-"""`gradserve top`: a server at work, in a terminal."""
+"""`gradserve top`: a server or a cluster at work, in a terminal."""
 
 import asyncio
-from typing import Any
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gradserve_server.commands.as_json import echo_json, json_option
-from gradserve_server.commands.server_address import address_argument, connected, connection_options, tls_of
+from gradserve_server.commands.server_address import address_argument, connection_options, tls_of
+from gradserve_server.commands.servers import Answer, ask_all, described_servers, misplaced, tell_problems
+
+if TYPE_CHECKING:
+    import gradserve.aio
+    from gradserve.server_status import ServerStatus
 
 
 @click.command()
@@ -20,23 +26,57 @@ from gradserve_server.commands.server_address import address_argument, connected
 def top(address: str, timeout: float, interval: float, name: str, as_json: bool, **tls: Any) -> None:
     """Follow the server at ADDRESS: accumulators, their last rounds, slow workers, bytes, memory, errors.
 
-    With --json, print one picture and end. Keys: s sorts, / filters, [ and ] change the panel, p pauses, q ends.
+    Of a cluster, all servers together. With --json, print one picture and end. Keys: s sorts, / filters, [ and ] change
+    the panel, p pauses, q ends.
     """
-    with connected(address, timeout, **tls) as client:
-        status = client.server_status(name_contains=name)
+    answers = ask_all(address, timeout, lambda client: client.server_status(name_contains=name), **tls)
     if as_json:
-        echo_json(status)
+        echo_json(answers[0].value if len(answers) == 1 else _described(answers))
+        tell_problems(answers)
         return
     import gradserve.aio
-    from gradserve.server_status import ServerStatus
     from gradserve_server.commands.top.app import TopApp
 
+    servers = [each.address for each in answers]
+
     async def run() -> None:
-        async with gradserve.aio.connect(address, timeout=timeout, tls=tls_of(**tls)) as client:
+        async with AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(gradserve.aio.connect(each, timeout=timeout, tls=tls_of(**tls)))
+                for each in servers
+            ]
 
-            async def take_picture(part: str, order: str) -> ServerStatus:
-                return await client.server_status(name_contains=part, order=order)
+            async def take_picture(part: str, order: str) -> "tuple[Answer[ServerStatus], ...]":
+                looks = [_look(client, at, servers, part, order) for at, client in enumerate(clients)]
+                return tuple(await asyncio.gather(*looks))
 
-            await TopApp(address, take_picture, interval, name).run_async()
+            await TopApp(address, take_picture, interval, name, num_servers=len(servers)).run_async()
 
     asyncio.run(run())
+
+
+async def _look(
+    client: "gradserve.aio.Client", at: int, servers: list[str], part: str, order: str
+) -> "Answer[ServerStatus]":
+    import gradserve
+
+    try:
+        if len(servers) > 1 and (problem := misplaced((await client.server_info()).member, at, len(servers))):
+            return Answer(at, servers[at], problem=problem)
+        return Answer(at, servers[at], await client.server_status(name_contains=part, order=order))
+    except gradserve.GradserveError as error:
+        return Answer(at, servers[at], problem=str(error))
+
+
+def _described(answers: "tuple[Answer[ServerStatus], ...]") -> dict[str, Any]:
+    from gradserve_server.commands.top.whole import totals
+
+    statuses = [each.value for each in answers if each.value is not None]
+    return {
+        "totals": totals(statuses),
+        "num_accumulators": sum(status.num_accumulators for status in statuses),
+        "num_layers": sum(status.num_layers for status in statuses),
+        "servers": [
+            {**server, "status": each.value} for server, each in zip(described_servers(answers), answers, strict=True)
+        ],
+    }

@@ -1,7 +1,10 @@
 """The panels below the table of accumulators, as text."""
 
+from collections.abc import Mapping
+
 from gradserve.server_status import AccumulatorStatus, RoundStatus, ServerStatus
 from gradserve_server.commands.top.rates import Rates
+from gradserve_server.commands.top.whole import Picture
 from gradserve_server.commands.wording import duration, size, table
 
 _BAR = 28
@@ -90,6 +93,32 @@ def server_panel(status: ServerStatus, rates: Rates) -> str:
             table(("CALL", "PER S", "WORK EACH", "WAITED IN ALL", "FAILED", "NOW"), methods, frozenset(range(1, 6))),
         )
     )
+
+
+def servers_panel(picture: Picture, rates: Mapping[int, Rates]) -> str:
+    """Returns the servers of a cluster: what each has and does, or why it does not answer."""
+    rows = []
+    for each in picture:
+        status = each.value
+        if status is None:
+            rows.append((str(each.index), each.address, "no answer", "", "", "", "", "", each.problem))
+            continue
+        found = rates.get(each.index, Rates())
+        rows.append(
+            (
+                str(each.index),
+                each.address,
+                duration(status.uptime),
+                f"{status.num_accumulators:,}",
+                f"{found.rounds:.1f}",
+                f"{size(sum(found.received.values()))}/s",
+                f"{size(sum(found.sent.values()))}/s",
+                size(next((part.num_bytes for part in status.memory if part.purpose == "all tensors"), 0)),
+                "",
+            )
+        )
+    header = ("SERVER", "ADDRESS", "UP", "ACCUMULATORS", "ROUNDS/S", "IN", "OUT", "TENSORS", "PROBLEM")
+    return table(header, rows, frozenset({0, 2, 3, 4, 5, 6, 7}))
 
 
 def errors_panel(status: ServerStatus) -> str:

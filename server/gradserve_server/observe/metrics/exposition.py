@@ -12,6 +12,7 @@ from gradserve_server.observe.metrics.families import (
     call_families,
     gradient_families,
     traffic_families,
+    upstream_families,
 )
 from gradserve_server.observe.observed import Observed
 from gradserve_server.observe.status.server import ServerFacts
@@ -48,6 +49,8 @@ class _Server(Collector):
         yield from accumulator_families(observed.histories)
         yield from self._memory_families()
         yield from self._resource_families()
+        if self._facts.upstream:
+            yield from upstream_families(self._facts.upstream, self._facts.passed_on())
         yield GaugeMetricFamily(
             "gradserve_kernels_ready",
             "1 once the kernels of the ops are loaded or compiled, otherwise 0.",

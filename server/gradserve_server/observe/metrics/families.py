@@ -1,9 +1,15 @@
 """What is counted, as families of metrics."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, islice
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.utils import floatToGoString
 
 from gradserve_server.observe.calls import Calls
@@ -105,6 +111,26 @@ def accumulator_families(histories: Histories) -> Iterator[Metric]:
             ended.add_metric(names, now - history.last_round_ended)
         arrived.add_metric(names, now - history.times[0] if history.times else 0.0)
     yield from (rounds, stale, ended, arrived)
+
+
+def upstream_families(address: str, counts: Mapping[str, int]) -> Iterator[Metric]:
+    """Returns the families of an aggregator: what it passes on to the server at an address."""
+    yield InfoMetricFamily(
+        "gradserve_upstream", "Where an aggregator passes gradients on; other servers have none.", {"address": address}
+    )
+    yield CounterMetricFamily(
+        "gradserve_upstream_gradients", "Gradients that have come for accumulators upstream.", counts["gradients"]
+    )
+    sent = CounterMetricFamily(
+        "gradserve_upstream_sent", "What was passed on: sums of several gradients, or one alone.", labels=("kind",)
+    )
+    sent.add_metric(("sum",), counts["sums"])
+    sent.add_metric(("alone",), counts["alone"])
+    yield sent
+    yield CounterMetricFamily("gradserve_upstream_reads", "Averages that readers here were given.", counts["reads"])
+    yield CounterMetricFamily(
+        "gradserve_upstream_downloads", "Averages that were fetched for them.", counts["downloads"]
+    )
 
 
 def _round_families(totals: Totals) -> Iterator[Metric]:

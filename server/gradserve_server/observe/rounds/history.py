@@ -92,20 +92,21 @@ class History:
         totals = self._totals
         now = totals.clock()
         if outcome is Outcome.ACCEPTED:
-            self.accepted += 1
-            totals.accepted += 1
+            self.accepted += contribution.num_gradients
+            totals.accepted += contribution.num_gradients
             totals.accepted_bytes += num_bytes
             if not self.rounds and not self.times:
                 self._keeper.has_more(self, 0)
             self._previous, self._latest = self._latest, now
-            if len(self.times) < _MOST_ARRIVALS:
-                self.workers.append(sys.intern(contribution.worker_id))
-                self.times.append(now)
-            else:
-                self.workers[-1], self.times[-1] = sys.intern(contribution.worker_id), now
+            for worker_id in contribution.workers:
+                if len(self.times) < _MOST_ARRIVALS:
+                    self.workers.append(sys.intern(worker_id))
+                    self.times.append(now)
+                else:
+                    self.workers[-1], self.times[-1] = sys.intern(worker_id), now
         elif outcome is Outcome.STALE:
-            self.stale += 1
-            totals.stale += 1
+            self.stale += contribution.num_gradients
+            totals.stale += contribution.num_gradients
             totals.stale_bytes += num_bytes
             self._add_late(contribution, now)
         else:
@@ -201,4 +202,5 @@ class History:
         if 0 <= num_later < len(rounds):
             late = rounds[-1 - num_later]
             if late.step == contribution.local_step + 1:  # unless the step was set
-                late.add_late(contribution.worker_id, now)
+                for worker_id in contribution.workers:
+                    late.add_late(worker_id, now)

@@ -33,8 +33,8 @@ def accumulator_status(
     return AccumulatorStatus(
         container=key.container,
         name=key.name,
-        global_step=accumulator.global_step,
-        num_rounds=accumulator.num_rounds,
+        global_step=accumulator.rounds.global_step,
+        num_rounds=accumulator.rounds.current.number,
         rounds_per_second=history.rounds_per_second,
         num_accumulated=accumulator.num_accumulated,
         num_required=accumulator.queue.num_required,
@@ -45,8 +45,8 @@ def accumulator_status(
         duplicate=history.duplicate,
         refused=history.refused,
         median_round_seconds=history.median_round_seconds,
-        workers=_some(accumulator.workers),
-        missing=_some(accumulator.missing_workers),
+        workers=_some(accumulator.rounds.members.workers),
+        missing=_some(accumulator.rounds.missing_workers),
         rounds=tuple(described[-max_rounds:]),
     )
 
@@ -72,13 +72,13 @@ def _ended(record: RoundRecord, before: RoundRecord | None, started: float) -> R
 def _open(accumulator: Accumulator, history: History, started: float) -> RoundStatus:
     began = history.times[0]
     return RoundStatus(
-        step=accumulator.global_step + 1,
+        step=accumulator.rounds.global_step + 1,
         began=began - started,
         num_required=accumulator.queue.num_required,
         arrivals=tuple(
             [ArrivalStatus(worker, at - began) for worker, at in zip(history.workers, history.times, strict=True)]
         ),
-        missing=_some(accumulator.missing_workers),
+        missing=_some(accumulator.rounds.missing_workers),
     )
 
 

@@ -45,6 +45,8 @@ class ServerFacts:
         memory: Returns bytes in use, by purpose.
         resources: Returns how many there are of each kind of thing, and how many there may be; 0 for no limit.
         layers: Returns the layers that a request asks for, or the first of many, and their number.
+        upstream: The address to which an aggregator passes gradients on; empty for other servers.
+        passed_on: Returns what an aggregator counts; see `gradserve_server.upstream.counts.Counts`.
     """
 
     version: str
@@ -54,6 +56,8 @@ class ServerFacts:
     memory: Callable[[], Iterable[MemoryStatus]]
     resources: Callable[[], Mapping[str, tuple[int, int]]]
     layers: Callable[[StatusRequest], tuple[Sequence[LayerStatus], int]]
+    upstream: str = ""
+    passed_on: Callable[[], Mapping[str, int]] = dict
 
 
 class StatusSource:

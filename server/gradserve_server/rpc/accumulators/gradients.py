@@ -8,12 +8,17 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
 from gradserve.wire.dtypes import to_data_type
 from gradserve_server.accumulators.given import GivenComponent, GivenDense, GivenGradient, GivenSparse
-from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.gradient import Contribution, Summand
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.shard_journal import PartKey
+from gradserve_server.accumulators.sharding.part_ids import part_id
+from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import (
     MAX_COMPONENTS,
     MAX_DIMENSIONS,
     MAX_ID_BYTES,
+    MAX_NAME_BYTES,
+    MAX_SUMMANDS,
     MAX_UNANSWERED,
     MAX_WORKER_ID_BYTES,
     check_count,
@@ -33,6 +38,7 @@ _NEVER_OVER = (1 << 63) - 1
 """A step that comes after all others: the one of a gradient that counts whenever it comes."""
 
 GradientRequest = messages_pb2.ApplyGradientRequest | messages_pb2.PushPullRequest
+_WithGradient = GradientRequest | messages_pb2.StageGradientRequest
 
 
 def decode_take_id(request: messages_pb2.TakeGradientRequest, user: Identity = ANONYMOUS) -> RequestId | None:
@@ -50,11 +56,30 @@ def decode_gradient(
     Raises:
         InvalidArgumentError: It has too many parts, or an id is not valid.
     """
-    check_count(request.gradient, MAX_COMPONENTS, "components", "gradient")
-    contribution = _contribution(request)
-    components = [_given(part, payload, user, index) for index, part in enumerate(request.gradient)]
-    given = GivenGradient(components, request.release_handles)
+    contribution = _contribution(request, user)
+    given = _given_gradient(request, payload, user)
     return _gradient_id(request, given, user), contribution, given
+
+
+def decode_staged(
+    request: messages_pb2.StageGradientRequest, payload: Payload, user: Identity = ANONYMOUS
+) -> tuple[PartKey, GivenGradient]:
+    """Reads the name of a gradient that is to be held for a round, and its components.
+
+    Raises:
+        InvalidArgumentError: It has too many parts, or no name.
+    """
+    check_length(request.home_incarnation, MAX_NAME_BYTES, "home_incarnation")
+    if not request.home_incarnation:
+        raise InvalidArgumentError("expected the incarnation at the home, got an empty one", field="home_incarnation")
+    call = _request_id(request.request_id, b"", user)
+    return PartKey(request.home_incarnation, part_id(call)), _given_gradient(request, payload, user)
+
+
+def _given_gradient(request: _WithGradient, payload: Payload, user: Identity) -> GivenGradient:
+    check_count(request.gradient, MAX_COMPONENTS, "components", "gradient")
+    components = [_given(part, payload, user, index) for index, part in enumerate(request.gradient)]
+    return GivenGradient(components, request.release_handles)
 
 
 def _given(part: accumulator_pb2.ComponentGradient, payload: Payload, user: Identity, index: int) -> GivenComponent:
@@ -86,9 +111,11 @@ def _gradient_id(request: GradientRequest, given: GivenGradient, user: Identity)
     pull = None
     if isinstance(request, messages_pb2.PushPullRequest):
         pull = (request.num_required, counts_one_per_worker(request))
-    weight = request.weight if request.HasField("weight") else 1.0
+    weight = weight_of(request)
     what = (type(request).__name__, pull, request.local_step, weight, request.worker_id)
     digest = blake2b(repr(what).encode(), digest_size=16)
+    for each in request.sum_of:
+        digest.update(each.SerializeToString(deterministic=True))
     _add_gradient(digest, given, unread=request.unread_contents)
     return _request_id(request.request_id, digest.digest(), user)
 
@@ -137,23 +164,44 @@ def _add_tensor(digest: blake2b, tensor: Reference, *, by_contents: bool) -> Non
     digest.update(np.bitwise_xor.reduce(content[: words * 8].view(np.uint64)).tobytes())
 
 
+def weight_of(request: _WithGradient) -> float:
+    """Returns the weight of a gradient, which is 1 unless the request says otherwise."""
+    return request.weight if request.HasField("weight") else 1.0
+
+
 def counts_one_per_worker(request: messages_pb2.PushPullRequest) -> bool:
     """Returns True if a push_pull counts only the first gradient of its worker, which is the default."""
     return request.one_per_worker if request.HasField("one_per_worker") else True
 
 
-def _request_id(message: accumulator_pb2.RequestId, fingerprint: bytes, user: Identity) -> RequestId:
-    check_length(message.client_id, MAX_ID_BYTES, "request_id.client_id")
-    check_count(message.unanswered, MAX_UNANSWERED, "numbers", "request_id.unanswered")
+def _request_id(message: accumulator_pb2.RequestId, fingerprint: bytes, user: Identity, within: str = "") -> RequestId:
+    field = f"{within}.request_id" if within else "request_id"
+    check_length(message.client_id, MAX_ID_BYTES, f"{field}.client_id")
+    check_count(message.unanswered, MAX_UNANSWERED, "numbers", f"{field}.unanswered")
     return RequestId(user.own(message.client_id), message.sequence, fingerprint, frozenset(message.unanswered))
 
 
-def _contribution(request: GradientRequest) -> Contribution:
+def _contribution(request: GradientRequest, user: Identity) -> Contribution:
     check_length(request.worker_id, MAX_WORKER_ID_BYTES, "worker_id")
     is_again = isinstance(request, messages_pb2.ApplyGradientRequest) and request.accepted_before
+    check_count(request.sum_of, MAX_SUMMANDS, "gradients", "sum_of")
+    sum_of = tuple([_summand(each, f"sum_of[{index}]", user) for index, each in enumerate(request.sum_of)])
+    if sum_of and request.HasField("weight"):
+        raise InvalidArgumentError("expected no weight beside those of sum_of, got one", field="weight")
+    weight = weight_of(request)
     return Contribution(
         local_step=_NEVER_OVER if is_again else request.local_step,
-        weight=request.weight if request.HasField("weight") else 1.0,
+        weight=sum([each.weight for each in sum_of]) if sum_of else weight,
         worker_id=request.worker_id,
         sequence=request.request_id.sequence,
+        sum_of=sum_of,
+    )
+
+
+def _summand(message: accumulator_pb2.Summand, field: str, user: Identity) -> Summand:
+    check_length(message.worker_id, MAX_WORKER_ID_BYTES, f"{field}.worker_id")
+    return Summand(
+        message.weight if message.HasField("weight") else 1.0,
+        message.worker_id,
+        _request_id(message.request_id, b"", user, field) if message.HasField("request_id") else None,
     )

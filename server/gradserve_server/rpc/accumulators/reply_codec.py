@@ -62,4 +62,4 @@ class ReplyEncoder:
 
 def reply_codecs() -> Mapping[str, Codec]:
     """Returns the serializers of the methods whose replies several calls may get."""
-    return {"PushPull": Codec(encode=ReplyEncoder()), "ReadAverage": Codec(encode=ReplyEncoder())}
+    return {method: Codec(encode=ReplyEncoder()) for method in ("PushPull", "ReadAverage", "ReduceGradients")}

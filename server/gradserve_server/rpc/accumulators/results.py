@@ -6,7 +6,7 @@ from typing import TypeAlias
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.contents import Contents, WithContents
-from gradserve_server.accumulators.gradient import Average, SparseSlices
+from gradserve_server.accumulators.gradient import Average, RoundParts, SparseSlices
 from gradserve_server.accumulators.results import Applied, Outcome
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.rpc.accumulators.reply_codec import ContentsOfAverage
@@ -15,7 +15,10 @@ from gradserve_server.rpc.tensors.messages import each_delivered
 from gradserve_server.tensors.delivery import Delivery
 
 _Response: TypeAlias = (
-    messages_pb2.TakeGradientResponse | messages_pb2.ReadAverageResponse | messages_pb2.PushPullResponse
+    messages_pb2.TakeGradientResponse
+    | messages_pb2.ReadAverageResponse
+    | messages_pb2.PushPullResponse
+    | messages_pb2.ReduceGradientsResponse
 )
 
 _OUTCOMES = {
@@ -48,6 +51,12 @@ async def encode_read(average: Average, delivery: Delivery, compute: Compute) ->
     """Delivers an average that was read; returns the response."""
     contents = ContentsOfAverage(average=average)
     return await _with_average(messages_pb2.ReadAverageResponse(), average, delivery, contents, compute)
+
+
+async def encode_reduced(average: Average, delivery: Delivery, compute: Compute) -> WithContents:
+    """Delivers what this server has of an average; returns the response."""
+    contents = ContentsOfAverage(average=average)
+    return await _with_average(messages_pb2.ReduceGradientsResponse(), average, delivery, contents, compute)
 
 
 async def encode_pulled(
@@ -137,4 +146,15 @@ def _without_components(average: Average) -> accumulator_pb2.Average:
         total_weight=average.total_weight,
         worker_ids=average.worker_ids,
         round=average.round_number + 1,
+        parts=None if average.parts is None else _encode_parts(average.parts),
+    )
+
+
+def _encode_parts(parts: RoundParts) -> accumulator_pb2.RoundParts:
+    return accumulator_pb2.RoundParts(
+        home_incarnation=parts.home_incarnation,
+        part_ids=map(bytes.fromhex, parts.ids),
+        weights=parts.weights,
+        oldest_round=parts.oldest_round + 1,
+        oldest_step=parts.oldest_step,
     )

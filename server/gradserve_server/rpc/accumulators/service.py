@@ -15,19 +15,30 @@ from gradserve_server.accumulators.gradient import Contribution, OpenGradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.results import AccumulatorState
+from gradserve_server.accumulators.sharding.decision import of_staged
+from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.cluster import Member, check_member
 from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
-from gradserve_server.errors import AbortedError
+from gradserve_server.errors import AbortedError, InvalidArgumentError
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
+from gradserve_server.rpc.accumulators.decided import decode_decided
 from gradserve_server.rpc.accumulators.gradients import (
     GradientRequest,
     counts_one_per_worker,
     decode_gradient,
+    decode_staged,
     decode_take_id,
+    weight_of,
 )
-from gradserve_server.rpc.accumulators.results import encode_applied, encode_pulled, encode_read, encode_taken
+from gradserve_server.rpc.accumulators.results import (
+    encode_applied,
+    encode_pulled,
+    encode_read,
+    encode_reduced,
+    encode_taken,
+)
 from gradserve_server.rpc.accumulators.specs import (
     ServerId,
     decode_accumulator_spec,
@@ -79,7 +90,7 @@ class AccumulatorServicer:
         key = decode_key(request.accumulator, call.identity)
         lifetime = decode_lifetime(request.lifetime, call.identity)
         work = PIECE_BYTES * len(request.spec.components)
-        spec = await self._compute.run(work, _decode_spec, request.spec)
+        spec = await self._compute.run(work, _decode_spec, request.spec, self._member)
         if call.may_only_open is not None and not self._registry.has(key):
             raise call.may_only_open
         accumulator, created = self._registry.create(key, spec, lifetime)
@@ -124,15 +135,15 @@ class AccumulatorServicer:
     async def ApplyGradient(
         self, request: messages_pb2.ApplyGradientRequest, call: Call
     ) -> messages_pb2.ApplyGradientResponse:
-        with self._using(request.accumulator, call) as accumulator:
-            request_id, contribution, given = await self._decoded(request, call)
-            opening = await self._opening(accumulator, given, call)
+        with self._deciding(request.accumulator, call) as accumulator:
+            request_id, contribution, given = await self._decoded(accumulator, request, call)
+            opening = await self._opening(accumulator, contribution, given, call)
             applied, duplicate = await accumulator.apply(request_id, contribution, opening)
-            return encode_applied(applied, duplicate=duplicate, num_rounds=accumulator.num_rounds)
+            return encode_applied(applied, duplicate=duplicate, num_rounds=accumulator.rounds.current.number)
 
     async def TakeGradient(self, request: messages_pb2.TakeGradientRequest, call: Call) -> WithContents:
         with (
-            self._using(request.accumulator, call) as accumulator,
+            self._deciding(request.accumulator, call) as accumulator,
             self._registry.waiting(call.identity),
             self._delivery(request.placement, call) as delivery,
         ):
@@ -143,7 +154,7 @@ class AccumulatorServicer:
 
     async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, call: Call) -> WithContents:
         with (
-            self._using(request.accumulator, call) as accumulator,
+            self._deciding(request.accumulator, call) as accumulator,
             self._registry.waiting(call.identity),
             self._delivery(request.placement, call) as delivery,
         ):
@@ -153,12 +164,12 @@ class AccumulatorServicer:
 
     async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
         with (
-            self._using(request.accumulator, call) as accumulator,
+            self._deciding(request.accumulator, call) as accumulator,
             self._registry.waiting(call.identity),
             self._delivery(request.placement, call) as delivery,
         ):
-            request_id, contribution, given = await self._decoded(request, call)
-            opening = await self._opening(accumulator, given, call)
+            request_id, contribution, given = await self._decoded(accumulator, request, call)
+            opening = await self._opening(accumulator, contribution, given, call)
             applied, average, duplicate = await accumulator.push_pull(
                 request_id,
                 contribution,
@@ -167,23 +178,50 @@ class AccumulatorServicer:
                 wait_timeout(request, call),
                 one_per_worker=counts_one_per_worker(request),
             )
-            step = accumulator.global_step
+            step = accumulator.rounds.global_step
             return await encode_pulled(applied, average, delivery, self._compute, duplicate=duplicate, global_step=step)
 
     async def GetNumAccumulated(
         self, request: messages_pb2.GetNumAccumulatedRequest, call: Call
     ) -> messages_pb2.GetNumAccumulatedResponse:
-        with self._using(request.accumulator, call) as accumulator:
+        with self._deciding(request.accumulator, call) as accumulator:
             return messages_pb2.GetNumAccumulatedResponse(
-                num_accumulated=accumulator.num_accumulated, num_rounds=accumulator.num_rounds
+                num_accumulated=accumulator.num_accumulated, num_rounds=accumulator.rounds.current.number
             )
 
     async def SetGlobalStep(
         self, request: messages_pb2.SetGlobalStepRequest, call: Call
     ) -> messages_pb2.SetGlobalStepResponse:
-        with self._using(request.accumulator, call) as accumulator:
+        with self._deciding(request.accumulator, call) as accumulator:
             await accumulator.set_global_step(request.global_step)
         return messages_pb2.SetGlobalStepResponse()
+
+    async def StageGradient(
+        self, request: messages_pb2.StageGradientRequest, call: Call
+    ) -> messages_pb2.StageGradientResponse:
+        with self._using(request.accumulator, call) as accumulator:
+            shard = _shard_of(accumulator)
+            sent = (request, call.payload, call.identity)
+            key, given = await self._compute.run(PIECE_BYTES * len(request.gradient), decode_staged, *sent)
+            opening = await self._opening(shard, Contribution(), given, call)
+            duplicate = await shard.stage(
+                key,
+                request.local_step,
+                opening,
+                weight=weight_of(request),
+                can_stage_again=request.can_stage_again,
+            )
+            return messages_pb2.StageGradientResponse(duplicate=duplicate)
+
+    async def ReduceGradients(self, request: messages_pb2.ReduceGradientsRequest, call: Call) -> WithContents:
+        with (
+            self._using(request.accumulator, call) as accumulator,
+            self._delivery(request.placement, call) as delivery,
+        ):
+            shard = _shard_of(accumulator)
+            work = PIECE_BYTES * len(request.average.parts.part_ids)
+            average = await shard.reduce(await self._compute.run(work, decode_decided, request.average))
+            return await encode_reduced(average, delivery, self._compute)
 
     async def _with_info(
         self, response: _WithInfo, key: ResourceKey, accumulator: Accumulator, lifetime: Lifetime
@@ -196,12 +234,16 @@ class AccumulatorServicer:
         return await self._compute.run_in_thread(_with_one, response, described)
 
     async def _decoded(
-        self, request: GradientRequest, call: Call
+        self, accumulator: Accumulator, request: GradientRequest, call: Call
     ) -> tuple[RequestId | None, Contribution, GivenGradient]:
         sent = (request, call.payload, call.identity)
         if len(request.gradient) <= FEW_PIECES:
-            return decode_gradient(*sent)
-        return await self._compute.run_in_thread(decode_gradient, *sent)
+            request_id, contribution, given = decode_gradient(*sent)
+        else:
+            request_id, contribution, given = await self._compute.run_in_thread(decode_gradient, *sent)
+        if accumulator.spec.num_shards:
+            contribution = of_staged(accumulator.name, contribution, request_id, len(given.components))
+        return request_id, contribution, given
 
     def _using(self, ref: accumulator_pb2.AccumulatorRef, call: Call) -> AbstractContextManager[Accumulator]:
         self._check_server(ref)
@@ -217,12 +259,32 @@ class AccumulatorServicer:
                 field="accumulator.server_incarnation",
             )
 
-    async def _opening(self, accumulator: Accumulator, given: GivenGradient, call: Call) -> OpenGradient:
-        await self._arriving.receive(accumulator.spec, given, call.payload)
-        return partial(use_gradient, self._opener, self._compute, accumulator.spec, accumulator.place, given)
+    def _deciding(self, ref: accumulator_pb2.AccumulatorRef, call: Call) -> AbstractContextManager[Accumulator]:
+        """Finds an accumulator as `_using` does, of which this server decides about rounds."""
+        self._check_server(ref)
+        key = decode_key(ref, call.identity)
+        if self._member is not None:
+            self._registry.check_is_home(key)
+        return self._registry.use(key, ref.incarnation)
+
+    async def _opening(
+        self, adding: Accumulator | Shard, contribution: Contribution, given: GivenGradient, call: Call
+    ) -> OpenGradient:
+        spec = adding.sum_spec
+        if contribution.sum_of:
+            spec = await self._compute.run(PIECE_BYTES * len(spec.components), lambda: adding.sum_spec.of_sums)
+        await self._arriving.receive(spec, given, call.payload)
+        return partial(use_gradient, self._opener, self._compute, spec, adding.place, given)
 
     def _delivery(self, placement: tensor_pb2.Placement, call: Call) -> AbstractContextManager[Delivery]:
         return self._deliverer.begin(decode_placement(placement, call))
+
+
+def _shard_of(accumulator: Accumulator) -> Shard:
+    if accumulator.shard is None:
+        what = "has no components on this server" if accumulator.spec.num_shards else "is not sharded"
+        raise InvalidArgumentError(f"accumulator {accumulator.name!r} {what}", field="accumulator.name")
+    return accumulator.shard
 
 
 def _with_one(response: _WithInfo, described: _Described) -> Serialized:
@@ -235,7 +297,7 @@ def _with_all(response: messages_pb2.ListAccumulatorsResponse, described: Sequen
     return Serialized(response.SerializeToString() + b"".join(infos))
 
 
-def _decode_spec(spec: accumulator_pb2.AccumulatorSpec) -> AccumulatorSpec:
+def _decode_spec(spec: accumulator_pb2.AccumulatorSpec, member: Member | None) -> AccumulatorSpec:
     decoded = decode_accumulator_spec(spec)
-    decoded.derive()
+    decoded.derive(0 if member is None else member.index)
     return decoded

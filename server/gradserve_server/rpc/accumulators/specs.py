@@ -10,6 +10,7 @@ from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.agreement import check_agreement
 from gradserve_server.accumulators.component_names import components_named
+from gradserve_server.accumulators.pieces import Piece
 from gradserve_server.accumulators.results import AccumulatorState
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
@@ -72,6 +73,11 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
             f"expected at most {MAX_COMPONENT_DIMENSIONS} dimensions in all, got {num_dimensions}",
             field="spec.components",
         )
+    num_pieces = sum([len(component.pieces) for component in spec.components])
+    if num_pieces > MAX_COMPONENT_DIMENSIONS:
+        raise InvalidArgumentError(
+            f"expected at most {MAX_COMPONENT_DIMENSIONS} pieces in all, got {num_pieces}", field="spec.components"
+        )
     if spec.reduction not in _REDUCTIONS:
         raise InvalidArgumentError(f"expected a known reduction, got {spec.reduction}", field="spec.reduction")
     durability = decode_durability(spec.durability, "spec.durability")
@@ -94,6 +100,7 @@ def decode_accumulator_spec(spec: accumulator_pb2.AccumulatorSpec) -> Accumulato
             durability=durability,
             device=spec.device or None,
             agreement=dict(spec.agreement),
+            num_shards=spec.num_shards,
         )
 
 
@@ -110,7 +117,11 @@ def _decode_component(component: accumulator_pb2.ComponentSpec, field: str) -> C
             f"expected no dims with unknown_rank, got {list(component.shape.dims)}", field=f"{field}.shape.dims"
         )
     return ComponentSpec(
-        component.name, _decode_dtype(component.dtype, f"{field}.dtype"), shape, _LAYOUTS[component.layout]
+        component.name,
+        _decode_dtype(component.dtype, f"{field}.dtype"),
+        shape,
+        _LAYOUTS[component.layout],
+        tuple([Piece(each.server, each.num_rows) for each in component.pieces]),
     )
 
 
@@ -127,6 +138,7 @@ def _encode_component(component: ComponentSpec) -> accumulator_pb2.ComponentSpec
         dtype=to_data_type(component.dtype),
         shape=accumulator_pb2.PartialShape(unknown_rank=component.shape.dims is None, dims=component.shape.dims),
         layout=_LAYOUT_CODES[component.layout],
+        pieces=[accumulator_pb2.Piece(server=each.server, num_rows=each.num_rows) for each in component.pieces],
     )
 
 
@@ -143,6 +155,7 @@ def _without_components(accumulator: Accumulator) -> accumulator_pb2.Accumulator
         durability=encode_durability(spec.durability),
         device=accumulator.place.name,
         agreement=spec.agreement,
+        num_shards=spec.num_shards,
     )
 
 
@@ -161,7 +174,7 @@ class ServerId:
 
 def num_parts(accumulator: Accumulator) -> int:
     """Returns the number of parts that the message of an accumulator has."""
-    return len(accumulator.workers) + accumulator.spec.num_parts + 2 * len(accumulator.spec.agreement)
+    return len(accumulator.rounds.members.workers) + accumulator.spec.num_parts + 2 * len(accumulator.spec.agreement)
 
 
 def encode_info(

@@ -38,9 +38,11 @@ class ServerServicer:
         compute: Compute,
         http_url: Callable[[], str],
         member: Member | None,
+        upstream: str,
     ) -> None:
         """Takes the name of the `device` that ops run on, whether they are prepared, and an `uptime` in seconds."""
         self._http_url = http_url
+        self._upstream = upstream
         self._member = None
         if member is not None:
             self._member = messages_pb2.ClusterMember(cluster=member.cluster, index=member.index, size=member.size)
@@ -98,6 +100,7 @@ class ServerServicer:
             sockets=self._sockets.message(),
             http_url=self._http_url(),
             member=self._member,
+            upstream=self._upstream,
         )
 
     async def GetServerStatus(

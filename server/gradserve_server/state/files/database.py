@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gradserve_server.state.files.errors import StateError
 
-FORMAT = 1
+FORMAT = 2
 """The format that this version writes. `_UPGRADES` leads there from all earlier ones."""
 
 _FIRST = """
@@ -92,7 +92,19 @@ CREATE TABLE layer_update (     -- mean and variance of a forward whose update i
 ) STRICT, WITHOUT ROWID;
 """
 
-_UPGRADES: dict[int, str] = {0: _FIRST}
+_SECOND = """
+CREATE TABLE part (             -- what a shard holds of gradients, until no round needs them
+    accumulator INTEGER NOT NULL REFERENCES accumulator ON DELETE CASCADE,
+    home TEXT NOT NULL,         -- the incarnation of the accumulator at its home
+    id TEXT NOT NULL,
+    local_step INTEGER NOT NULL,
+    names TEXT NOT NULL,
+    blob INTEGER NOT NULL REFERENCES blob,
+    PRIMARY KEY (accumulator, home, id)
+) STRICT, WITHOUT ROWID;
+"""
+
+_UPGRADES: dict[int, str] = {0: _FIRST, 1: _SECOND}
 """The statements that lead from each format to the next one."""
 
 

@@ -20,6 +20,7 @@ _ADDING_GRADIENTS = frozenset(
     {
         "gradserve.v1.AccumulatorService.ApplyGradient",
         "gradserve.v1.AccumulatorService.PushPull",
+        "gradserve.v1.AccumulatorService.StageGradient",
     }
 )
 _WAITING_FOR_PAYLOAD = _ADDING_GRADIENTS | {"gradserve.v1.TensorService.StoreTensors"}

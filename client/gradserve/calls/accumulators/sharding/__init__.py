@@ -1,0 +1,1 @@
+"""Accumulators that are sharded over the servers of a client."""

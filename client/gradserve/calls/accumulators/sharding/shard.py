@@ -1,0 +1,145 @@
+"""What a client does on one server of those that share an accumulator."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from gradserve.calls.accumulators.components import Sent
+from gradserve.calls.accumulators.gradients import add_gradient, arrays_of, receive_values
+from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
+from gradserve.calls.progress import Progress
+from gradserve.calls.tensors.operations import call_with_arrays, placement_of
+from gradserve.calls.together import at_target
+from gradserve.errors import AbortedError, GradserveError, NotFoundError
+from gradserve.results import Value
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve.v1 import accumulator_pb2, tensor_pb2
+
+LOST_FIELD = "average.parts.part_ids"
+"""The field of the error of a server that does not have all gradients of a round."""
+PATIENCE_SECONDS = 5.0
+"""How long a client waits for others to send again what a server has lost of a round."""
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
+_SERVICE = "AccumulatorService"
+_AUTO = placement_of(keep=False)
+
+Step: TypeAlias = Callable[[], Operation[None]]
+
+
+class Shard:
+    """The part of an accumulator that one server has.
+
+    Attributes:
+        target: The index of the server.
+        ref: The accumulator's name there.
+    """
+
+    def __init__(self, ref: accumulator_pb2.AccumulatorRef, target: int, restore: Step) -> None:
+        """Takes the accumulator's name with the member of the cluster, the server, and what makes the part again.
+
+        Args:
+            ref: The accumulator's name, with the member of the cluster and without incarnations.
+            target: The index of the server.
+            restore: Makes the part again after the server has lost it, if the accumulator is still on its home.
+        """
+        self.target = target
+        self.ref = ref
+        self._restore = restore
+
+    def stage(
+        self,
+        staging: messages_pb2.StageGradientRequest,
+        values: Mapping[str, Sent],
+        progress: Progress | None = None,
+    ) -> Operation[None]:
+        """Brings what the server gets of a gradient there.
+
+        Args:
+            staging: The request, without the accumulator and the gradient.
+            values: What the server gets, by component.
+            progress: Told how many bytes were moved.
+        """
+
+        def request(tensors: Sequence[tensor_pb2.Tensor]) -> messages_pb2.StageGradientRequest:
+            message = messages_pb2.StageGradientRequest()
+            message.CopyFrom(staging)
+            message.accumulator.CopyFrom(self.ref)
+            add_gradient(message, values, tensors)
+            return message
+
+        arrays, _ = arrays_of(values)
+
+        def staged() -> Operation[Reply]:
+            call = call_with_arrays(_SERVICE, "StageGradient", arrays, request, released=True, progress=progress)
+            return at_target(self.target, call)
+
+        try:
+            yield from staged()
+        except NotFoundError:
+            yield from self._restore()
+            yield from staged()
+
+    def reduce(
+        self,
+        average: accumulator_pb2.Average,
+        num_bytes: int,
+        progress: Progress | None = None,
+        *,
+        again: Step | None,
+        patience: float,
+        in_place: bool,
+    ) -> Operation[dict[str, Value]]:
+        """Returns what the server has of an average, by component.
+
+        Args:
+            average: What the home has answered.
+            num_bytes: The size of its dense tensors there.
+            progress: Told how many bytes were moved.
+            again: Stages the caller's own gradient there again, if it has one in the round.
+            patience: How many seconds to wait for others to do the same.
+            in_place: Whether arrays may be read-only memory of the server.
+
+        Raises:
+            AbortedError: The server has lost a gradient of the round, and did not get it again.
+        """
+        left, pause = patience, _FIRST_PAUSE_SECONDS
+        is_first = True
+        while True:
+            failure: GradserveError
+            try:
+                reduced = self._reduce(average, num_bytes, progress, in_place=in_place)
+                return (yield from at_target(self.target, reduced))
+            except AbortedError as error:
+                if error.field != LOST_FIELD:
+                    raise
+                failure = error
+            except NotFoundError as error:
+                yield from self._restore()
+                failure = error
+            if left <= 0 and (again is None or not is_first):
+                raise self._lost(average) from failure
+            if again is not None and (is_first or isinstance(failure, NotFoundError)):
+                yield from again()
+            if again is None or not is_first:
+                pause = min(pause, left)
+                yield Pause(pause)
+                left, pause = left - pause, min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            is_first = False
+
+    def _reduce(
+        self, average: accumulator_pb2.Average, num_bytes: int, progress: Progress | None, *, in_place: bool
+    ) -> Operation[dict[str, Value]]:
+        request = messages_pb2.ReduceGradientsRequest(placement=_AUTO)
+        request.accumulator.CopyFrom(self.ref)
+        request.average.CopyFrom(average)
+        call = Unary(_SERVICE, "ReduceGradients", request, in_place=in_place)
+        reply: Reply = yield Whole(call, progress=progress, reply_bytes=num_bytes)
+        return (yield from receive_values(reply, progress, in_place=in_place))
+
+    def _lost(self, average: accumulator_pb2.Average) -> AbortedError:
+        return AbortedError(
+            f"server {self.target} of the cluster has lost gradients of round {average.round} of accumulator "
+            f"'{self.ref.container}/{self.ref.name}', and not all of them were sent again: there is no average of this "
+            f"round. Go on with the next one, with local_step={average.step}",
+            field=LOST_FIELD,
+        )

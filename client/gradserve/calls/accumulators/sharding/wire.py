@@ -1,0 +1,231 @@
+"""The operations on an accumulator that is sharded over several servers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from google.protobuf.message import Message
+
+from gradserve.calls.accumulators.components import Sent
+from gradserve.calls.accumulators.creation import delete, describe
+from gradserve.calls.accumulators.gradients import arrays_of
+from gradserve.calls.accumulators.session import RequestOfAccumulator
+from gradserve.calls.accumulators.sharding.parts import Parts
+from gradserve.calls.accumulators.sharding.progress import received_together, sent_together
+from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Shard
+from gradserve.calls.accumulators.wire import AccumulatorWire, Awaiting, Given
+from gradserve.calls.exchange import Operation, Reply, Unary, Whole
+from gradserve.calls.progress import Progress
+from gradserve.calls.together import aimed_call, all_ended, at_target
+from gradserve.errors import AbortedError, GradserveError, InvalidArgumentError, NotFoundError
+from gradserve.results import AccumulatorInfo, Average, TensorHandle, Value
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve.wire.durations import decode_duration
+from gradserve.wire.payload import AnyArray
+
+
+class ShardedWire(AccumulatorWire):
+    """The operations on one sharded accumulator.
+
+    Its home answers everything, with gradients and averages that have no components. Each server gets its part of a
+    gradient before that, and is asked for its part of an average after it.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        parts: Parts,
+        members: Mapping[int, str],
+        creations: Mapping[int, Callable[[], Operation[object]]],
+        **kwargs: Any,
+    ) -> None:
+        """Takes the accumulator, and what each server has of it.
+
+        Args:
+            *args: See `AccumulatorWire`.
+            parts: What each server has.
+            members: The servers that have something, as requests name them.
+            creations: Creates the parts of those servers that are not the home.
+            **kwargs: See `AccumulatorWire`.
+        """
+        super().__init__(*args, **kwargs)
+        self._parts = parts
+        self._creations = creations
+        self._shards = {target: self._shard(target, members[target]) for target in parts.servers}
+
+    def info(self) -> Operation[AccumulatorInfo]:
+        """Describes the accumulator, with the memory that it uses on all servers."""
+        found = yield from super().info()
+        others = yield from all_ended(*[self._num_bytes(each) for each in self._others])
+        return replace(found, num_bytes=found.num_bytes + sum(others))
+
+    def delete(self) -> Operation[bool]:
+        """Deletes the accumulator: first at its home, so that nobody makes it again elsewhere."""
+        ref = accumulator_pb2.AccumulatorRef()
+        ref.CopyFrom(self.ref)
+        ref.server_incarnation = ""
+        deleted = yield from at_target(self.target, delete(ref))
+        yield from all_ended(*[at_target(each.target, delete(each.ref)) for each in self._others])
+        self._deleted(ref.container, ref.name)
+        return deleted
+
+    def _unary(self, method: str, request: RequestOfAccumulator, wait: float = 0.0, *, in_place: bool = False) -> Unary:
+        return aimed_call(self.target, super()._unary(method, request, wait, in_place=in_place))
+
+    def _carried(self, values: Mapping[str, Sent]) -> Mapping[str, Sent]:
+        if any(isinstance(value, TensorHandle) for value in values.values()):
+            raise InvalidArgumentError(
+                f"expected arrays, got the handle of a tensor: tensors are on server 0 of the cluster, and accumulator "
+                f"{self.ref.name!r} is sharded over several servers",
+                field="gradient",
+            )
+        return {}
+
+    def _call_with_gradient(
+        self,
+        method: str,
+        given: Given,
+        _arrays: Sequence[AnyArray],
+        request: Callable[[Sequence[tensor_pb2.Tensor]], Message],
+        *,
+        wait: float = 0.0,
+        released: bool,
+        in_place: bool = False,
+        progress: Progress | None,
+    ) -> Operation[Reply]:
+        """Stages a gradient on all servers, and then makes the call that applies it."""
+        staged = yield from self._stage(given, progress)
+        message: Any = request(())
+        while message.accumulator.incarnation != staged:
+            staged = yield from self._stage(given, None)
+            message = request(())
+        call = self._unary(method, message, wait, in_place=in_place)
+
+        def renewed() -> Operation[None]:
+            if call.renewal is not None:
+                yield from call.renewal()
+            # The accumulator may have been made anew: then nothing is staged for it.
+            yield from self._stage(given, None)
+
+        reply: Reply = yield Whole(call._replace(renewal=renewed))
+        return reply
+
+    def _stage(self, given: Given, progress: Progress | None) -> Operation[str]:
+        """Stages a gradient on all servers; returns the incarnation of the accumulator at its home that it is for."""
+        parts = self._parts.of_gradient(given.values)
+        num_bytes = sum(array.nbytes for values in parts.values() for array in arrays_of(values)[0])
+        while True:
+            incarnation = self.ref.incarnation
+            stage = [
+                partial(self._staged, each, given, parts[each.target], incarnation) for each in self._shards.values()
+            ]
+            yield from sent_together(progress, num_bytes, stage)
+            if self.ref.incarnation == incarnation:
+                return incarnation
+
+    def _staged(
+        self, shard: Shard, given: Given, values: Mapping[str, Sent], incarnation: str, progress: Progress | None
+    ) -> Operation[None]:
+        """Stages what one server gets of a gradient."""
+        staging = messages_pb2.StageGradientRequest(
+            home_incarnation=incarnation,
+            local_step=given.local_step,
+            weight=given.weight,
+            can_stage_again=given.is_kept,
+            release_handles=True,
+        )
+        staging.request_id.client_id, staging.request_id.sequence = self._ids.client_id, given.number
+        try:
+            yield from shard.stage(staging, values, progress)
+        except GradserveError as error:
+            self._parts.name_field(shard.target, error)
+            raise
+
+    def _receive_average(
+        self,
+        request: Awaiting,
+        reply: Reply,
+        progress: Progress | None,
+        *,
+        in_place: bool,
+        given: Given | None = None,
+    ) -> Operation[Average]:
+        try:
+            return (yield from super()._receive_average(request, reply, progress, in_place=in_place, given=given))
+        except AbortedError as error:
+            if error.field == LOST_FIELD and given is not None and _is_stale(reply):
+                return Average({}, None, reply.message.global_step, 0, 0.0, ())
+            raise
+
+    def _receive_values(
+        self,
+        request: Awaiting,
+        reply: Reply,
+        progress: Progress | None,
+        *,
+        in_place: bool,
+        given: Given | None,
+    ) -> Operation[dict[str, Value]]:
+        """Has all servers reduce the gradients that the home has named, and puts the average together."""
+        timeout = decode_duration(request, "timeout")
+        patience = PATIENCE_SECONDS if timeout is None else min(timeout, PATIENCE_SECONDS)
+        if given is not None and _is_stale(reply):
+            given = None  # it is not in the round
+        reduce = partial(self._reduced, reply.message.average, patience, given, in_place=in_place)
+        received = yield from received_together(progress, [partial(reduce, each) for each in self._shards.values()])
+        return self._parts.put_together(dict(zip(self._shards, received, strict=True)), read_only=in_place)
+
+    def _reduced(
+        self,
+        average: accumulator_pb2.Average,
+        patience: float,
+        given: Given | None,
+        shard: Shard,
+        progress: Progress | None,
+        *,
+        in_place: bool,
+    ) -> Operation[dict[str, Value]]:
+        again = None
+        if given is not None:
+            again = partial(self._stage_again, shard, given, average.parts.home_incarnation)
+        return shard.reduce(
+            average,
+            self._parts.num_bytes(shard.target),
+            progress,
+            again=again,
+            patience=patience,
+            in_place=in_place,
+        )
+
+    def _stage_again(self, shard: Shard, given: Given, incarnation: str) -> Operation[None]:
+        values = self._parts.of_gradient(given.values)[shard.target]
+        return self._staged(shard, given._replace(is_kept=False), values, incarnation, None)
+
+    @property
+    def _others(self) -> list[Shard]:
+        """What is not at the home."""
+        return [each for each in self._shards.values() if each.target != self.target]
+
+    def _shard(self, target: int, member: str) -> Shard:
+        ref = accumulator_pb2.AccumulatorRef(container=self.ref.container, name=self.ref.name, member=member)
+        return Shard(ref, target, partial(self._restore, target))
+
+    def _restore(self, target: int) -> Operation[None]:
+        """Creates the part of a server again, after it was started again without it."""
+        yield from self.num_accumulated()  # it is still there; or its home was started again, and it is made anew
+        if target in self._creations:
+            yield from self._creations[target]()
+
+    def _num_bytes(self, shard: Shard) -> Operation[int]:
+        try:
+            info = yield from at_target(shard.target, describe(shard.ref))
+        except NotFoundError:
+            return 0  # the server was started again, and gets it with the next gradient
+        return info.num_bytes
+
+
+def _is_stale(reply: Reply) -> bool:
+    outcome: int = reply.message.outcome
+    return outcome == accumulator_pb2.APPLY_OUTCOME_STALE

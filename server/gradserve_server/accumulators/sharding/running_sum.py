@@ -1,0 +1,61 @@
+"""Gradients that are added up before the home has decided which of them form a round."""
+
+import asyncio
+from collections.abc import Callable
+
+from gradserve_server.accumulators.gradient import Contribution, Gradient
+from gradserve_server.accumulators.round_sum import RoundSum
+
+
+class RunningSum:
+    """The sum of gradients of one step that nobody holds: their clients keep them, and can stage them again.
+
+    It is of use if the home's round has all of them, which it mostly has.
+
+    Attributes:
+        weights: The weights of the gradients, by the ids under which they were staged.
+        sum: The sum.
+    """
+
+    def __init__(self, sum_: RoundSum) -> None:
+        """Takes an empty sum."""
+        self.weights: dict[str, float] = {}
+        self.sum = sum_
+        self._lock = asyncio.Lock()
+        self._is_over = False
+
+    async def add(self, part_id: str, weight: float, given: Gradient, check: Callable[[Gradient], object]) -> bool:
+        """Adds a gradient; returns False if it comes too late, as the sum is used or given up already.
+
+        Args:
+            part_id: Its id.
+            weight: Its weight.
+            given: The gradient.
+            check: Checks it further, once it is in the dtypes of the accumulator.
+
+        Raises:
+            InvalidArgumentError: It is not valid here; nothing has changed.
+            ResourceExhaustedError: There is not enough memory; nothing has changed.
+        """
+        async with self._lock:
+            if self._is_over:
+                return False
+            try:
+                gradient = await self.sum.check(given, joins=True)
+                check(gradient)
+                await self.sum.commit(await self.sum.stage(gradient, Contribution(weight=weight)))
+                self.weights[part_id] = weight
+            finally:
+                await self.sum.finish()
+            return True
+
+    async def end(self) -> None:
+        """Refuses additions, and waits for the one that is under way."""
+        self._is_over = True
+        async with self._lock:
+            pass
+
+    def close(self) -> None:
+        """Refuses additions, and frees the memory."""
+        self._is_over = True
+        self.sum.close()

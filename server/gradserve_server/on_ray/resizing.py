@@ -1,0 +1,252 @@
+"""Changes the number of servers of a cluster, between rounds."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import get_placement_group, placement_group_table
+
+from gradserve.discovery.ray_names import directory_name
+from gradserve_server.accumulators.durable.moving import Key
+from gradserve_server.on_ray.ending import give_back, kill
+from gradserve_server.on_ray.errors import ClusterError
+from gradserve_server.on_ray.handles import REPLY_SECONDS, directory_of, find_actor, member_name
+from gradserve_server.on_ray.local_ray import LOOPBACK
+from gradserve_server.on_ray.plan import ClusterPlan
+from gradserve_server.on_ray.starting import MemberPlace, reserve, start_member, wait_until_running
+from gradserve_server.resizing.mark import ResizeMark
+from gradserve_server.resizing.member_state import Contents
+from gradserve_server.resizing.moving import Move, MoveError, cancel_everywhere, move_accumulators
+from gradserve_server.round_hold import HeldRounds
+
+_LOOK_SECONDS = 0.1
+_MOST_NAMED = 10
+
+
+@dataclass(frozen=True)
+class Resized:
+    """A cluster that has changed its size.
+
+    Attributes:
+        before: The number of servers before.
+        moves: The accumulators that have moved, whose digests are what they were.
+        lost: The accumulators of durability none that have ended.
+        addresses: The addresses of the servers now, in their order.
+    """
+
+    before: int
+    moves: tuple[Move, ...]
+    lost: tuple[str, ...]
+    addresses: tuple[str, ...]
+
+
+def resize_cluster(name: str, servers: int, timeout: float, *, drop_volatile: bool) -> Resized:
+    """Changes the number of servers of a cluster on the Ray that this process is connected to.
+
+    Holds new rounds, waits until none is open, stops the servers, moves what gets another home, and starts as many
+    servers as there are to be. If anything fails before that, the servers that there were go on with what they had.
+
+    Args:
+        name: The name of the cluster.
+        servers: The number that there are to be.
+        timeout: Seconds that rounds have to end, and then servers to stop, and then to serve.
+        drop_volatile: Whether accumulators of durability none may end; otherwise they are an error.
+
+    Raises:
+        ClusterError: There is no such cluster, it has as many servers, Ray has no room for more, rounds do not end,
+            accumulators would be lost or could not be moved, or the new servers do not serve in time.
+    """
+    directory = directory_of(name)
+    plan: ClusterPlan | None = ray.get(directory.plan.remote(), timeout=REPLY_SECONDS)
+    before: int = ray.get(directory.size.remote(), timeout=REPLY_SECONDS)
+    assert plan is not None, "`start_cluster` gives one"
+    if servers == before:
+        raise ClusterError(f"cluster {name!r} has {before} servers already")
+    local_ray = ray.get(directory.local_ray.remote(), timeout=REPLY_SECONDS)
+    place = MemberPlace(plan, directory, LOOPBACK if local_ray else None)
+    members = [_member(name, index) for index in range(before)]
+    with (
+        _added(place, before, servers, timeout) as added,
+        _held(members, timeout, drop_volatile=drop_volatile) as lost,
+        _stopped(members, directory, timeout),
+    ):
+        states = [_State(each) for each in (*members, *added)]
+        moves = move_accumulators(states, before, servers)
+        try:
+            ray.get(directory.resize.remote(servers), timeout=REPLY_SECONDS)
+        except BaseException:
+            cancel_everywhere(states)
+            raise
+    _forget(name, members[servers:], servers, before)
+    everyone = [*members[:servers], *added]
+    ray.get([each.start.remote() for each in everyone], timeout=REPLY_SECONDS)
+    wait_until_running(directory, timeout, time.monotonic() + timeout)
+    addresses = ray.get(directory.addresses.remote(), timeout=REPLY_SECONDS)
+    return Resized(before, tuple(moves), lost, tuple(addresses))
+
+
+def _member(name: str, index: int) -> Any:
+    member = find_actor(member_name(name, index))
+    if member is None:
+        raise ClusterError(f"cluster {name!r} has no actor for server {index}; `gradserve cluster status` shows it")
+    return member
+
+
+@contextmanager
+def _added(place: MemberPlace, before: int, servers: int, timeout: float) -> Iterator[list[Any]]:
+    """Starts the actors of further servers, which do not start these yet; ends them if the block fails."""
+    name = place.plan.name
+    groups: list[str] = []
+    actors: list[Any] = []
+    try:
+        original = get_placement_group(directory_name(name))
+        num_bundles = len(placement_group_table(original)["bundles"])
+        for index in range(before, servers):
+            if index < num_bundles:  # It was one of the first ones, before the cluster became smaller.
+                actors.append(start_member(place, index, original, index))
+                continue
+            groups.append(member_name(name, index))
+            group = reserve(place.plan, 1, groups[-1])
+            actors.append(start_member(place, index, group, 0))
+        _answered([each.contents.remote() for each in actors], timeout, "further servers")
+        yield actors
+    except BaseException:
+        for each in actors:
+            kill(each)
+        for group_name in groups:
+            give_back(group_name)
+        raise
+
+
+@contextmanager
+def _held(members: Sequence[Any], timeout: float, *, drop_volatile: bool) -> Iterator[tuple[str, ...]]:
+    """Holds rounds until no server has an open one; lets them begin again if that or the block fails.
+
+    Gives the accumulators that end with their servers.
+    """
+    try:
+        yield _wait_for_rounds(members, timeout, drop_volatile=drop_volatile)
+    except BaseException:
+        with suppress(RayError):
+            ray.get([each.release_rounds.remote() for each in members], timeout=REPLY_SECONDS)
+        raise
+
+
+def _wait_for_rounds(members: Sequence[Any], timeout: float, *, drop_volatile: bool) -> tuple[str, ...]:
+    end = time.monotonic() + timeout
+    pause = threading.Event()
+    while True:
+        found: list[HeldRounds | None] = _answered(
+            [each.hold_rounds.remote() for each in members], REPLY_SECONDS, "servers"
+        )
+        known = [each for each in found if each is not None]
+        sharded = sorted({name for each in known for name in each.sharded})
+        if sharded:
+            raise ClusterError(
+                f"sharded accumulators cannot get another number of servers: {_some(sharded)}; delete them, and make "
+                "them again afterwards"
+            )
+        volatile = tuple(name for each in known for name in each.volatile)
+        if volatile and not drop_volatile:
+            raise ClusterError(
+                f"accumulators of durability none, which would be lost: {_some(volatile)}; delete them, or let them "
+                "end with --drop-volatile"
+            )
+        still_open = {name: count for each in known for name, count in each.open.items()}
+        if len(known) == len(members) and not still_open:
+            return volatile
+        if time.monotonic() > end:
+            silent = [str(index) for index, each in enumerate(found) if each is None]
+            if silent:
+                raise ClusterError(f"servers that do not hold rounds within {timeout:g} s: {', '.join(silent)}")
+            rounds = [f"{name} ({count} gradients)" for name, count in still_open.items()]
+            raise ClusterError(f"rounds that are still open after {timeout:g} s: {_some(rounds)}")
+        pause.wait(_LOOK_SECONDS)
+
+
+@contextmanager
+def _stopped(members: Sequence[Any], directory: Any, timeout: float) -> Iterator[None]:
+    """Stops the servers; starts them again as they were if the block fails, and waits until they serve."""
+    try:
+        _stop(members, timeout)
+        yield
+    except BaseException as error:
+        with suppress(
+            RayError, ClusterError
+        ):  # What has happened before is what counts; `cluster status` shows the rest.
+            ray.get([each.start.remote() for each in members], timeout=REPLY_SECONDS)
+            wait_until_running(directory, timeout, time.monotonic() + timeout)
+        if isinstance(error, MoveError | RayError):
+            raise ClusterError(f"{error}; the cluster goes on with {len(members)} servers, as before") from error
+        raise
+
+
+def _stop(members: Sequence[Any], timeout: float) -> None:
+    stopped = _answered([each.stop.remote(timeout) for each in members], timeout + REPLY_SECONDS, "servers")
+    if not all(stopped):
+        late = [str(index) for index, each in enumerate(stopped) if not each]
+        raise ClusterError(f"servers that have not stopped within {timeout:g} s: {', '.join(late)}")
+
+
+def _forget(name: str, removed: Sequence[Any], servers: int, before: int) -> None:
+    """Ends the actors of servers that are gone, after what has moved was removed from their state directories."""
+    with suppress(RayError):  # What is left is removed when such a server comes back.
+        ray.get([each.settle.remote(servers) for each in removed], timeout=REPLY_SECONDS)
+    for each in removed:
+        kill(each)
+    for index in range(servers, before):
+        give_back(member_name(name, index))
+
+
+class _State:
+    """The state directory of a server, in its actor. Accumulators go from one actor to another, past this process."""
+
+    def __init__(self, member: Any) -> None:
+        self._member = member
+
+    def contents(self) -> Contents:
+        found: Contents = _reply(self._member.contents.remote())
+        return found
+
+    def read(self, key: Key) -> Any:
+        return self._member.read.remote(key)
+
+    def begin(self, mark: ResizeMark) -> None:
+        _reply(self._member.begin.remote(mark))
+
+    def add(self, moved: Any) -> None:
+        _reply(self._member.add.remote(moved))
+
+    def decide(self) -> None:
+        _reply(self._member.decide.remote())
+
+    def cancel(self) -> None:
+        _reply(self._member.cancel.remote())
+
+
+def _reply(reference: Any) -> Any:
+    """Returns the answer of an actor, however long it takes."""
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        raise MoveError(str(error.cause)) from error  # Its own text has the stack of the actor.
+
+
+def _answered(references: list[Any], timeout: float, who: str) -> list[Any]:
+    try:
+        answers: list[Any] = ray.get(references, timeout=timeout)
+    except RayTaskError as error:
+        raise ClusterError(str(error.cause)) from error
+    except RayError as error:
+        raise ClusterError(f"{who} do not answer: {error}") from error
+    return answers
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,199 @@
+"""Passes gradients on to the server upstream: the sum of several as one, or one by one."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from gradserve.calls.identity import RequestIds
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve_server.accumulators.gradient import Array, Average, Gradient
+from gradserve_server.accumulators.places.place import Place
+from gradserve_server.errors import AbortedError, InternalError, InvalidArgumentError, ServiceError
+from gradserve_server.own_tasks import OwnTasks
+from gradserve_server.rpc.accumulators.gradients import GradientRequest
+from gradserve_server.rpc.upstream.aggregated import Aggregated, GradientLeaf
+from gradserve_server.rpc.upstream.answers import Answer, Pulled, answer_of
+from gradserve_server.rpc.upstream.requests import alone, arrays_of, of_sum
+from gradserve_server.rpc.upstream.upstream import Upstream
+from gradserve_server.tensors.quotas import Account, Quota
+from gradserve_server.upstream.counts import Counts
+from gradserve_server.upstream.sums import in_order, sum_bytes, summed
+
+_MARGIN_SECONDS = 1.0
+"""The time that the server upstream waits longer than the callers here, who explain why they stop waiting."""
+_LEFT_SECONDS = 60.0
+"""The time for which nobody must have waited for a call upstream that is given up: by then the gradient has arrived."""
+
+
+class Forwarding:
+    """Passes gradients on, and gives their callers the answers. Used on the event loop only.
+
+    A sum is refused, and nothing of it counts, if one of its calls has come upstream before, as after a restart of the
+    aggregator, or if its values do not fit. Then its gradients go one by one, and each gets the answer that it would
+    have got without an aggregator.
+    """
+
+    def __init__(
+        self, link: Upstream, place: Place, memory: Quota, ids: RequestIds, tasks: OwnTasks, counts: Counts
+    ) -> None:
+        """Takes the connection upstream, where sums are, their memory, ids for them, and what runs work and counts."""
+        self._link = link
+        self._place = place
+        self._memory = memory
+        self._ids = ids
+        self._tasks = tasks
+        self._counts = counts
+
+    def forward(self, accumulator: Aggregated, leaves: Sequence[GradientLeaf]) -> None:
+        """Begins to pass gradients on that may go together."""
+        self._tasks.begin(self._forward(accumulator, leaves))
+
+    async def _forward(self, accumulator: Aggregated, leaves: Sequence[GradientLeaf]) -> None:
+        try:
+            for group in _alike(leaves):
+                if len(group) == 1:
+                    self._tasks.begin(self._alone(accumulator, group[0]))
+                else:
+                    self._tasks.begin(self._together(accumulator, group))
+        except Exception as error:
+            _fail(leaves, error)
+            raise
+
+    async def _together(self, accumulator: Aggregated, leaves: Sequence[GradientLeaf]) -> None:
+        try:
+            try:
+                answer = await self._sum(accumulator, leaves)
+            except (AbortedError, InvalidArgumentError) as error:
+                if isinstance(error, AbortedError) and error.field != "sum_of":
+                    raise
+                for each in leaves:
+                    self._tasks.begin(self._alone(accumulator, each))
+                return
+            for each in leaves:
+                each.succeed(answer)
+        except Exception as error:
+            _fail(leaves, error)
+            if not isinstance(error, ServiceError):
+                raise
+
+    async def _sum(self, accumulator: Aggregated, leaves: Sequence[GradientLeaf]) -> Answer:
+        ordered = [leaves[at] for at in in_order([each.contribution for each in leaves])]
+        first = _gradient(ordered[0])
+        account = Account(self._memory)
+        account.grow(sum_bytes(accumulator.spec, first))
+        try:
+            given = [(each.contribution, _gradient(each)) for each in ordered]
+            num_bytes = sum([gradient.nbytes for _, gradient in given])
+            values = await self._place.compute.run(num_bytes, summed, accumulator.spec, self._place, given)
+            del given
+            for each in ordered:
+                each.added_up()
+            ref = ordered[0].request.accumulator
+            request_id = accumulator_pb2.RequestId()
+            self._ids.write(request_id, self._ids.next(), (ref.container, ref.name))
+            requests = [each.request for each in ordered]
+            self._counts.sums += 1
+            return await self._send(
+                accumulator,
+                ordered,
+                list(values.values()),
+                lambda tensors, timeout: of_sum(requests, ref, request_id, values, tensors, timeout),
+            )
+        except MemoryError as error:
+            raise InternalError("the aggregator has no memory left for a sum") from error
+        finally:
+            account.settle(0)
+
+    async def _alone(self, accumulator: Aggregated, leaf: GradientLeaf) -> None:
+        try:
+            values = _gradient(leaf).values
+            self._counts.alone += 1
+            answer = await self._send(
+                accumulator,
+                [leaf],
+                arrays_of(values),
+                lambda tensors, timeout: alone(leaf.request, values, tensors, timeout),
+            )
+            leaf.succeed(answer)
+        except Exception as error:
+            leaf.fail(error)
+            if not isinstance(error, ServiceError):
+                raise
+
+    async def _send(
+        self, accumulator: Aggregated, leaves: Sequence[GradientLeaf], arrays: list[Array], request: "_MakeRequest"
+    ) -> Answer:
+        first = leaves[0].request
+        if isinstance(first, messages_pb2.ApplyGradientRequest):
+            message, _ = await self._link.send(
+                "ApplyGradient", first.accumulator, arrays, lambda tensors: request(tensors, None)
+            )
+            return answer_of(message, None)
+        timeout = _time_left(leaves)
+        sending = asyncio.ensure_future(
+            self._link.send(
+                "PushPull",
+                first.accumulator,
+                arrays,
+                lambda tensors: request(tensors, timeout),
+                math.inf if timeout is None else timeout,
+            )
+        )
+        try:
+            await _while_wanted(sending, leaves)
+            message, average = await sending
+        finally:
+            sending.cancel()
+        answer = answer_of(message, average)
+        if isinstance(answer, Pulled) and average is not None:
+            accumulator.latest.note(average)
+        return answer
+
+
+class _MakeRequest(Protocol):
+    def __call__(self, tensors: Sequence[tensor_pb2.Tensor], timeout: float | None, /) -> GradientRequest:
+        """Returns a request for the messages of its tensors, which waits for so many seconds."""
+        ...
+
+
+async def _while_wanted(sending: "asyncio.Future[tuple[Any, Average | None]]", leaves: Sequence[GradientLeaf]) -> None:
+    """Returns when a call is over; raises AbortedError when nobody has waited for it for a while."""
+    was_left = False
+    while not (await asyncio.wait([sending], timeout=_LEFT_SECONDS))[0]:
+        is_left = all(each.is_left for each in leaves)
+        if is_left and was_left:
+            raise AbortedError("nobody waits for the answer any more")
+        was_left = is_left
+
+
+def _time_left(leaves: Sequence[GradientLeaf]) -> float | None:
+    """Returns the seconds until the last caller stops waiting, and a little more; None for no limit."""
+    now = asyncio.get_running_loop().time()
+    longest = 0.0
+    for each in leaves:
+        if each.deadline is None:
+            return None
+        longest = max(longest, each.deadline - now)
+    return longest + _MARGIN_SECONDS
+
+
+def _alike(leaves: Sequence[GradientLeaf]) -> list[list[GradientLeaf]]:
+    """Groups gradients by their shapes, which an accumulator may leave open."""
+    groups: dict[object, list[GradientLeaf]] = {}
+    for each in leaves:
+        shapes = tuple((name, value.shape) for name, value in sorted(_gradient(each).dense.items()))
+        groups.setdefault(shapes, []).append(each)
+    return list(groups.values())
+
+
+def _gradient(leaf: GradientLeaf) -> Gradient:
+    if leaf.gradient is None:
+        raise AbortedError("the caller has gone before its gradient was passed on")
+    return leaf.gradient
+
+
+def _fail(leaves: Sequence[GradientLeaf], error: Exception) -> None:
+    for each in leaves:
+        each.fail(error)

@@ -1,0 +1,164 @@
+"""The connection of an aggregator to the server upstream, or to the servers of a cluster."""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from gradserve.calls.cluster import Cluster
+from gradserve.calls.exchange import Operation, Reply, Unary, Whole
+from gradserve.calls.tensors.arguments import receive_results
+from gradserve.calls.tensors.operations import call_with_arrays
+from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS
+from gradserve.calls.together import at_target
+from gradserve.discovery.schemes import servers_to_connect
+from gradserve.errors import GradserveError
+from gradserve.security.tls import TLS
+from gradserve.transport.aio.transport import AsyncNetworkTransport
+from gradserve.transport.settings import ConnectionSettings
+from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve.wire.payload import Array
+from gradserve_server.accumulators.gradient import Average, SparseSlices, Value
+from gradserve_server.rpc.upstream.errors import served
+
+T = TypeVar("T")
+
+_YES = ("1", "true", "t", "yes", "y", "on")
+_SERVICE = "AccumulatorService"
+
+
+class UpstreamLink:
+    """Makes calls on accumulators upstream, with the transports, retries, TLS and token of any other client.
+
+    Opened and used on one event loop.
+
+    Attributes:
+        address: The address, as it was given.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Takes the address, or the list, that clients would connect to."""
+        self.address = address
+        self._settings: ConnectionSettings | None = None
+        self._transport: AsyncNetworkTransport | None = None
+        self._cluster = Cluster()
+
+    async def open(self) -> None:
+        """Looks the servers up. Nothing is sent to them yet.
+
+        Raises:
+            ServiceError: The address or a setting of clients in the environment is not valid, or there are no servers.
+        """
+        try:
+            settings = ConnectionSettings.wanted(
+                DEFAULT_TIMEOUT_SECONDS, None, _tls(os.environ), None, None, os.environ
+            )
+            places = await asyncio.to_thread(servers_to_connect, self.address, DEFAULT_TIMEOUT_SECONDS)
+            self._transport = AsyncNetworkTransport(places, settings)
+        except GradserveError as error:
+            raise served(error) from error
+        self._cluster = Cluster([str(each) for each in places])
+
+    async def close(self) -> None:
+        """Disconnects."""
+        if self._transport is not None:
+            await self._transport.close()
+
+    @property
+    def num_servers(self) -> int:
+        """The number of servers upstream."""
+        return self._cluster.size
+
+    async def call(self, method: str, request: Any, *, target: int | None = None) -> Any:
+        """See `Upstream`."""
+
+        def operation() -> Operation[Any]:
+            if target is None:
+                yield from self._name_member(request.accumulator)
+            return (yield Unary(_SERVICE, method, request))
+
+        return await self._run(self._home_of(request.accumulator) if target is None else target, operation())
+
+    async def send(
+        self,
+        method: str,
+        ref: accumulator_pb2.AccumulatorRef,
+        arrays: Sequence[Array],
+        request: Callable[[Sequence[tensor_pb2.Tensor]], Message],
+        wait: float = 0.0,
+    ) -> tuple[Any, Average | None]:
+        """See `Upstream`."""
+
+        def operation() -> Operation[tuple[Any, Average | None]]:
+            yield from self._name_member(ref)
+            reply = yield from call_with_arrays(
+                _SERVICE, method, arrays, request, wait=wait, released=True, in_place=True
+            )
+            return (yield from _with_average(reply))
+
+        return await self._run(self._home_of(ref), operation())
+
+    async def wait(self, method: str, request: Any, wait: float) -> tuple[Any, Average]:
+        """See `Upstream`."""
+
+        def operation() -> Operation[tuple[Any, Average | None]]:
+            yield from self._name_member(request.accumulator)
+            reply: Reply = yield Whole(Unary(_SERVICE, method, request, wait, in_place=True))
+            return (yield from _with_average(reply))
+
+        message, average = await self._run(self._home_of(request.accumulator), operation())
+        assert average is not None, "the protos say so"
+        return message, average
+
+    def _home_of(self, ref: accumulator_pb2.AccumulatorRef) -> int:
+        return self._cluster.home_of(ref.container, ref.name)
+
+    def _name_member(self, ref: accumulator_pb2.AccumulatorRef) -> Operation[None]:
+        """Says in a request for which member of a cluster it is, if there are several."""
+        if self._cluster.size > 1 and not ref.member:
+            ref.member = yield from self._cluster.member(self._home_of(ref))
+
+    async def _run(self, target: int, operation: Operation[T]) -> T:
+        assert self._transport is not None, "it is open"
+        try:
+            return await self._transport.run(at_target(target, operation) if target else operation)
+        except GradserveError as error:
+            raise served(error) from error
+
+
+def _tls(environment: Mapping[str, str]) -> TLS | None:
+    """Returns what the commands take from the environment, too."""
+    files = [environment.get(f"GRADSERVE_TLS_{name}") or None for name in ("CA", "CLIENT_CERTIFICATE", "CLIENT_KEY")]
+    is_wanted = environment.get("GRADSERVE_TLS", "").strip().lower() in _YES
+    return TLS(*files) if is_wanted or any(files) else None
+
+
+def _with_average(reply: Reply) -> Operation[tuple[Any, Average | None]]:
+    message = reply.message
+    if "average" not in message.DESCRIPTOR.fields_by_name or not message.HasField("average"):
+        return message, None
+    average: accumulator_pb2.Average = message.average
+    tensors: list[tensor_pb2.Tensor] = []
+    for part in average.components:
+        tensors += [part.sparse.indices, part.sparse.values] if part.HasField("sparse") else [part.dense]
+    received = yield from receive_results(reply, tensors)
+    for array in received:
+        array.flags.writeable = False
+    arrays = iter(received)
+    values: dict[str, Value] = {}
+    for part in average.components:
+        if part.HasField("sparse"):
+            indices = next(arrays)
+            values[part.name] = SparseSlices(indices, next(arrays), tuple(part.sparse.dense_shape.dims))
+        else:
+            values[part.name] = next(arrays)
+    return message, Average(
+        values=values,
+        step=average.step,
+        round_number=average.round - 1,
+        num_gradients=average.num_gradients,
+        total_weight=average.total_weight,
+        worker_ids=tuple(average.worker_ids),
+    )

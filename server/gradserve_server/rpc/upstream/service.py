@@ -1,0 +1,375 @@
+"""AccumulatorService of an aggregator: shared accumulators are upstream, private ones here."""
+
+import asyncio
+import math
+from collections import OrderedDict
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from gradserve.calls.identity import RequestIds
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve.wire.contents import WithContents
+from gradserve_server.accumulators.arguments import check_contribution, check_num_required
+from gradserve_server.accumulators.arriving import ArrivingGradients
+from gradserve_server.accumulators.checking import checked_gradient, checking_work
+from gradserve_server.accumulators.given import GivenGradient, use_gradient
+from gradserve_server.accumulators.gradient import Average, Gradient, drop
+from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.accumulators.results import Applied
+from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
+from gradserve_server.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    ServiceError,
+    UnavailableError,
+)
+from gradserve_server.own_tasks import OwnTasks
+from gradserve_server.resources import DEFAULT_CONTAINER
+from gradserve_server.rpc.accumulators.gradients import GradientRequest, counts_one_per_worker, decode_gradient
+from gradserve_server.rpc.accumulators.results import encode_pulled, encode_read, encode_taken
+from gradserve_server.rpc.accumulators.service import AccumulatorServicer
+from gradserve_server.rpc.accumulators.specs import decode_accumulator_spec, decode_key
+from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.long_replies import Serialized
+from gradserve_server.rpc.boundary.paging import page_of
+from gradserve_server.rpc.boundary.timeouts import wait_timeout
+from gradserve_server.rpc.tensors.messages import decode_placement
+from gradserve_server.rpc.upstream.aggregated import Aggregated, GradientLeaf
+from gradserve_server.rpc.upstream.answers import Answer, Pulled
+from gradserve_server.rpc.upstream.forwarding import Forwarding
+from gradserve_server.rpc.upstream.listing import merged
+from gradserve_server.rpc.upstream.requests import waiting_request, without_tensors
+from gradserve_server.rpc.upstream.upstream import Upstream
+from gradserve_server.security.identity import ANONYMOUS
+from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
+from gradserve_server.tensors.opening import TensorOpener
+from gradserve_server.tensors.quotas import Quota
+from gradserve_server.upstream.batches import Batches
+from gradserve_server.upstream.counts import Counts
+from gradserve_server.upstream.leaf import Leaf
+from gradserve_server.upstream.rule import ForwardingRule
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+_MOST_KNOWN = 10_000
+"""Accumulators upstream that an aggregator remembers; it asks again for others."""
+_NEVER = (1 << 63) - 1
+"""A step that no accumulator reaches: who asks for its average is told what the round waits for."""
+_AT_ONCE = 0.001
+
+
+class AggregatingServicer:
+    """Serves the accumulators of the server upstream. The protos say what each method does.
+
+    It keeps nothing that a restart could lose: a gradient is answered when the server upstream has answered it, and
+    the ids of calls, and the runs of the server, are those that workers and that server see.
+    """
+
+    def __init__(
+        self,
+        link: Upstream,
+        rule: ForwardingRule,
+        local: AccumulatorServicer,
+        registry: AccumulatorRegistry,
+        opener: TensorOpener,
+        deliverer: TensorDeliverer,
+        arriving: ArrivingGradients,
+        compute: Compute,
+        place: Place,
+        memory: Quota,
+        ids: RequestIds,
+        counts: Counts,
+    ) -> None:
+        """Takes the connection upstream, when gradients are passed on, and what serves private accumulators."""
+        self._link = link
+        self._rule = rule
+        self._local = local
+        self._registry = registry
+        self._opener = opener
+        self._deliverer = deliverer
+        self._arriving = arriving
+        self._compute = compute
+        self._place = place
+        self._counts = counts
+        self._tasks = OwnTasks()
+        self._forwarding = Forwarding(link, place, memory, ids, self._tasks, counts)
+        self._known: OrderedDict[tuple[str, str], Aggregated] = OrderedDict()
+
+    def close(self) -> None:
+        """Ends the calls whose gradients wait for others: nothing of them has counted."""
+        for accumulator in self._known.values():
+            for leaf in accumulator.batches.close():
+                leaf.fail(UnavailableError("the aggregator is shutting down"))
+
+    # By name
+
+    async def CreateAccumulator(self, request: messages_pb2.CreateAccumulatorRequest, call: Call) -> Any:
+        if request.lifetime.owner_client_id:
+            return await self._local.CreateAccumulator(request, call)
+        if call.may_only_open is not None:
+            try:
+                await self._link.call(
+                    "GetAccumulator", messages_pb2.GetAccumulatorRequest(accumulator=request.accumulator)
+                )
+            except NotFoundError:
+                raise call.may_only_open from None
+        response = await self._link.call("CreateAccumulator", _copy(request))
+        await self._remember(response.info)
+        return response
+
+    async def GetAccumulator(self, request: messages_pb2.GetAccumulatorRequest, call: Call) -> Any:
+        if self._is_local(request.accumulator, call):
+            return await self._local.GetAccumulator(request, call)
+        response = await self._link.call("GetAccumulator", _copy(request))
+        if not response.info.spec.num_shards:
+            await self._remember(response.info)
+        return response
+
+    async def ListAccumulators(
+        self, request: messages_pb2.ListAccumulatorsRequest, call: Call
+    ) -> messages_pb2.ListAccumulatorsResponse:
+        page = page_of(request.page_size, request.page_token, default_size=100)
+        here = await self._local.ListAccumulators(request, call)
+        if isinstance(here, Serialized):
+            here = messages_pb2.ListAccumulatorsResponse.FromString(here.data)
+        calls = [
+            self._link.call("ListAccumulators", _copy(request), target=target)
+            for target in range(self._link.num_servers)
+        ]
+        return merged(page, request.container, here, await asyncio.gather(*calls))
+
+    async def DeleteAccumulator(self, request: messages_pb2.DeleteAccumulatorRequest, call: Call) -> Any:
+        if self._is_local(request.accumulator, call):
+            return await self._local.DeleteAccumulator(request, call)
+        return await self._link.call("DeleteAccumulator", _copy(request))
+
+    async def GetNumAccumulated(self, request: messages_pb2.GetNumAccumulatedRequest, call: Call) -> Any:
+        if self._is_local(request.accumulator, call):
+            return await self._local.GetNumAccumulated(request, call)
+        return await self._link.call("GetNumAccumulated", _copy(request))
+
+    async def SetGlobalStep(self, request: messages_pb2.SetGlobalStepRequest, call: Call) -> Any:
+        if self._is_local(request.accumulator, call):
+            return await self._local.SetGlobalStep(request, call)
+        return await self._link.call("SetGlobalStep", _copy(request))
+
+    # Gradients
+
+    async def ApplyGradient(
+        self, request: messages_pb2.ApplyGradientRequest, call: Call
+    ) -> messages_pb2.ApplyGradientResponse:
+        if self._is_local(request.accumulator, call):
+            return await self._local.ApplyGradient(request, call)
+        accumulator = await self._accumulator(request.accumulator)
+        answer, is_repeated = await self._answered(accumulator, request, call, None)
+        assert isinstance(answer, messages_pb2.ApplyGradientResponse), "the kinds of calls differ in their fingerprints"
+        if is_repeated:
+            answer = _copy(answer)
+            answer.duplicate = True
+        return answer
+
+    async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
+        if self._is_local(request.accumulator, call):
+            return await self._local.PushPull(request, call)
+        check_num_required(request.num_required)
+        accumulator = await self._accumulator(request.accumulator)
+        with self._registry.waiting(call.identity), self._delivery(request.placement, call) as delivery:
+            timeout = wait_timeout(request, call)
+            try:
+                answer, is_repeated = await self._answered(accumulator, request, call, timeout)
+            except TimeoutError:
+                reason = await self._reason(request.accumulator)
+                raise DeadlineExceededError(
+                    f"accumulator {accumulator.name!r} did not get the {request.num_required} gradients required "
+                    f"within {timeout:g} s: {reason}"
+                ) from None
+            assert isinstance(answer, Pulled), "the kinds of calls differ in their fingerprints"
+            return await encode_pulled(
+                Applied(answer.outcome, None, answer.global_step, 0),
+                answer.average,
+                delivery,
+                self._compute,
+                duplicate=answer.duplicate or is_repeated,
+                global_step=answer.global_step,
+            )
+
+    async def _answered(
+        self, accumulator: Aggregated, request: GradientRequest, call: Call, timeout: float | None
+    ) -> tuple[Answer, bool]:
+        """Passes a gradient on; returns the answer, and whether an earlier call with the same id gets the same one."""
+        spec = accumulator.spec
+        if request.sum_of:
+            spec = await self._compute.run(PIECE_BYTES * len(spec.components), lambda: accumulator.spec.of_sums)
+        decode = partial(decode_gradient, request, call.payload, call.identity)
+        few = len(request.gradient) <= FEW_PIECES
+        request_id, contribution, given = decode() if few else await self._compute.run_in_thread(decode)
+        check_contribution(accumulator.name, accumulator.spec, contribution)
+        self._counts.gradients += contribution.num_gradients
+        await self._arriving.receive(spec, given, call.payload)
+        leaf = accumulator.under_way.find(request_id)
+        if leaf is not None:
+            with suppress(ServiceError):
+                await use_gradient(self._opener, self._compute, spec, self._place, given, drop)
+            return await leaf.wait(timeout), True
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        leaf = Leaf(without_tensors(request, call.identity), contribution, deadline)
+        accumulator.begin(request_id, leaf)
+        self._tasks.begin(self._bring(accumulator, spec, leaf, given))
+        return await leaf.wait(timeout), False
+
+    async def _bring(
+        self, accumulator: Aggregated, spec: AccumulatorSpec, leaf: GradientLeaf, given: GivenGradient
+    ) -> None:
+        """Holds a gradient open until its call is answered; passes it on meanwhile."""
+
+        async def lend(gradient: Gradient) -> None:
+            work = max(checking_work(spec, gradient, self._place), PIECE_BYTES * len(spec.components))
+            checked = await self._compute.run(work, checked_gradient, spec, gradient, None, self._place)
+            leaf.gradient = checked
+            self._pass_on(accumulator, leaf)
+            await leaf.released()
+
+        try:
+            await use_gradient(self._opener, self._compute, spec, self._place, given, lend)
+        except MemoryError:
+            leaf.fail(ResourceExhaustedError("the aggregator has no memory left for this gradient"))
+        except Exception as error:
+            leaf.fail(error)
+            if not isinstance(error, ServiceError):
+                raise
+
+    def _pass_on(self, accumulator: Aggregated, leaf: GradientLeaf) -> None:
+        if not accumulator.may_add(leaf):
+            self._forwarding.forward(accumulator, [leaf])
+            return
+        request, pull = leaf.request, None
+        if isinstance(request, messages_pb2.PushPullRequest):
+            pull = (request.num_required, counts_one_per_worker(request))
+        key = (pull, request.local_step, request.accumulator.server_incarnation)
+        accumulator.batches.add(key, leaf, leaf.contribution.num_gradients)
+
+    # Averages
+
+    async def TakeGradient(self, request: messages_pb2.TakeGradientRequest, call: Call) -> WithContents:
+        if self._is_local(request.accumulator, call):
+            return await self._local.TakeGradient(request, call)
+        check_num_required(request.num_required)
+        with self._registry.waiting(call.identity), self._delivery(request.placement, call) as delivery:
+            timeout = wait_timeout(request, call)
+            sent = waiting_request(request, call.identity, timeout)
+            response, average = await self._link.wait("TakeGradient", sent, math.inf if timeout is None else timeout)
+            (await self._accumulator(request.accumulator)).latest.note(average)
+            return await encode_taken(average, delivery, self._compute, duplicate=response.duplicate)
+
+    async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, call: Call) -> WithContents:
+        if self._is_local(request.accumulator, call):
+            return await self._local.ReadAverage(request, call)
+        with self._registry.waiting(call.identity), self._delivery(request.placement, call) as delivery:
+            average = await self._read(request, call)
+            self._counts.reads += 1
+            return await encode_read(average, delivery, self._compute)
+
+    async def _read(self, request: messages_pb2.ReadAverageRequest, call: Call) -> Average:
+        timeout = wait_timeout(request, call)
+        accumulator = await self._accumulator(request.accumulator)
+        step = request.step if request.HasField("step") else None
+        asked = messages_pb2.GetNumAccumulatedRequest(accumulator=request.accumulator)
+        num_rounds = (await self._link.call("GetNumAccumulated", asked)).num_rounds
+        average = accumulator.latest.find(step, num_rounds)
+        if average is not None:
+            return average
+
+        async def read() -> Average:
+            self._counts.downloads += 1
+            sent = waiting_request(request, call.identity, None)
+            return (await self._link.wait("ReadAverage", sent, math.inf))[1]
+
+        # Who asks for the newest one must not get what somebody else has asked for before its round had ended.
+        key = (request.accumulator.server_incarnation, step, num_rounds if step is None else None)
+        try:
+            return await accumulator.latest.shared(key, read, timeout)
+        except TimeoutError:
+            sent = waiting_request(request, call.identity, _AT_ONCE)
+            # Which says why it has not come, or has it by now.
+            return (await self._link.wait("ReadAverage", sent, _AT_ONCE))[1]
+
+    async def _reason(self, ref: accumulator_pb2.AccumulatorRef) -> str:
+        """Returns what the current round waits for, in the words of the server upstream."""
+        request = messages_pb2.ReadAverageRequest(accumulator=ref, step=_NEVER)
+        try:
+            await self._link.wait("ReadAverage", waiting_request(request, ANONYMOUS, _AT_ONCE), _AT_ONCE)
+        except DeadlineExceededError as error:
+            return error.message.partition(" s: ")[2] or error.message
+        except ServiceError as error:
+            return error.message
+        return "nothing is known of the round"
+
+    # Sharded accumulators, whose servers clients ask themselves
+
+    async def StageGradient(
+        self, request: messages_pb2.StageGradientRequest, call: Call
+    ) -> messages_pb2.StageGradientResponse:
+        raise _no_shard(request.accumulator)
+
+    async def ReduceGradients(self, request: messages_pb2.ReduceGradientsRequest, call: Call) -> WithContents:
+        raise _no_shard(request.accumulator)
+
+    # What is known of accumulators
+
+    def _is_local(self, ref: accumulator_pb2.AccumulatorRef, call: Call) -> bool:
+        return self._registry.has(decode_key(ref, call.identity))
+
+    async def _accumulator(self, ref: accumulator_pb2.AccumulatorRef) -> Aggregated:
+        """Returns the accumulator that a request names, after asking for its spec once."""
+        found = self._known.get((ref.container or DEFAULT_CONTAINER, ref.name))
+        if found is not None and ref.incarnation in ("", found.incarnation):
+            return found
+        request = messages_pb2.GetAccumulatorRequest()
+        request.accumulator.CopyFrom(ref)
+        response = await self._link.call("GetAccumulator", request)
+        return await self._remember(response.info)
+
+    async def _remember(self, info: accumulator_pb2.AccumulatorInfo) -> Aggregated:
+        key = (info.accumulator.container, info.accumulator.name)
+        known = self._known.get(key)
+        if info.spec.num_shards:
+            raise _no_shard(info.accumulator)
+        if known is None or known.incarnation != info.accumulator.incarnation:
+            work = PIECE_BYTES * len(info.spec.components)
+            spec = await self._compute.run(work, decode_accumulator_spec, info.spec)
+            known = Aggregated(info, spec, self._new_batches, self._tasks)
+            self._known[key] = known
+        self._known.move_to_end(key)
+        for oldest in list(self._known)[: len(self._known) - _MOST_KNOWN]:
+            if not self._known[oldest].batches.num_waiting:
+                del self._known[oldest]
+        return known
+
+    def _new_batches(self, accumulator: Aggregated) -> Batches[GradientLeaf]:
+        return Batches(self._rule.num_gradients, self._rule.grace, partial(self._forwarding.forward, accumulator))
+
+    def _delivery(self, placement: tensor_pb2.Placement, call: Call) -> AbstractContextManager[Delivery]:
+        return self._deliverer.begin(decode_placement(placement, call))
+
+
+def _no_shard(ref: accumulator_pb2.AccumulatorRef) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"this server is an aggregator, and nothing of accumulator {ref.name!r} is sharded here: make it with "
+        "sharded=False, or connect to the servers upstream themselves",
+        field="accumulator.name",
+    )
+
+
+def _copy(message: MessageT) -> MessageT:
+    """Returns a copy, to which the server upstream may be written."""
+    copied = type(message)()
+    copied.CopyFrom(message)
+    return copied

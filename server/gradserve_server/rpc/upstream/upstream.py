@@ -1,0 +1,67 @@
+"""The server upstream as an aggregator sees it, whatever the connection."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from google.protobuf.message import Message
+
+from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve.wire.payload import Array
+from gradserve_server.accumulators.gradient import Average
+
+
+class Upstream(Protocol):
+    """Makes calls on accumulators upstream."""
+
+    @property
+    def num_servers(self) -> int:
+        """The number of servers upstream."""
+        ...
+
+    async def call(self, method: str, request: Any, *, target: int | None = None) -> Any:
+        """Makes a call without tensors; returns the response.
+
+        Args:
+            method: The method of AccumulatorService.
+            request: The request, on the accumulator that it names unless there is a target.
+            target: The index of the server.
+
+        Raises:
+            ServiceError: What the server says, or that it cannot be reached.
+        """
+        ...
+
+    async def send(
+        self,
+        method: str,
+        ref: accumulator_pb2.AccumulatorRef,
+        arrays: Sequence[Array],
+        request: Callable[[Sequence[tensor_pb2.Tensor]], Message],
+        wait: float = 0.0,
+    ) -> tuple[Any, Average | None]:
+        """Makes a call with tensors in its request; returns the response, and its average if it has one.
+
+        Args:
+            method: The method of AccumulatorService.
+            ref: The accumulator.
+            arrays: The tensors.
+            request: Returns the request for the messages of the tensors.
+            wait: Seconds that the server may wait for others; math.inf for no limit.
+
+        Raises:
+            ServiceError: See `call`.
+        """
+        ...
+
+    async def wait(self, method: str, request: Any, wait: float) -> tuple[Any, Average]:
+        """Makes a call that waits for an average; returns the response and the average.
+
+        Args:
+            method: The method of AccumulatorService.
+            request: The request.
+            wait: Seconds that the server may wait for others; math.inf for no limit.
+
+        Raises:
+            ServiceError: See `call`.
+        """
+        ...

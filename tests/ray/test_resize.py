@@ -1,0 +1,192 @@
+"""`gradserve cluster resize`, on a real Ray. tests/resizing has what moves, and faults of it."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import gradserve
+from gradserve.wire.homes import home_of
+from gradserve_server.cli import cli
+from gradserve_server.config import ServerConfig, StateConfig
+from gradserve_server.testing import LocalServer
+from tests.cluster.servers import name_at
+from tests.kubernetes.test_cluster import Training
+from tests.ray.conftest import RayCluster
+from tests.servers.polling import PATIENCE_SECONDS
+from tests.servers.runtime import NOT_WARMED_UP
+
+GRADIENT = {"w": np.arange(3, dtype=np.float32)}
+NAMES = [f"sized{number}" for number in range(6)]
+NAME, ADDRESS = "sized", "gradserve+ray://sized"
+
+
+def connected() -> gradserve.Client:
+    return gradserve.connect(ADDRESS, timeout=PATIENCE_SECONDS)
+
+
+def resize(servers: int, *arguments: str) -> Result:
+    timeout = () if "--timeout" in arguments else ("--timeout", str(PATIENCE_SECONDS))
+    return CliRunner().invoke(cli, ["cluster", "resize", NAME, "--servers", str(servers), *timeout, *arguments])
+
+
+@pytest.fixture
+def sized(cluster: RayCluster, tmp_path: Path) -> Iterator[RayCluster]:
+    """A second cluster of two durable servers, with accumulators of some rounds."""
+    up = ("up", "--servers", "2", "--name", NAME, "--cpus-per-server", "0.1", "--state-dir", str(tmp_path))
+    cluster.run(*up, "--timeout", str(4 * PATIENCE_SECONDS), "--", "--warm-up", "false")
+    try:
+        with connected() as client:
+            for name in NAMES:
+                acc = client.gradient_accumulator(GRADIENT, name, keep_averages=2)
+                for step in range(2):
+                    acc.push_pull({"w": (step + 1) * GRADIENT["w"]}, 1, step)
+        yield cluster
+    finally:
+        cluster.run("down", NAME)
+
+
+def check(client: gradserve.Client, step: int) -> None:
+    """Checks the last two averages of each accumulator, and ends one more round."""
+    for name in NAMES:
+        acc = client.gradient_accumulator(GRADIENT, name, keep_averages=2)
+        for earlier in (step - 1, step):
+            np.testing.assert_array_equal(acc.read_average(earlier)["w"], earlier * GRADIENT["w"])
+        acc.push_pull({"w": (step + 1) * GRADIENT["w"]}, 1, step)
+
+
+def test_a_cluster_grows_and_shrinks(sized: RayCluster) -> None:
+    """Clients of before learn that it has another size; those of after go on where the run was."""
+    before = [each["address"] for each in sized.status(NAME)]
+    with connected() as old:
+        stays = next(name for name in NAMES if home_of("", name, 3) == home_of("", name, 2) == 0)
+        acc = old.gradient_accumulator(GRADIENT, stays, keep_averages=2)
+        done = resize(3)
+        assert done.exit_code == 0, done.output
+        with pytest.raises(
+            gradserve.InvalidArgumentError, match="is server 0 of 3 in cluster 'sized', and the call is"
+        ):
+            acc.push_pull(GRADIENT, 1, 2)
+    moved = {name: home_of("", name, 2) for name in NAMES if home_of("", name, 3) == 2}
+    lines = done.stdout.splitlines()
+    assert sorted(lines[: len(moved)]) == sorted(f"default/{name}: server {home} to 2" for name, home in moved.items())
+    assert lines[-1] == f"sized: 2 to 3 servers; {len(moved)} accumulators moved, with the same digests"
+    found = sized.status(NAME)
+    assert [each["address"] for each in found][:2] == before, "servers that stay keep their addresses"
+    assert all(each["serves"] for each in found)
+    with connected() as client:
+        check(client, 2)
+    done = resize(2)
+    assert done.exit_code == 0, done.output
+    assert len(sized.status(NAME)) == 2
+    with connected() as client:
+        check(client, 3)
+
+
+class Worker:
+    """A worker that trains on all accumulators, and connects again when their servers have gone."""
+
+    def __init__(self, number: int, training: Training) -> None:
+        self._number = number
+        self._training = training
+        self._current: dict[str, Any] = {}
+        self.got: list[bytes] = []
+        """The averages of each step, one after the other."""
+        self.connections = 0
+
+    def work(self) -> list[bytes]:
+        while self._training.goes_on(len(self.got)):
+            self.connections += 1
+            # These errors say that the cluster has another size, or is about to.
+            with suppress(gradserve.InvalidArgumentError, gradserve.UnavailableError), connected() as client:
+                nets = {name: client.gradient_accumulator(GRADIENT, f"run-{name}") for name in NAMES}
+                while self._training.goes_on(len(self.got)):
+                    self._step(nets)
+        return self.got
+
+    def _step(self, nets: dict[str, gradserve.GradientAccumulator]) -> None:
+        step = len(self.got)
+        gradient = {"w": (step + 2 * self._number) * GRADIENT["w"]}
+        for name, net in nets.items():
+            if name not in self._current:
+                self._current[name] = net.push_pull(gradient, 2, step, worker_id=str(self._number))["w"]
+        self.got.append(b"".join(self._current[name].tobytes() for name in NAMES))
+        self._current = {}
+
+
+def test_workers_go_on_after_a_change_in_the_middle_of_their_run(
+    sized: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each gradient is in one average: both workers get the same ones, which are what they have to be at every step."""
+    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", "3")  # So long a client waits for a server that has gone for good.
+    training = Training()
+    workers = [Worker(number, training) for number in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        ends = [threads.submit(each.work) for each in workers]
+        try:
+            for servers in (3, 2):
+                training.wait_for_steps(10, ends)
+                done = resize(servers)
+                assert done.exit_code == 0, done.output
+            training.wait_for_steps(10, ends)
+        finally:
+            training.end()
+        first, second = (each.result() for each in ends)
+    assert all(each.connections >= 3 for each in workers)
+    expected = [((step + 1) * GRADIENT["w"]).astype(np.float32).tobytes() * len(NAMES) for step in range(len(first))]
+    assert first == second == expected
+
+
+def test_what_cannot_be_leaves_the_cluster_as_it_was(sized: RayCluster, tmp_path: Path) -> None:
+    before = sized.status(NAME)
+    with connected() as client:
+        volatile = client.gradient_accumulator(GRADIENT, name_at(1, 2, "volatile"), durability="none")
+        refusals: list[tuple[Result, str]] = [
+            (resize(2), "cluster 'sized' has 2 servers already"),
+            (resize(3), f"accumulators of durability none, which would be lost: {volatile.info().container}/volatile"),
+        ]
+        volatile.delete()
+        sharded = client.gradient_accumulator(GRADIENT, "sharded", sharded=True)
+        refusals.append(
+            (resize(3), "sharded accumulators cannot get another number of servers: default/sharded; delete")
+        )
+        sharded.delete()
+        acc = client.gradient_accumulator(GRADIENT, NAMES[0], keep_averages=2)
+        acc.apply_grad(GRADIENT, 2, worker_id="a")
+        refusals.append(
+            (resize(3, "--timeout", "4"), f"rounds that are still open after 4 s: default/{NAMES[0]} (1 grad")
+        )
+        assert [each["pid"] for each in sized.status(NAME)] == [each["pid"] for each in before], "none has ended"
+        acc.apply_grad(GRADIENT, 2, worker_id="b")
+        acc.take_grad(2)
+        (tmp_path / "2").mkdir()
+        (tmp_path / "2" / "something else").touch()
+        refusals.append((resize(3), "expected a state directory of gradserve, but it has 'something else'"))
+        (tmp_path / "2" / "something else").unlink()
+        config = ServerConfig(runtime=NOT_WARMED_UP, state=StateConfig(state_dir=str(tmp_path / "2")))
+        with LocalServer(config) as server, gradserve.connect(server.address) as other:
+            other.gradient_accumulator(GRADIENT, "old")
+        refusals.append((resize(3), "has accumulator 'default/old' already: empty it; the cluster goes on with 2 serv"))
+    for done, message in refusals:
+        assert done.exit_code == 1, done.output
+        assert message in done.output
+    assert [each["address"] for each in sized.status(NAME)] == [each["address"] for each in before]
+    with connected() as client:
+        assert client.gradient_accumulator(GRADIENT, NAMES[0], keep_averages=2).info().global_step == 3
+        assert {each.name for each in client.list_accumulators()} == set(NAMES)
+
+
+def test_what_is_volatile_may_end(sized: RayCluster) -> None:
+    with connected() as client:
+        client.gradient_accumulator(GRADIENT, "volatile", durability="none", idle_lease=60)
+    done = resize(1, "--drop-volatile")
+    assert done.exit_code == 0, done.output
+    assert "default/volatile: lost, its durability is none\n" in done.stdout
+    listed: Any = json.loads(CliRunner().invoke(cli, ["ls", "--address", ADDRESS, "--json"]).stdout)
+    assert {each["name"] for each in listed["accumulators"]} == set(NAMES)

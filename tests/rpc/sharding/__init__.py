@@ -1,0 +1,1 @@
+"""What servers do for sharded accumulators, whatever clients ask for."""

@@ -1,0 +1,93 @@
+"""Faults of sharded accumulators that a simulated world must find."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gradserve.calls.accumulators.made import MadeAccumulators
+from gradserve_server.accumulators.durable.shard_journal import FileShardJournal
+from gradserve_server.accumulators.identity import CallMemory
+from gradserve_server.accumulators.shard_journal import PartKey
+from gradserve_server.accumulators.sharding.decision import Decision
+from gradserve_server.accumulators.sharding.shard import Shard
+from tests.simulation.planting import Fault
+
+
+def reduce_what_is_there(patch: pytest.MonkeyPatch) -> None:
+    def members(self: Any, decided: Any, home_incarnation: str, ids: Any) -> Any:
+        keys = [PartKey(home_incarnation, each) for each in ids]
+        return [self._parts[key] for key in keys if key in self._parts] or real(self, decided, home_incarnation, ids)
+
+    real: Any = Shard._members
+    patch.setattr(Shard, "_members", members)
+
+
+def add_in_the_order_of_arrival_here(patch: pytest.MonkeyPatch) -> None:
+    def members(self: Any, *arguments: Any) -> Any:
+        held = real(self, *arguments)
+        return [each for each in self._parts.values() if each in held]
+
+    real: Any = Shard._members
+    patch.setattr(Shard, "_members", members)
+
+
+def acknowledge_without_writing(patch: pytest.MonkeyPatch) -> None:
+    async def accept(self: Any, *_: Any) -> None:
+        return None
+
+    patch.setattr(FileShardJournal, "accept", accept)
+
+
+def forget_nothing(patch: pytest.MonkeyPatch) -> None:
+    async def forget_before(self: Any, parts: Any) -> None:
+        pass
+
+    patch.setattr(Shard, "_forget_before", forget_before)
+
+
+def keep_what_came_for_an_earlier_life(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Shard, "_hold", lambda self, key, part: self._parts.__setitem__(key, part))
+
+
+def leave_out_a_gradient(patch: pytest.MonkeyPatch) -> None:
+    def parts(self: Any, *arguments: Any) -> Any:
+        decided = real(self, *arguments)
+        if len(decided.ids) < 3:
+            return decided
+        return replace(decided, ids=decided.ids[1:], weights=decided.weights[1:])
+
+    real: Any = Decision.parts
+    patch.setattr(Decision, "parts", parts)
+
+
+def decide_in_the_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
+    def parts(self: Any, *arguments: Any) -> Any:
+        return real(replace(self, deterministic=False), *arguments)
+
+    real: Any = Decision.parts
+    patch.setattr(Decision, "parts", parts)
+
+
+def count_a_call_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CallMemory, "recall", lambda self, call: None)
+
+
+def delete_at_the_home_only(patch: pytest.MonkeyPatch) -> None:
+    def delete(self: Any, container: str, name: str) -> Any:
+        return self._home_of(container, name).delete(container, name)
+
+    patch.setattr(MadeAccumulators, "delete", delete)
+
+
+FAULTS: dict[str, Fault] = {
+    "reduce what is there": reduce_what_is_there,
+    "add in the order of arrival here": add_in_the_order_of_arrival_here,
+    "acknowledge without writing": acknowledge_without_writing,
+    "forget nothing": forget_nothing,
+    "keep what came for an earlier life": keep_what_came_for_an_earlier_life,
+    "leave out a gradient": leave_out_a_gradient,
+    "decide in the order of arrival": decide_in_the_order_of_arrival,
+    "count a call twice": count_a_call_twice,
+    "delete at the home only": delete_at_the_home_only,
+}

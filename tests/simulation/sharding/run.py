@@ -1,0 +1,242 @@
+"""One run of one server: its real registry and servicers, without sockets and threads."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterator
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor
+
+from gradserve.memory.pool import BufferPool
+from gradserve.v1 import server_messages_pb2
+from gradserve.wire.contents import encode_message
+from gradserve_server.accumulators.arriving import ArrivingGradients
+from gradserve_server.accumulators.durable.records import FileRecords
+from gradserve_server.accumulators.journal import MemoryRecords
+from gradserve_server.cluster import Member
+from gradserve_server.config import LeaseConfig
+from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.leases.expiry import Expiry
+from gradserve_server.leases.lifetimes import Lifetimes
+from gradserve_server.leases.service_clock import ServiceClock
+from gradserve_server.rpc.accumulators.reply_codec import reply_codecs
+from gradserve_server.rpc.accumulators.service import AccumulatorServicer
+from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.leases.service import LeaseServicer
+from gradserve_server.rpc.services import SERVICES
+from gradserve_server.security.shares import ShareRules
+from gradserve_server.server_run import ServerRun
+from gradserve_server.state.durability import Durability
+from gradserve_server.state.files.directory import StateDirectory
+from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
+from gradserve_server.tensors.fair_quota import FairQuota
+from gradserve_server.tensors.opening import TensorOpener
+from gradserve_server.tensors.residence import Residence
+from gradserve_server.tensors.store import TensorStore
+from tests.accumulators.bench import Bench
+from tests.simulation.clock import LONGEST_TICK
+from tests.simulation.disk import SimulatedDisk
+from tests.simulation.store import SimulatedStore
+
+T = TypeVar("T")
+
+CLIENT_LEASE = 4.0
+UNDELIVERED_LEASE = 5.0
+_EXPIRY_INTERVAL = 0.25
+_OWNER: ContextVar["Run | None"] = ContextVar("owner", default=None)
+
+METHODS: dict[str, MethodDescriptor] = {
+    f"{service.name}/{method.name}": method for service in SERVICES for method in service.methods
+}
+
+
+class Run:
+    """A server from its start to its end.
+
+    Attributes:
+        place: Its place in the cluster.
+        is_gone: Whether it has been killed.
+        memory: The quota of bytes.
+        registry: Its accumulators.
+        heard: The incarnations at the home that each of its accumulators has heard of, in this order.
+    """
+
+    def __init__(
+        self, place: Member, folder: Path | None, chance: random.Random, monotonic: Callable[[], float]
+    ) -> None:
+        self.place = place
+        self.is_gone = False
+        self.heard: dict[str, dict[str, None]] = {}
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        run = ServerRun(lambda: f"{chance.getrandbits(128):032x}")
+        clock = ServiceClock(monotonic, LONGEST_TICK)
+        compute = InlineCompute()
+        self.store = None
+        self._records: Any = MemoryRecords()
+        if folder is not None:
+            self.store = SimulatedStore(StateDirectory(folder), SimulatedDisk(folder, chance), chance)
+            self._records = FileRecords(self.store, Durability.ROUND)
+        self.memory = FairQuota(1 << 40, "bytes of tensor memory", ShareRules())
+        self._lifetimes = Lifetimes(clock, CLIENT_LEASE)
+        self._bench = Bench(
+            records=self._records,
+            memory=self.memory,
+            clock=clock,
+            lifetimes=self._lifetimes,
+            undelivered_lease_seconds=UNDELIVERED_LEASE,
+        )
+        self.registry: Any = self._bench.registry
+        self.registry._new_incarnation = run.new_id
+        self.registry._member = place
+        self.registry._accumulators._is_of_another_run = run.is_of_another
+        device = _device()
+        tensors = TensorStore(
+            pool=BufferPool(0),
+            memory=self.memory,
+            handles=FairQuota(1 << 20, "tensor handles", ShareRules()),
+            leases=LeaseConfig(),
+            clock=clock,
+            new_handle=run.new_id,
+        )
+        residence = Residence(device, device, compute)
+        deliverer = TensorDeliverer(tensors, residence, self.memory, DeliveryLimits(1 << 20, 1 << 30))
+        self._servicers: dict[str, Any] = {
+            "AccumulatorService": AccumulatorServicer(
+                self.registry,
+                TensorOpener(tensors, residence),
+                deliverer,
+                ArrivingGradients(compute, Reducer(ForkJoin(1))),
+                compute,
+                run.incarnation,
+                place,
+            ),
+            "LeaseService": LeaseServicer(self._lifetimes.clients),
+            "ServerService": self,
+        }
+        self._codecs = reply_codecs()
+        self._expiry = Expiry(
+            clock,
+            {"averages": self.registry.expire, "accumulators": self._lifetimes.expire},
+            {},
+            _EXPIRY_INTERVAL,
+        )
+
+    @property
+    def used(self) -> tuple[int, int, int, int]:
+        """The memory, the bookkeeping, the waiting calls and the accumulators that it counts."""
+        return self.memory.used, self._bench.bookkeeping.used, self.registry.waiters.used, self.registry.count.used
+
+    async def start(self) -> None:
+        """Restores what is on disk, and begins to serve."""
+        if self.store is not None:
+            await self._records.restore(self.registry, np.empty)
+            for each in self.accumulators():
+                if each.shard is not None:
+                    self.heard[each.incarnation] = dict.fromkeys(key.home_incarnation for key in each.shard._parts)
+            self.store.start(lambda _: None)
+        self.begin(self._expiry.run())
+
+    async def answer(self, name: str, data: bytes) -> bytes:
+        """Answers a call, from the bytes of the request to those of the response.
+
+        Raises:
+            ServiceError: The call has failed.
+        """
+        service, method = METHODS[name].containing_service.name, METHODS[name]
+        request = _message_class(method.input_type).FromString(data)
+        call = Call(method.full_name)
+        try:
+            response = await getattr(self._servicers[service], method.name)(request, call)
+            if method.name == "StageGradient":
+                self._hear(request.accumulator.name, request.home_incarnation)
+            elif method.name == "ReduceGradients":
+                self._hear(request.accumulator.name, request.average.parts.home_incarnation)
+            encode = self._codecs[method.name].encode if method.name in self._codecs else None
+            return (encode or encode_message)(response)
+        finally:
+            call.end()
+
+    async def GetServerInfo(  # noqa: N802  the name in the protos
+        self, request: server_messages_pb2.GetServerInfoRequest, call: Call
+    ) -> server_messages_pb2.GetServerInfoResponse:
+        """Says which member of the cluster it is, and nothing else."""
+        place = self.place
+        member = server_messages_pb2.ClusterMember(cluster=place.cluster, index=place.index, size=place.size)
+        return server_messages_pb2.GetServerInfoResponse(member=member)
+
+    def _hear(self, name: str, home_incarnation: str) -> None:
+        for each in self.accumulators():
+            if each.name == f"default/{name}":
+                self.heard.setdefault(each.incarnation, {}).setdefault(home_incarnation)
+
+    def accumulators(self) -> Iterator[Any]:
+        """Yields its accumulators."""
+        for _, each in self.registry._accumulators:
+            yield each
+
+    # Its end
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Begins work of this server: it, and all work that it begins, ends with the server."""
+        token = _OWNER.set(self)
+        try:
+            return asyncio.ensure_future(work)
+        finally:
+            _OWNER.reset(token)
+
+    def kill(self) -> None:
+        """Ends it at once: nothing more is written."""
+        self.is_gone = True
+        if self.store is not None:
+            self.store.is_gone = True
+        self.registry.close()  # so that nobody is served any more when tasks end
+
+    async def bury(self) -> None:
+        """Ends what is left of its tasks, and lets go of its files."""
+        while self._tasks:
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.sleep(0)
+        if self.store is not None:
+            self.store.abandon()
+
+    def _own(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        del self._tasks[task]
+        if self.is_gone and not task.cancelled():
+            task.exception()  # nobody is left who wants to know
+
+
+def make_task(loop: asyncio.AbstractEventLoop, work: Any, **arguments: Any) -> "asyncio.Task[Any]":
+    """Makes a task that belongs to the server that begins it, if one does: this is a task factory."""
+    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **arguments)
+    owner = _OWNER.get()
+    if owner is not None:
+        owner._own(task)
+    return task
+
+
+@cache
+def _device() -> CpuDevice:
+    return CpuDevice(BufferPool(0))
+
+
+@cache
+def _message_class(descriptor: Any) -> Any:
+    return message_factory.GetMessageClass(descriptor)
+
+
+def response_class(name: str) -> Any:
+    """Returns the class of the responses of a method."""
+    return _message_class(METHODS[name].output_type)

@@ -1,0 +1,241 @@
+"""A worker with a real client of all servers: it does all that workers may, dies, and comes back as another one."""
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any
+
+import gradserve
+import gradserve.aio
+from gradserve.calls.client import ClientCalls
+from gradserve.calls.cluster import Cluster
+from gradserve.calls.identity import RequestIds
+from tests.simulation.promises import BrokenPromiseError, check
+from tests.simulation.sharding.transport import TIMES, SimulatedTransport
+from tests.simulation.sharding.truth import SHAPES, gradient_of
+
+if TYPE_CHECKING:
+    from tests.simulation.sharding.world import World
+
+NAMES = ("a", "b")
+LOST_FIELD = "average.parts.part_ids"
+_LONGEST = 150.0
+"""Seconds after which every call must have ended, whatever the network does: some make several calls one after the
+other, each with retries."""
+MODEL = {name: gradserve.DenseSpec("float32", shape) for name, shape in SHAPES.items()}
+
+
+class Worker:
+    """One worker, with one client after the other."""
+
+    def __init__(self, name: str, world: "World", chance: random.Random) -> None:
+        self.name = name
+        self._world = world
+        self._chance = chance
+        self._generation = 0
+        self._failed: list[tuple[str, int, int, int, int]] = []
+        """The calls with a gradient that have failed: accumulator, number of the call, of the gradient, step, and how
+        many gradients they wait for; 0 for those that do not wait."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Makes a client that the servers have never heard of."""
+        self._generation += 1
+        self._worker_id = f"{self.name}.{self._generation}"
+        network = self._world.network
+        self.transport = SimulatedTransport(self.name, network, self._world.truth)
+        self._ids = RequestIds(f"{self._chance.getrandbits(64):x}")
+        addresses = [f"server {target}" for target in range(len(network.runs))]
+        calls = ClientCalls(self._ids, TIMES, cluster=Cluster(addresses))
+        self.client = gradserve.aio.Client._over(self.transport, ",".join(addresses), calls)
+        self._made: dict[str, Any] = {}
+        self._steps: dict[str, int] = {}
+        self._failed.clear()
+
+    async def work(self) -> None:
+        """Does one thing after the other, until it is cancelled."""
+        actions: list[tuple[float, Any]] = [
+            (0.35, self._push_pull),
+            (0.25, self._apply),
+            (0.12, self._take),
+            (0.12, self._read),
+            (0.10, self._send_again),
+            (0.03, self._set_step),
+            (0.015, self._delete),
+            (0.015, self._private),
+        ]
+        weights = [weight for weight, _ in actions]
+        while True:
+            await asyncio.sleep(self._chance.choice([0.0, 0.001, 0.05, 0.3]))
+            ((_, action),) = self._chance.choices(actions, weights)
+            doing = asyncio.ensure_future(self._tried(action))
+            if self._chance.random() < 0.03:
+                await asyncio.wait([doing], timeout=self._chance.choice([0.0, 0.02, 0.3, 1.0]))
+                await self._die(doing)
+            else:
+                try:
+                    await doing
+                finally:
+                    doing.cancel()
+
+    async def _die(self, doing: "asyncio.Task[None]") -> None:
+        """Ends the client in the middle of what it does, as the end of the process does."""
+        if doing.cancel():
+            await asyncio.wait([doing])
+        elif (error := doing.exception()) is not None:
+            raise error
+        self.transport.abandon()
+        self._world.count("a client dies")
+        self._world.note(f"{self.name} dies")
+        self._begin()
+
+    async def _tried(self, action: Any) -> None:
+        name = self._chance.choice(NAMES)
+        try:
+            async with asyncio.timeout(_LONGEST):
+                await action(name)
+        except TimeoutError as error:
+            if isinstance(error, gradserve.GradserveError):
+                self._failed_with(name, action, error)
+            else:
+                raise BrokenPromiseError(f"{self.name} waits for ever in {action.__name__}") from None
+        except gradserve.GradserveError as error:
+            self._failed_with(name, action, error)
+
+    def _failed_with(self, name: str, action: Any, error: gradserve.GradserveError) -> None:
+        self._world.note(f"{self.name} {action.__name__} {name}: {type(error).__name__}: {error}"[:300])
+        self._world.count(type(error).__name__)
+        if isinstance(error, gradserve.AbortedError) and error.field == LOST_FIELD:
+            self._world.check_may_be_lost(self.transport.decided, str(error))
+        elif isinstance(error, gradserve.LostError):
+            is_shared = error.accumulator in NAMES
+            check(not (is_shared and self._world.is_durable(error.accumulator)), f"it is durable, and {error}")
+        elif isinstance(error, gradserve.AlreadyExistsError | gradserve.InternalError | gradserve.InvalidArgumentError):
+            raise BrokenPromiseError(f"{type(error).__name__}: {error}") from error
+
+    async def accumulator(self, name: str) -> Any:
+        """Returns an accumulator, which is made if it is not there."""
+        if name not in self._made:
+            spec = self._world.specs[name]
+            self._made[name] = await self.client.gradient_accumulator(
+                MODEL,
+                name,
+                sharded=True,
+                deterministic=spec.deterministic,
+                keep_averages=spec.keep_averages,
+                durability=spec.durability,
+            )
+            self._world.note(f"{self.name} opens {name}")
+        return self._made[name]
+
+    # Calls
+
+    async def _push_pull(self, name: str) -> None:
+        chance = self._chance
+        await self._with_gradient(name, self._world.new_gradient(), None, chance.choice([1, 2, 2, 3]))
+
+    async def _apply(self, name: str) -> None:
+        await self._with_gradient(name, self._world.new_gradient(), None, 0)
+
+    async def _send_again(self, name: str) -> None:
+        """Makes a call again that has failed, as a program may."""
+        if not self._failed:
+            return
+        name, sequence, number, step, num_required = self._failed.pop(self._chance.randrange(len(self._failed)))
+        await self._with_gradient(name, number, (sequence, step), num_required)
+
+    async def _with_gradient(self, name: str, number: int, again: tuple[int, int] | None, num_required: int) -> None:
+        acc = await self.accumulator(name)
+        if again is None:
+            late = self._chance.choices([0, -1, 1], [0.9, 0.07, 0.03])[0]
+            sequence, step = self._ids.next(), self._steps.get(name, 0) + late
+        else:
+            sequence, step = again
+        self._world.truth.will_send(self._ids.client_id, sequence, self._worker_id, number)
+        what = f"{self.name}:{sequence} {'pushes' if num_required else 'applies'} g{number} at {step} to {name}"
+        self._world.note(what)
+        gradient = gradient_of(number)
+        options: dict[str, Any] = {"worker_id": self._worker_id, "request_id": sequence}
+        try:
+            if num_required:
+                timeout = self._chance.choice([0.5, 3.0, 10.0])
+                self.transport.decided = None
+                pulled = await acc.push_pull(
+                    gradient, num_required, step, timeout=timeout, on_stale="return", **options
+                )
+                self._steps[name] = pulled.global_step
+                self._world.note(f"{what}: {pulled.outcome.name}")
+                if pulled.components:
+                    self._check(name, pulled)
+            else:
+                applied = await acc.apply_grad(gradient, step, **options)
+                self._steps[name] = applied.global_step
+                self._world.note(f"{what}: {applied.outcome.name}")
+        except gradserve.GradserveError as error:
+            if isinstance(error, gradserve.NotFoundError):
+                self._made.pop(name, None)
+            elif not isinstance(error, gradserve.AbortedError):
+                self._failed.append((name, sequence, number, step, num_required))
+            raise
+
+    async def _take(self, name: str) -> None:
+        acc = await self.accumulator(name)
+        await self._checked(
+            name, acc.take_grad(self._chance.choice([1, 2, 3]), timeout=self._chance.choice([0.5, 5.0]))
+        )
+
+    async def _read(self, name: str) -> None:
+        acc = await self.accumulator(name)
+        step = self._chance.choice([None, self._steps.get(name, 0), self._steps.get(name, 0) + 1])
+        await self._checked(name, acc.read_average(step, timeout=self._chance.choice([0.0, 0.5, 3.0])))
+
+    async def _set_step(self, name: str) -> None:
+        acc = await self.accumulator(name)
+        step = max(self._steps.get(name, 0) + self._chance.randint(-2, 3), 0)
+        self._world.note(f"{self.name} sets the step of {name} to {step}")
+        await self._checked(name, acc.set_global_step(step))
+        self._steps[name] = step
+
+    async def _delete(self, name: str) -> None:
+        self._world.note(f"{self.name} deletes {name}")
+        self._world.deleting.add(name)
+        await self.client.delete_accumulator(name)
+        self._made.pop(name, None)
+
+    async def _private(self, _name: str) -> None:
+        """Uses an accumulator that ends with this client, and does not delete it."""
+        acc = await self.client.gradient_accumulator(MODEL, sharded=True, durability="none")
+        number, sequence = self._world.new_gradient(), self._ids.next()
+        self._world.truth.will_send(self._ids.client_id, sequence, self._worker_id, number)
+        await acc.apply_grad(gradient_of(number), 0, worker_id=self._worker_id, request_id=sequence)
+        if self._chance.random() < 0.5:
+            await self._checked("", acc.take_grad(1, timeout=5.0))
+
+    async def _checked(self, name: str, call: Any) -> Any:
+        self.transport.decided = None
+        try:
+            found = await call
+        except gradserve.NotFoundError:
+            self._made.pop(name, None)
+            raise
+        if found is not None:
+            self._check(name, found)
+        return found
+
+    def _check(self, name: str, average: Any) -> None:
+        decided = self.transport.decided
+        self._world.note(f"{self.name} has round {decided.round - 1} of {name}")
+        self._world.truth.check_average(decided, average.gradients)
+        self._steps[name] = max(average.step, self._steps.get(name, 0))
+
+    # The end
+
+    async def round_with_others(self, name: str, step: int, num_workers: int) -> Any:
+        """Takes part in a round of all workers, which must end."""
+        acc = await self.accumulator(name)
+        sequence, number = self._ids.next(), self._world.new_gradient()
+        self._world.truth.will_send(self._ids.client_id, sequence, self._worker_id, number)
+        gradient = gradient_of(number)
+        return await self._checked(
+            name,
+            acc.push_pull(gradient, num_workers, step, worker_id=self._worker_id, request_id=sequence, timeout=60.0),
+        )

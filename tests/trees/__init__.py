@@ -1,0 +1,1 @@
+"""Aggregators: trees of servers."""

@@ -1,0 +1,185 @@
+"""Every gradient counts once, whichever server is killed, and whenever."""
+
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradserve
+from gradserve.testing import ServerProcess
+from gradserve_server.config import ServerConfig
+from gradserve_server.testing import LocalServer
+from tests.servers.runtime import NOT_WARMED_UP
+from tests.trees.servers import aggregator
+from tests.trees.workers import at_once, clients_of
+
+GRADIENTS = [{"w": np.full(3, value, np.float32)} for value in (1.0, 2.0, 6.0)]
+MEAN = 3.0
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, a process may take long to start."""
+    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", "50")
+
+
+@contextmanager
+def _aggregator_process(folder: Path, top: str, *flags: str) -> Iterator[ServerProcess]:
+    settings = ["--upstream", top, "--upstream-workers", "2", "--upstream-grace-seconds", "1", "--warm-up", "false"]
+    with ServerProcess(folder, *settings, *flags) as process:
+        yield process
+
+
+@contextmanager
+def _tree(
+    folder: Path,
+) -> Iterator[tuple[gradserve.GradientAccumulator, ServerProcess, list[gradserve.GradientAccumulator]]]:
+    """Runs a server, an aggregator in a process, and two workers; yields the accumulator as the three see it."""
+    with (
+        LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as top,
+        gradserve.connect(top.address) as client,
+        _aggregator_process(folder, top.address) as near,
+        clients_of(near.address, 2) as clients,
+    ):
+        at_top = client.gradient_accumulator(GRADIENTS[0], "net")
+        yield at_top, near, [each.gradient_accumulator(GRADIENTS[0], "net") for each in clients]
+
+
+def _wait_for(accumulator: gradserve.GradientAccumulator, count: int) -> None:
+    while accumulator.num_accumulated() < count:
+        time.sleep(0.01)
+
+
+def _check(futures: list[Future[gradserve.PushPullResult]]) -> None:
+    for each in futures:
+        result = each.result()
+        assert (result.num_gradients, result.step, result["w"][0]) == (3, 1, MEAN)
+        assert result.outcome is gradserve.ACCEPTED
+
+
+def test_an_aggregator_dies_before_it_passes_a_gradient_on(tmp_path: Path) -> None:
+    with _tree(tmp_path) as (at_top, near, made), ThreadPoolExecutor(2) as threads:
+        first = threads.submit(made[0].push_pull, GRADIENTS[0], 3, 0)
+        time.sleep(0.3)  # it waits for another one for longer
+        assert at_top.num_accumulated() == 0
+        near.restart()
+        second = threads.submit(made[1].push_pull, GRADIENTS[1], 3, 0)
+        _wait_for(at_top, 2)
+        at_top.push_pull(GRADIENTS[2], 3, 0)
+        _check([first, second])
+
+
+def test_an_aggregator_dies_after_it_has_passed_gradients_on(tmp_path: Path) -> None:
+    with _tree(tmp_path) as (at_top, near, made), ThreadPoolExecutor(2) as threads:
+        pulls = [threads.submit(acc.push_pull, each, 3, 0) for acc, each in zip(made, GRADIENTS, strict=False)]
+        _wait_for(at_top, 2)
+        near.restart()
+        # Both have come again when they wait at the server again.
+        while at_top.info().num_waiting < 2:
+            for each in pulls:
+                assert not each.done(), each.result()
+            time.sleep(0.01)
+        assert at_top.num_accumulated() == 2
+        at_top.push_pull(GRADIENTS[2], 3, 0)
+        _check(pulls)
+        assert at_top.info().global_step == 1
+
+
+def test_an_aggregator_that_is_stopped_ends_at_once(tmp_path: Path) -> None:
+    """Calls that wait upstream do not hold it up; they come again when it is back."""
+    with _tree(tmp_path) as (at_top, near, made), ThreadPoolExecutor(2) as threads:
+        pulls = [threads.submit(acc.push_pull, each, 3, 0) for acc, each in zip(made, GRADIENTS, strict=False)]
+        _wait_for(at_top, 2)
+        near.signal(signal.SIGTERM)
+        assert near.wait(25) == 0
+        near.restart()
+        at_top.push_pull(GRADIENTS[2], 3, 0)
+        _check(pulls)
+
+
+def test_an_aggregator_dies_after_the_answer(tmp_path: Path) -> None:
+    """As if the answers had been lost."""
+    with _tree(tmp_path) as (at_top, near, made):
+        with ThreadPoolExecutor(3) as threads:
+            numbers = [1_000_001, 1_000_002]
+            pull = lambda at: made[at].push_pull(GRADIENTS[at], 3, 0, worker_id=f"w{at}", request_id=numbers[at])  # noqa: E731
+            first = [threads.submit(pull, at) for at in range(2)]
+            _wait_for(at_top, 2)
+            at_top.push_pull(GRADIENTS[2], 3, 0)
+            _check(first)
+            near.restart()
+            again = [threads.submit(pull, at) for at in range(2)]
+            assert all(each.result().duplicate for each in again)
+            _check(again)
+        assert (at_top.info().global_step, at_top.num_accumulated()) == (1, 0)
+
+
+def test_gradients_that_were_applied_count_once_after_a_restart(tmp_path: Path) -> None:
+    with _tree(tmp_path) as (at_top, near, made):
+        apply = lambda at: made[at].apply_grad(GRADIENTS[at], 0, worker_id=f"w{at}", request_id=1_000_000 + at)  # noqa: E731
+        assert not any(each.duplicate for each in at_once(apply, range(2)))
+        near.restart()
+        assert all(each.duplicate for each in at_once(apply, range(2)))
+        assert at_top.num_accumulated() == 2
+
+
+def test_a_take_whose_answer_was_lost_takes_the_same_round(tmp_path: Path) -> None:
+    with _tree(tmp_path) as (at_top, near, made):
+        at_once(lambda acc, gradient: acc.apply_grad(gradient), made, GRADIENTS[:2])
+        taken = made[0].take_grad(2, request_id=7_000_000)
+        near.restart()
+        again = made[0].take_grad(2, request_id=7_000_000)
+        assert (again.step, again["w"][0]) == (taken.step, taken["w"][0]) == (1, 1.5)
+        assert at_top.info().global_step == 1
+
+
+@pytest.mark.parametrize("durability", ["round", "gradient"])
+def test_the_server_upstream_is_killed(tmp_path: Path, durability: str) -> None:
+    """What it had acknowledged is there, or is sent again by the workers, which keep it."""
+    flags = ("--state-dir", str(tmp_path / "state"), "--durability", durability, "--warm-up", "false")
+    with (
+        ServerProcess(tmp_path, *flags) as top,
+        aggregator(top.address, 2, 1.0) as near,
+        clients_of(near.address, 2) as clients,
+    ):
+        made = [each.gradient_accumulator(GRADIENTS[0], "net") for each in clients]
+        at_once(lambda acc, gradient: acc.apply_grad(gradient), made, GRADIENTS[:2])
+        top.restart()
+        # Each worker learns of the restart by its next call.
+        at_once(lambda acc: acc.num_accumulated(), made)
+        average = made[0].take_grad(2)
+        assert (average.num_gradients, average["w"][0], average.step) == (2, 1.5, 1)
+        at_once(lambda acc, gradient: acc.push_pull(gradient, 2, 1), made, GRADIENTS[:2])
+
+
+def test_the_server_upstream_is_killed_without_a_state_directory(tmp_path: Path) -> None:
+    """The workers are told what is lost, as without an aggregator."""
+    with (
+        ServerProcess(tmp_path, "--warm-up", "false") as top,
+        aggregator(top.address, 2, 1.0) as near,
+        clients_of(near.address, 2) as clients,
+    ):
+        made = [each.gradient_accumulator(GRADIENTS[0], "net") for each in clients]
+        at_once(lambda acc, gradient: acc.push_pull(gradient, 2, 0), made, GRADIENTS[:2])
+        top.restart()
+        for acc in made:
+            with pytest.raises(gradserve.LostError, match="has lost accumulator"):
+                acc.num_accumulated()
+        results = at_once(lambda acc, gradient: acc.push_pull(gradient, 2, 0), made, GRADIENTS[:2])
+        assert [each.step for each in results] == [1, 1]
+
+
+def test_the_server_upstream_is_not_there(tmp_path: Path) -> None:
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as gone:
+        address = gone.address
+    with aggregator(address, 2) as near, gradserve.connect(near.address, timeout=3) as client:
+        assert client.server_info().version == gradserve.__version__
+        with pytest.raises(
+            (gradserve.UnavailableError, gradserve.DeadlineExceededError), match="the server upstream|3 s"
+        ):
+            client.gradient_accumulator(GRADIENTS[0], "net")
