@@ -86,15 +86,19 @@ def used(server: LocalServer) -> tuple[int, int, int]:
     return server.inspect(lambda each: (len(each.store), each.usage.memory.used, each.store._handles.used))
 
 
+@pytest.fixture
+def handle(server: LocalServer) -> str:
+    def keep(each: Server) -> str:
+        return each.store.keep([np.zeros(NUM_BYTES, np.uint8)], None, shared=False)[0]
+
+    return server.inspect(keep)
+
+
 @pytest.fixture(params=READERS)
-def reader(request: pytest.FixtureRequest, server: LocalServer) -> Iterator[Reader]:
+def reader(request: pytest.FixtureRequest, server: LocalServer, handle: str) -> Iterator[Reader]:
     """Has begun to read a tensor that only it may read."""
-
-    def keep(each: Server) -> list[str]:
-        return each.store.keep([np.zeros(NUM_BYTES, np.uint8)], None, shared=False)
-
     made = READERS[request.param](server)
-    made.begin(tensor_messages_pb2.ReadTensorsRequest(handles=server.inspect(keep), release=True))
+    made.begin(tensor_messages_pb2.ReadTensorsRequest(handles=[handle], release=True))
     yield made
     made.leave()
 
@@ -102,6 +106,16 @@ def reader(request: pytest.FixtureRequest, server: LocalServer) -> Iterator[Read
 @pytest.mark.parametrize("end", ["finish", "leave"])
 def test_it_counts_until_the_reply_has_left(reader: Reader, server: LocalServer, end: str) -> None:
     assert eventually(lambda: used(server), lambda use: use[0] == 0) == (0, NUM_BYTES, 1)
+    getattr(reader, end)()
+    eventually(lambda: used(server), (0, 0, 0).__eq__)
+
+
+@pytest.mark.parametrize("end", ["finish", "leave"])
+def test_it_can_be_deleted_while_it_is_read(reader: Reader, server: LocalServer, handle: str, end: str) -> None:
+    """As by a client that gives up, whose request to delete it arrives before the end of the call that reads it."""
+    eventually(lambda: used(server), lambda use: use[0] == 0)
+    assert [server.inspect(lambda each: each.store.delete([handle])) for _ in range(2)] == [1, 0]
+    assert used(server) == (0, NUM_BYTES, 1)
     getattr(reader, end)()
     eventually(lambda: used(server), (0, 0, 0).__eq__)
 

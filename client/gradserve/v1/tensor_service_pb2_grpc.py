@@ -185,7 +185,8 @@ class TensorServiceServicer(object):
 
     def DeleteTensors(self, request, context):
         """Deletes tensors. Handles that do not exist are ignored, so a retry is safe.
-        A tensor that another call is using is deleted when that call is done.
+        A tensor that another call is using is deleted when that call is done, also
+        if that call would release it but fails.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -128,6 +128,8 @@ class TensorStore:
         self._queue: LeaseQueue[str] = LeaseQueue(clock)
         self._new_handle = new_handle
         self._entries: dict[str, Entry] = {}
+        # Those that nobody finds, as a call deletes them at its end; unless it fails.
+        self._being_released: dict[str, Entry] = {}
         self._by_serial: Serials[Entry] = Serials()
         # Also by the owner, where there are several.
         self._of_owner: dict[str, Serials[Entry]] = {}
@@ -361,11 +363,12 @@ class TensorStore:
         entry.lease.begin_use()
         if release:
             self._hide(entry)
+            self._being_released[entry.handle] = entry
         held.add(entry)
 
     def _end_use(self, entry: Entry, *, keep: bool, release: bool) -> None:
         entry.lease.end_use()
-        if keep and release and not entry.deleted:
+        if release and self._being_released.pop(entry.handle, None) is not None and keep:
             self._show(entry)
         entry.deleted = entry.deleted or not keep
         self.end_hold(entry)
@@ -381,12 +384,13 @@ class TensorStore:
         self._rest(entry)
 
     def delete(self, handles: Sequence[str], *, user: Identity = ANONYMOUS) -> int:
-        """Deletes the tensors that exist and that the caller reaches; returns their number."""
+        """Deletes the tensors that exist and that the caller reaches, once nobody uses them; returns their number."""
         count = 0
         for handle in handles:
-            entry = self._entries.get(handle)
+            entry = self._entries.get(handle) or self._being_released.get(handle)
             if entry is not None and user.reaches(entry.owner):
-                self._hide(entry)
+                if self._being_released.pop(handle, None) is None:
+                    self._hide(entry)
                 entry.deleted = True
                 self._rest(entry)
                 count += 1
