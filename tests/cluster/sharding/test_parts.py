@@ -7,8 +7,8 @@ import pytest
 
 from gradserve.calls.accumulators.components import Component
 from gradserve.calls.accumulators.sharding.parts import Parts
-from gradserve.calls.accumulators.sharding.plan import Piece
 from gradserve.results import IndexedSlices
+from gradserve.wire.shard_plan import Piece
 
 FLOAT32 = np.dtype("float32")
 COMPONENTS = [

@@ -23,7 +23,6 @@ from gradserve.calls.accumulators.session import AccumulatorSession
 from gradserve.calls.accumulators.settling import not_durable, settle
 from gradserve.calls.accumulators.sharding.choice import is_sharded
 from gradserve.calls.accumulators.sharding.parts import Parts
-from gradserve.calls.accumulators.sharding.plan import Plan, plan_of
 from gradserve.calls.accumulators.sharding.specs import add_plan
 from gradserve.calls.accumulators.sharding.wire import ShardedWire
 from gradserve.calls.accumulators.watch import Watch
@@ -41,6 +40,7 @@ from gradserve.results import AccumulatorHandle, AccumulatorInfo, AccumulatorKin
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
 from gradserve.wire.homes import DEFAULT_CONTAINER
+from gradserve.wire.shard_plan import Plan, plan_of
 
 
 class MadeAccumulators:

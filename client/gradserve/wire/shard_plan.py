@@ -1,17 +1,38 @@
 """Which server has what of a sharded accumulator.
 
-Every client has to come to the same plan, on any platform: it is made of integers, and the order of the components
-does not matter. docs/many_servers.md specifies it for other languages.
+Every client has to come to the same plan, on any platform, and so does the server when a cluster gets another size: it
+is made of integers, and the order of the components does not matter. docs/many_servers.md specifies it for other
+languages.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
-from gradserve.calls.accumulators.components import Component
+from gradserve.wire.dtypes import DType
 
 SMALLEST_PIECE_BYTES = 64 << 10
 """No smaller piece of a component is cut off: a message for it would cost more than the balance gains."""
+
+
+class Component(Protocol):
+    """One of the tensors of an accumulator. It can be hashed."""
+
+    @property
+    def name(self) -> str:
+        """Its name, which no other has."""
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of its gradients."""
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Its shape. It is known, but for the first size of a sparse one, which is then -1."""
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether its gradients are rows of a table, which stays whole."""
 
 
 class Piece(NamedTuple):
