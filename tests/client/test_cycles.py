@@ -125,3 +125,21 @@ def test_calls_that_run_together(transport: Any) -> None:
             assert not [each for each in gc.get_objects() if isinstance(each, Schedule | Group)]
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize("idle_lease", [None, 60])
+async def test_calls_that_run_together_and_fail(
+    idle_lease: float | None, left_in_cycles: Callable[[], list[str]]
+) -> None:
+    gradient = {name: np.zeros(LARGE, np.float32) for name in "ab"}
+    with running_cluster(2) as servers:
+        async with gradserve.aio.connect(addresses_of(servers)) as client:
+            accumulator = await client.gradient_accumulator(gradient, sharded=True, idle_lease=idle_lease)
+            with pytest.raises(gradserve.InvalidArgumentError):
+                await accumulator.push_pull({"a": gradient["a"], "b": gradient["b"][0]}, 1)
+            with pytest.raises(gradserve.DeadlineExceededError):
+                await accumulator.push_pull(gradient, 2, timeout=0.01)
+            with pytest.raises(gradserve.DeadlineExceededError):
+                await accumulator.take_grad(2, timeout=0.01)
+            await client.server_info()
+            assert left_in_cycles() == []

@@ -1,5 +1,6 @@
 """Operations on one of several servers, and operations that run at the same time."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -27,10 +28,38 @@ def all_ended(*operations: Operation[T]) -> Operation[list[T]]:
     When all have ended, the first error in this order is raised.
     """
     outcomes = yield from together(*map(_outcome, operations))
-    for _, error in outcomes:
-        if error is not None:
-            raise error
-    return [result for result, _ in outcomes]
+    error = next((error for _, error in outcomes if error is not None), None)
+    if error is None:
+        return [result for result, _ in outcomes]
+    try:
+        raise error
+    finally:
+        del error, outcomes  # its traceback has this frame: a cycle would keep the arguments until it is collected
+
+
+def with_beside(operation: Operation[T], beside: Operation[None]) -> Operation[T]:
+    """Runs an operation, and another one that is cancelled when it ends; returns the result of the first one.
+
+    An error of the other one does not end the first one.
+    """
+    outcome: list[tuple[Any, GradserveError | None]] = []
+
+    def ended() -> Operation[None]:
+        outcome.append((yield from _outcome(operation)))
+        raise _HasEndedError("the operation beside which it ran has ended")
+
+    with suppress(_HasEndedError):
+        yield from together(ended(), _without_result(beside))
+    ((result, error),) = outcome
+    if error is None:
+        return result  # type: ignore[no-any-return]
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context  # not the error that ended the other one, whose traceback knows this one
+        outcome.clear()
+        del error  # as in `all_ended`
 
 
 def at_target(target: int, operation: Operation[T]) -> Operation[T]:
@@ -47,6 +76,14 @@ def _outcome(operation: Operation[T]) -> Operation[tuple[Any, GradserveError | N
         return (yield from operation), None
     except GradserveError as error:
         return None, error
+
+
+class _HasEndedError(GradserveError):
+    """Ends what runs beside an operation that has ended."""
+
+
+def _without_result(operation: Operation[None]) -> Operation[None]:
+    yield from _outcome(operation)
 
 
 def _aimed(target: int, exchange: Exchange) -> Exchange:

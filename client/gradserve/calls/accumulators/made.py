@@ -168,6 +168,7 @@ class MadeAccumulators:
             parts=parts,
             members=members,
             creations=creations,
+            idle_lease=None if options.idle_lease is None else float(options.idle_lease),
         )
 
     def _created_part(

@@ -181,7 +181,7 @@ class AccumulatorWire:
         try:
             with self._ids.open_calls.opened(self._key, number):
                 call = self._unary("TakeGradient", request, timeout, in_place=in_place)
-                reply: Reply = yield Whole(call, progress=progress)
+                reply = yield from self._waited(Whole(call, progress=progress))
                 return (yield from self._receive_average(request, reply, progress, in_place=in_place))
         except GradserveError as error:
             _identify(error, number, waits=True)
@@ -260,7 +260,8 @@ class AccumulatorWire:
         request = messages_pb2.ReadAverageRequest(
             accumulator=self._checked_ref(), **fields, placement=_AUTO, timeout=encode_timeout(timeout)
         )
-        reply: Reply = yield Whole(self._unary("ReadAverage", request, timeout, in_place=in_place), progress=progress)
+        call = self._unary("ReadAverage", request, timeout, in_place=in_place)
+        reply = yield from self._waited(Whole(call, progress=progress))
         return (yield from self._receive_average(request, reply, progress, in_place=in_place))
 
     def num_accumulated(self) -> Operation[int]:
@@ -300,6 +301,11 @@ class AccumulatorWire:
     def _unary(self, method: str, request: RequestOfAccumulator, wait: float = 0.0, *, in_place: bool = False) -> Unary:
         renewal = partial(self._session.renew, request)
         return Unary(_SERVICE, method, request, wait, in_place=in_place, renewal=renewal)
+
+    def _waited(self, call: Whole) -> Operation[Reply]:
+        """Makes a call that may wait."""
+        reply: Reply = yield call
+        return reply
 
     def _checked_ref(self) -> accumulator_pb2.AccumulatorRef:
         self._session.check()

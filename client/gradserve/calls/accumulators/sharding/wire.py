@@ -15,15 +15,18 @@ from gradserve.calls.accumulators.sharding.parts import Parts
 from gradserve.calls.accumulators.sharding.progress import received_together, sent_together
 from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Shard
 from gradserve.calls.accumulators.wire import AccumulatorWire, Awaiting, Given
-from gradserve.calls.exchange import Operation, Reply, Unary, Whole
+from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
 from gradserve.calls.progress import Progress
-from gradserve.calls.together import aimed_call, all_ended, at_target
+from gradserve.calls.together import aimed_call, all_ended, at_target, with_beside
 from gradserve.errors import AbortedError, GradserveError, InvalidArgumentError, NotFoundError
 from gradserve.results import AccumulatorInfo, Average, TensorHandle, Value
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.durations import decode_duration
 from gradserve.wire.payload import AnyArray
+
+USES_PER_LEASE = 3
+"""How often a call that waits uses the parts of other servers, in the time of their idle lease."""
 
 
 class ShardedWire(AccumulatorWire):
@@ -39,6 +42,7 @@ class ShardedWire(AccumulatorWire):
         parts: Parts,
         members: Mapping[int, str],
         creations: Mapping[int, Callable[[], Operation[object]]],
+        idle_lease: float | None = None,
         **kwargs: Any,
     ) -> None:
         """Takes the accumulator, and what each server has of it.
@@ -48,11 +52,13 @@ class ShardedWire(AccumulatorWire):
             parts: What each server has.
             members: The servers that have something, as requests name them.
             creations: Creates the parts of those servers that are not the home.
+            idle_lease: Seconds without use after which a server deletes its part; None: never.
             **kwargs: See `AccumulatorWire`.
         """
         super().__init__(*args, **kwargs)
         self._parts = parts
         self._creations = creations
+        self._idle_lease = idle_lease
         self._shards = {target: self._shard(target, members[target]) for target in parts.servers}
 
     def info(self) -> Operation[AccumulatorInfo]:
@@ -109,8 +115,23 @@ class ShardedWire(AccumulatorWire):
             # The accumulator may have been made anew: then nothing is staged for it.
             yield from self._stage(given, None)
 
-        reply: Reply = yield Whole(call._replace(renewal=renewed))
-        return reply
+        return (yield from self._waited(Whole(call._replace(renewal=renewed))))
+
+    def _waited(self, call: Whole) -> Operation[Reply]:
+        """Makes a call that may wait at the home, and uses the parts of the other servers meanwhile."""
+        waiting = super()._waited(call)
+        if self._idle_lease is None or not call.call.wait:
+            return waiting
+        return with_beside(waiting, self._using_others(self._idle_lease / USES_PER_LEASE))
+
+    def _using_others(self, pause: float) -> Operation[None]:
+        while True:
+            yield Pause(pause)
+            for each in self._others:
+                try:
+                    yield from self._num_bytes(each)
+                except GradserveError:
+                    continue  # it has no lease while it cannot be reached, and begins a new one after that
 
     def _stage(self, given: Given, progress: Progress | None) -> Operation[str]:
         """Stages a gradient on all servers; returns the incarnation of the accumulator at its home that it is for."""
