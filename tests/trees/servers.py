@@ -1,12 +1,14 @@
 """A server, and aggregators that pass gradients on to it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from gradserve_server.config import ServerConfig
 from gradserve_server.configuration.servers import UpstreamConfig
 from gradserve_server.testing import LocalServer
+from tests.cluster.servers import addresses_of, running_cluster
+from tests.cluster.sharding.clients import all_sharded
 from tests.servers.runtime import NOT_WARMED_UP
 
 
@@ -21,3 +23,19 @@ def running_tree(workers: int, grace: float = 30.0) -> Iterator[tuple[LocalServe
     """Runs a server and one aggregator in this process, until the end of the block."""
     with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as top, aggregator(top.address, workers, grace) as near:
         yield top, near
+
+
+@contextmanager
+def running_tree_on(num_servers: int, workers: int, grace: float = 30.0) -> Iterator[tuple[list[str], LocalServer]]:
+    """Runs servers and one aggregator in this process, until the end of the block; yields the servers' addresses, too.
+
+    On several servers, whatever can be sharded is, however small it is.
+    """
+    with ExitStack() as stack:
+        if num_servers == 1:
+            servers = [stack.enter_context(LocalServer(ServerConfig(runtime=NOT_WARMED_UP)))]
+        else:
+            stack.enter_context(all_sharded())
+            servers = stack.enter_context(running_cluster(num_servers))
+        addresses = addresses_of(servers)
+        yield addresses, stack.enter_context(aggregator(",".join(addresses), workers, grace))

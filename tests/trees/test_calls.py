@@ -11,26 +11,30 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve_server.testing import LocalServer
-from tests.trees.servers import running_tree
+from tests.trees.servers import running_tree, running_tree_on
 from tests.trees.workers import at_once, clients_of
 
 GRADIENT = {"w": np.arange(3, dtype=np.float32)}
 
 
-@pytest.fixture(scope="module")
-def tree() -> Iterator[tuple[LocalServer, LocalServer]]:
-    with running_tree(2) as servers:
+Tree = tuple[list[str], LocalServer]
+"""The addresses of the servers upstream, and an aggregator."""
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["whole", "sharded"])
+def tree(request: pytest.FixtureRequest) -> Iterator[Tree]:
+    with running_tree_on(request.param, 2) as servers:
         yield servers
 
 
 @pytest.fixture
-def top(tree: tuple[LocalServer, LocalServer]) -> Iterator[gradserve.Client]:
-    with gradserve.connect(tree[0].address) as client:
+def top(tree: Tree) -> Iterator[gradserve.Client]:
+    with gradserve.connect(tree[0]) as client:
         yield client
 
 
 @pytest.fixture
-def workers(tree: tuple[LocalServer, LocalServer]) -> Iterator[list[gradserve.Client]]:
+def workers(tree: Tree) -> Iterator[list[gradserve.Client]]:
     with clients_of(tree[1].address, 2) as connected:
         yield connected
 
@@ -81,7 +85,7 @@ def test_the_step_is_that_of_upstream(workers: list[gradserve.Client], top: grad
     assert [each.outcome for each in stale] == [gradserve.STALE] * 2
 
 
-def test_gradients_of_different_steps_do_not_go_together(tree: tuple[LocalServer, LocalServer], name: str) -> None:
+def test_gradients_of_different_steps_do_not_go_together(tree: Tree, name: str) -> None:
     with clients_of(tree[1].address, 4) as clients:
         made = _made(clients, name)
         made[0].set_global_step(3)
@@ -122,7 +126,7 @@ def test_shapes_that_differ_get_the_errors_of_a_server(workers: list[gradserve.C
     assert any(isinstance(error, gradserve.InvalidArgumentError) for error in errors)
 
 
-def test_all_readers_cost_one_download(tree: tuple[LocalServer, LocalServer], top: gradserve.Client, name: str) -> None:
+def test_all_readers_cost_one_download(tree: Tree, top: gradserve.Client, name: str) -> None:
     (at_top,) = _made([top], name)
     at_top.apply_grad(GRADIENT)
     at_top.take_grad(1)
@@ -151,7 +155,7 @@ def test_all_readers_cost_one_download(tree: tuple[LocalServer, LocalServer], to
 
 
 def test_averages_of_push_pulls_are_read_without_a_download(
-    tree: tuple[LocalServer, LocalServer], workers: list[gradserve.Client], name: str
+    tree: Tree, workers: list[gradserve.Client], name: str
 ) -> None:
     made = _made(workers, name)
     at_once(lambda acc: acc.push_pull(GRADIENT, 2, 0), made)
@@ -232,7 +236,7 @@ def test_raw_ops_of_accumulators(workers: list[gradserve.Client], name: str) -> 
     np.testing.assert_array_equal(taken, GRADIENT["w"])
 
 
-async def test_the_async_face(tree: tuple[LocalServer, LocalServer], name: str) -> None:
+async def test_the_async_face(tree: Tree, name: str) -> None:
     async with gradserve.aio.connect(tree[1].address) as client:
         acc = await client.gradient_accumulator(GRADIENT, name)
         results = await asyncio.gather(*[acc.push_pull(GRADIENT, 2, 0, worker_id=each) for each in ("a", "b")])
@@ -242,7 +246,7 @@ async def test_the_async_face(tree: tuple[LocalServer, LocalServer], name: str) 
         np.testing.assert_array_equal((await acc.read_average())["w"], GRADIENT["w"])
 
 
-async def test_a_cancelled_call_holds_up_nobody(tree: tuple[LocalServer, LocalServer], name: str) -> None:
+async def test_a_cancelled_call_holds_up_nobody(tree: Tree, name: str) -> None:
     async with gradserve.aio.connect(tree[1].address) as client:
         acc = await client.gradient_accumulator(GRADIENT, name)
         waiting = asyncio.create_task(acc.push_pull(GRADIENT, 2, 0, worker_id="a"))

@@ -7,18 +7,20 @@ import numpy as np
 import pytest
 
 import gradserve
-from tests.trees.servers import running_tree
+from tests.trees.servers import running_tree_on
 from tests.trees.workers import at_once, clients_of
 
 GRACE = 0.3
+ON = pytest.mark.parametrize("num_servers", [1, 2], ids=["whole", "sharded"])
 
 
 def _gradient(value: float) -> dict[str, np.ndarray]:
     return {"w": np.full(3, value, np.float32)}
 
 
-def test_a_lost_worker_does_not_hold_up_the_others() -> None:
-    with running_tree(3, GRACE) as (_, near), clients_of(near.address, 2) as clients:
+@ON
+def test_a_lost_worker_does_not_hold_up_the_others(num_servers: int) -> None:
+    with running_tree_on(num_servers, 3, GRACE) as (_, near), clients_of(near.address, 2) as clients:
         made = [each.gradient_accumulator(_gradient(0), "net") for each in clients]
         for step in range(2):
             begin = time.monotonic()
@@ -28,13 +30,14 @@ def test_a_lost_worker_does_not_hold_up_the_others() -> None:
         assert near.server.counts.sums == 2
 
 
-def test_a_late_gradient_joins_the_round_of_the_others() -> None:
+@ON
+def test_a_late_gradient_joins_the_round_of_the_others(num_servers: int) -> None:
     """With its weight: the mean is that of all three."""
-    with running_tree(3, GRACE) as (top, near), clients_of(near.address, 3) as clients:
+    with running_tree_on(num_servers, 3, GRACE) as (addresses, near), clients_of(near.address, 3) as clients:
         made = [each.gradient_accumulator(_gradient(0), "net") for each in clients]
         with ThreadPoolExecutor(3) as threads:
             first = [threads.submit(acc.push_pull, _gradient(1), 3, 0, weight=2.0) for acc in made[:2]]
-            with gradserve.connect(top.address) as client:
+            with gradserve.connect(addresses) as client:
                 acc = client.gradient_accumulator(_gradient(0), "net")
                 while acc.num_accumulated() < 2:
                     time.sleep(0.01)
@@ -45,8 +48,9 @@ def test_a_late_gradient_joins_the_round_of_the_others() -> None:
                 assert (each.num_gradients, each.total_weight, each["w"][0]) == (3, 5.0, 2.0)
 
 
-def test_a_gradient_after_the_round_is_stale() -> None:
-    with running_tree(3, GRACE) as (_, near), clients_of(near.address, 3) as clients:
+@ON
+def test_a_gradient_after_the_round_is_stale(num_servers: int) -> None:
+    with running_tree_on(num_servers, 3, GRACE) as (_, near), clients_of(near.address, 3) as clients:
         made = [each.gradient_accumulator(_gradient(0), "net") for each in clients]
         at_once(lambda acc: acc.push_pull(_gradient(1), 2, 0), made[:2])
         with pytest.raises(gradserve.StaleGradientError) as raised:

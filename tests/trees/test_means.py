@@ -1,4 +1,4 @@
-"""Averages through an aggregator, compared with float64 and with those without one."""
+"""Averages through an aggregator, compared with float64: of accumulators on one server, and sharded over two."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,22 +9,22 @@ import pytest
 
 import gradserve
 from gradserve_server.testing import LocalServer
-from tests.trees.servers import running_tree
+from tests.trees.servers import running_tree_on
 from tests.trees.workers import at_once, clients_of
 
 WORKERS = 4
 SHAPE = (37, 29)
 
 
-@pytest.fixture(scope="module")
-def tree() -> Iterator[tuple[LocalServer, LocalServer]]:
-    with running_tree(WORKERS) as servers:
-        yield servers
+@pytest.fixture(scope="module", params=[1, 2], ids=["whole", "sharded"])
+def near(request: pytest.FixtureRequest) -> Iterator[LocalServer]:
+    with running_tree_on(request.param, WORKERS) as (_, aggregator):
+        yield aggregator
 
 
 @pytest.fixture
-def workers(tree: tuple[LocalServer, LocalServer]) -> Iterator[list[gradserve.Client]]:
-    with clients_of(tree[1].address, WORKERS) as connected:
+def workers(near: LocalServer) -> Iterator[list[gradserve.Client]]:
+    with clients_of(near.address, WORKERS) as connected:
         yield connected
 
 
@@ -94,9 +94,7 @@ def test_16_bits_are_rounded_once(workers: list[gradserve.Client], name: str, dt
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_the_same_tree_gives_the_same_bits(
-    tree: tuple[LocalServer, LocalServer], workers: list[gradserve.Client], name: str, deterministic: bool
-) -> None:
+def test_the_same_tree_gives_the_same_bits(workers: list[gradserve.Client], name: str, deterministic: bool) -> None:
     gradients = _gradients(np.float32)
     results = [
         _averaged(workers, f"{name}-{number}", gradients, [1.0, 0.3, 0.7, 1.9], deterministic=deterministic)["w"]
@@ -105,10 +103,8 @@ def test_the_same_tree_gives_the_same_bits(
     assert len({each.tobytes() for each in results}) == 1
 
 
-def test_the_sum_is_passed_on_once(
-    tree: tuple[LocalServer, LocalServer], workers: list[gradserve.Client], name: str
-) -> None:
-    counts = tree[1].server.counts
+def test_the_sum_is_passed_on_once(near: LocalServer, workers: list[gradserve.Client], name: str) -> None:
+    counts = near.server.counts
     before = (counts.sums, counts.alone)
     _averaged(workers, name, _gradients(np.float32), [1.0] * WORKERS)
     assert (counts.sums, counts.alone) == (before[0] + 1, before[1])
@@ -126,12 +122,12 @@ def test_several_components(workers: list[gradserve.Client], name: str) -> None:
             np.testing.assert_array_equal(result[key], np.full_like(each, 1.5))
 
 
-def test_large_gradients_over_every_way(tree: tuple[LocalServer, LocalServer], name: str) -> None:
+def test_large_gradients_over_every_way(near: LocalServer, name: str) -> None:
     """Over gRPC they are uploaded first."""
     gradients = [np.random.default_rng(number).standard_normal(1 << 20).astype(np.float32) for number in range(WORKERS)]
     expected = np.mean(np.array(gradients, np.float64), axis=0)
     for way in ("grpc", "bulk", "shared_memory"):
-        with clients_of(tree[1].address, WORKERS, transport=way) as connected:
+        with clients_of(near.address, WORKERS, transport=way) as connected:
             made = [each.gradient_accumulator({"w": gradients[0]}, f"{name}-{way}") for each in connected]
             for result in at_once(lambda acc, g: acc.push_pull({"w": g}, WORKERS, 0), made, gradients):
                 np.testing.assert_allclose(result["w"], expected, atol=2e-7)
@@ -139,10 +135,10 @@ def test_large_gradients_over_every_way(tree: tuple[LocalServer, LocalServer], n
 
 
 def test_sparse_rows_are_divided_by_the_weights_of_those_that_have_them(
-    tree: tuple[LocalServer, LocalServer], workers: list[gradserve.Client], name: str
+    near: LocalServer, workers: list[gradserve.Client], name: str
 ) -> None:
     """They are passed on one by one."""
-    counts = tree[1].server.counts
+    counts = near.server.counts
     before = (counts.sums, counts.alone)
     made = [
         each.gradient_accumulator({"e": gradserve.SparseSpec("float32", (10, 2)), "b": np.zeros(2, np.float32)}, name)

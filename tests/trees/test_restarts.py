@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ import gradserve
 from gradserve.testing import ServerProcess
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
+from tests.cluster.servers import addresses_of, running_cluster
 from tests.servers.runtime import NOT_WARMED_UP
 from tests.trees.servers import aggregator
 from tests.trees.workers import at_once, clients_of
 
-GRADIENTS = [{"w": np.full(3, value, np.float32)} for value in (1.0, 2.0, 6.0)]
+GRADIENTS = [{name: np.full(3, value, np.float32) for name in "wb"} for value in (1.0, 2.0, 6.0)]
 MEAN = 3.0
 
 
@@ -37,17 +39,21 @@ def _aggregator_process(folder: Path, top: str, *flags: str) -> Iterator[ServerP
 
 @contextmanager
 def _tree(
-    folder: Path,
+    folder: Path, num_servers: int = 1
 ) -> Iterator[tuple[gradserve.GradientAccumulator, ServerProcess, list[gradserve.GradientAccumulator]]]:
-    """Runs a server, an aggregator in a process, and two workers; yields the accumulator as the three see it."""
+    """Runs servers, an aggregator in a process, and two workers; yields the accumulator as the others see it.
+
+    With several servers, it is sharded.
+    """
+    how: dict[str, Any] = {"shared_name": "net", "sharded": num_servers > 1 or None}
     with (
-        LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as top,
-        gradserve.connect(top.address) as client,
-        _aggregator_process(folder, top.address) as near,
+        running_cluster(num_servers) as top,
+        gradserve.connect(addresses_of(top)) as client,
+        _aggregator_process(folder, ",".join(addresses_of(top))) as near,
         clients_of(near.address, 2) as clients,
     ):
-        at_top = client.gradient_accumulator(GRADIENTS[0], "net")
-        yield at_top, near, [each.gradient_accumulator(GRADIENTS[0], "net") for each in clients]
+        at_top = client.gradient_accumulator(GRADIENTS[0], **how)
+        yield at_top, near, [each.gradient_accumulator(GRADIENTS[0], **how) for each in clients]
 
 
 def _wait_for(accumulator: gradserve.GradientAccumulator, count: int) -> None:
@@ -58,7 +64,7 @@ def _wait_for(accumulator: gradserve.GradientAccumulator, count: int) -> None:
 def _check(futures: list[Future[gradserve.PushPullResult]]) -> None:
     for each in futures:
         result = each.result()
-        assert (result.num_gradients, result.step, result["w"][0]) == (3, 1, MEAN)
+        assert (result.num_gradients, result.step, result["w"][0], result["b"][2]) == (3, 1, MEAN, MEAN)
         assert result.outcome is gradserve.ACCEPTED
 
 
@@ -74,8 +80,9 @@ def test_an_aggregator_dies_before_it_passes_a_gradient_on(tmp_path: Path) -> No
         _check([first, second])
 
 
-def test_an_aggregator_dies_after_it_has_passed_gradients_on(tmp_path: Path) -> None:
-    with _tree(tmp_path) as (at_top, near, made), ThreadPoolExecutor(2) as threads:
+@pytest.mark.parametrize("num_servers", [1, 2], ids=["whole", "sharded"])
+def test_an_aggregator_dies_after_it_has_passed_gradients_on(tmp_path: Path, num_servers: int) -> None:
+    with _tree(tmp_path, num_servers) as (at_top, near, made), ThreadPoolExecutor(2) as threads:
         pulls = [threads.submit(acc.push_pull, each, 3, 0) for acc, each in zip(made, GRADIENTS, strict=False)]
         _wait_for(at_top, 2)
         near.restart()

@@ -54,29 +54,6 @@ def test_pages_of_long_lists() -> None:
         assert [each.name for each in client.list_accumulators()] == names
 
 
-def test_sharded_accumulators_are_for_others() -> None:
-    """They are listed once, and described; gradients have to go to the servers themselves."""
-    with (
-        running_cluster(2) as servers,
-        aggregator(",".join(addresses_of(servers)), 2, 0.1) as near,
-        gradserve.connect(addresses_of(servers)) as direct,
-        gradserve.connect(near.address) as client,
-    ):
-        like = {name: np.zeros((3, 4), np.float32) for name in "wb"}
-        sharded = direct.gradient_accumulator(like, "net", sharded=True)
-        assert [(each.name, each.num_shards) for each in client.list_accumulators()] == [("net", 2)]
-        assert client.list_accumulators() == direct.list_accumulators()
-        with pytest.raises(gradserve.AlreadyExistsError, match="num_shards is 2, not 0"):
-            client.gradient_accumulator(like, "net")
-        kind = gradserve.AccumulatorKind.DENSE
-        handle = gradserve.AccumulatorHandle("default", "net", sharded.info().incarnation, np.dtype(np.float32), kind)
-        with pytest.raises(gradserve.InvalidArgumentError, match="make it with sharded=False"):
-            client.raw_ops.ResourceAccumulatorApplyGradient(handle=handle, local_step=0, gradient=like["w"])
-        sharded.delete()
-        whole = client.gradient_accumulator(like, "net")
-        assert direct.gradient_accumulator(like, "net", sharded=False).info() == whole.info()
-
-
 def test_an_aggregator_of_aggregators() -> None:
     with (
         LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as top,

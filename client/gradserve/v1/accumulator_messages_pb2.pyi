@@ -13,14 +13,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CreateAccumulatorRequest(_message.Message):
-    __slots__ = ("accumulator", "spec", "lifetime")
+    __slots__ = ("accumulator", "spec", "lifetime", "sharded")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     LIFETIME_FIELD_NUMBER: _ClassVar[int]
+    SHARDED_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     spec: _accumulator_pb2.AccumulatorSpec
     lifetime: _lease_pb2.Lifetime
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[_accumulator_pb2.AccumulatorSpec, _Mapping]] = ..., lifetime: _Optional[_Union[_lease_pb2.Lifetime, _Mapping]] = ...) -> None: ...
+    sharded: bool
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[_accumulator_pb2.AccumulatorSpec, _Mapping]] = ..., lifetime: _Optional[_Union[_lease_pb2.Lifetime, _Mapping]] = ..., sharded: bool = ...) -> None: ...
 
 class CreateAccumulatorResponse(_message.Message):
     __slots__ = ("info", "created")
@@ -221,7 +223,7 @@ class SetGlobalStepResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class StageGradientRequest(_message.Message):
-    __slots__ = ("accumulator", "request_id", "home_incarnation", "local_step", "gradient", "release_handles", "weight", "can_stage_again")
+    __slots__ = ("accumulator", "request_id", "home_incarnation", "local_step", "gradient", "release_handles", "weight", "can_stage_again", "is_sum")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     HOME_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +232,7 @@ class StageGradientRequest(_message.Message):
     RELEASE_HANDLES_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     CAN_STAGE_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    IS_SUM_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     request_id: _accumulator_pb2.RequestId
     home_incarnation: str
@@ -238,7 +241,8 @@ class StageGradientRequest(_message.Message):
     release_handles: bool
     weight: float
     can_stage_again: bool
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., home_incarnation: _Optional[str] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., release_handles: bool = ..., weight: _Optional[float] = ..., can_stage_again: bool = ...) -> None: ...
+    is_sum: bool
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., home_incarnation: _Optional[str] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., release_handles: bool = ..., weight: _Optional[float] = ..., can_stage_again: bool = ..., is_sum: bool = ...) -> None: ...
 
 class StageGradientResponse(_message.Message):
     __slots__ = ("duplicate",)

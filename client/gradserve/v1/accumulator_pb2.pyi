@@ -219,15 +219,17 @@ class Average(_message.Message):
     def __init__(self, components: _Optional[_Iterable[_Union[ComponentGradient, _Mapping]]] = ..., step: _Optional[int] = ..., num_gradients: _Optional[int] = ..., total_weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ..., round: _Optional[int] = ..., parts: _Optional[_Union[RoundParts, _Mapping]] = ...) -> None: ...
 
 class RoundParts(_message.Message):
-    __slots__ = ("home_incarnation", "part_ids", "weights", "oldest_round", "oldest_step")
+    __slots__ = ("home_incarnation", "part_ids", "weights", "oldest_round", "oldest_step", "sums")
     HOME_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PART_IDS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_ROUND_FIELD_NUMBER: _ClassVar[int]
     OLDEST_STEP_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
     home_incarnation: str
     part_ids: _containers.RepeatedScalarFieldContainer[bytes]
     weights: _containers.RepeatedScalarFieldContainer[float]
     oldest_round: int
     oldest_step: int
-    def __init__(self, home_incarnation: _Optional[str] = ..., part_ids: _Optional[_Iterable[bytes]] = ..., weights: _Optional[_Iterable[float]] = ..., oldest_round: _Optional[int] = ..., oldest_step: _Optional[int] = ...) -> None: ...
+    sums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, home_incarnation: _Optional[str] = ..., part_ids: _Optional[_Iterable[bytes]] = ..., weights: _Optional[_Iterable[float]] = ..., oldest_round: _Optional[int] = ..., oldest_step: _Optional[int] = ..., sums: _Optional[_Iterable[int]] = ...) -> None: ...

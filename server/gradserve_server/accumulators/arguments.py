@@ -17,17 +17,33 @@ def check_contribution(name: str, spec: AccumulatorSpec, contribution: Contribut
             raise InvalidArgumentError(
                 f"expected a positive, finite weight, got {each.weight:g}", field=f"sum_of[{index}].weight"
             )
-    if contribution.sum_of and len(spec.dense_components) < len(spec.components):
-        raise InvalidArgumentError(
-            f"expected gradients one by one for accumulator {name!r}, which has sparse components, got the sum of "
-            f"{len(contribution.sum_of)}",
-            field="sum_of",
-        )
+    if contribution.sum_of:
+        check_may_add(name, spec, "sum_of")
     if not (0 < contribution.weight < float("inf")):
         raise InvalidArgumentError(f"expected a positive, finite weight, got {contribution.weight:g}", field="weight")
     if spec.deterministic and not contribution.worker_id:
         raise InvalidArgumentError(
             f"expected a worker_id for deterministic accumulator {name!r}, got an empty one", field="worker_id"
+        )
+
+
+def check_may_add(name: str, spec: AccumulatorSpec, field: str) -> None:
+    """Checks that a gradient for the accumulator `name` may be a sum of several.
+
+    Args:
+        name: The accumulator's name.
+        spec: Its spec.
+        field: What says that it is one.
+
+    Raises:
+        InvalidArgumentError: There are sparse components, whose rows are divided by the weights of those that have
+            them.
+    """
+    if len(spec.dense_components) < len(spec.components):
+        raise InvalidArgumentError(
+            f"expected gradients one by one for accumulator {name!r}, which has sparse components, got the sum of "
+            "several",
+            field=field,
         )
 
 

@@ -221,6 +221,7 @@ class RoundParts:
         lowest_step: The step of the round, or the lowest local_step of a gradient in it.
         oldest_round: The oldest round whose average the home still keeps.
         oldest_step: Gradients of a smaller local_step are in no round from that one on.
+        sums: The places in `ids` of those that are sums of several gradients, which have been multiplied.
     """
 
     home_incarnation: str
@@ -229,6 +230,19 @@ class RoundParts:
     lowest_step: int = 0
     oldest_round: int = 0
     oldest_step: int = 0
+    sums: tuple[int, ...] = ()
+
+    @property
+    def contributions(self) -> dict[str, Contribution]:
+        """What each gradient contributes, by its id and in the order of the sum."""
+        found = {
+            part_id: Contribution(weight=weight, sequence=place)
+            for place, (part_id, weight) in enumerate(zip(self.ids, self.weights, strict=True))
+        }
+        for place in self.sums:
+            alone = found[self.ids[place]]
+            found[self.ids[place]] = replace(alone, sum_of=(Summand(alone.weight),))
+        return found
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The sum of the current round."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
@@ -161,15 +161,15 @@ class RoundSum:
         finally:
             self._copied.settle(0)
 
-    async def borrow(self, others: Sequence["RoundSum"], weights: Sequence[float]) -> None:
-        """Holds the gradients of other sums, of which each has one, to average them in this order.
+    async def borrow(self, others: Sequence["RoundSum"], contributions: Collection[Contribution]) -> None:
+        """Holds the gradients of other sums, of which each has one, to average them in the order of their sequences.
 
         They count the memory of the gradients, and stay open until the average is there. All are deterministic.
         """
         self._shapes = others[0]._shapes
 
         def borrow() -> None:
-            _in_order(self).borrow([gradient for each in others for gradient in _in_order(each).held], weights)
+            _in_order(self).borrow([gradient for each in others for gradient in _in_order(each).held], contributions)
 
         await self._compute.run(PIECE_BYTES * len(others), borrow)
 

@@ -297,6 +297,8 @@ class AccumulatorSpec:
     @cached_property
     def of_sums(self) -> Self:
         """A copy whose dense components have the dtypes in which they are summed: what sums of gradients must be."""
+        if self.sums_have_dtypes_of_components:
+            return self
         dtypes = self.dense_sum_dtypes
         return replace(
             self,

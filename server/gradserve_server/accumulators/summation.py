@@ -1,6 +1,6 @@
 """Adds up the gradients of a round: as they arrive, or in the order of their workers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -228,12 +228,9 @@ class WorkerOrderSum:
         """The gradients held."""
         return [gradient for _, gradient in self._held]
 
-    def borrow(self, gradients: Sequence[Gradient], weights: Sequence[float]) -> None:
-        """Holds gradients whose memory others count, to be added in this order."""
-        self._held = [
-            (Contribution(weight=weight, sequence=index), gradient)
-            for index, (weight, gradient) in enumerate(zip(weights, gradients, strict=True))
-        ]
+    def borrow(self, gradients: Sequence[Gradient], contributions: Iterable[Contribution]) -> None:
+        """Holds gradients whose memory others count; the sequences of what they contribute say in which order."""
+        self._held = list(zip(contributions, gradients, strict=True))
 
     def _hold(self, contribution: Contribution, gradient: Gradient) -> None:
         self._held.append((contribution, gradient))

@@ -21,7 +21,7 @@ from gradserve.calls.accumulators.creation import (
 from gradserve.calls.accumulators.kept import KeptMemory
 from gradserve.calls.accumulators.session import AccumulatorSession
 from gradserve.calls.accumulators.settling import not_durable, settle
-from gradserve.calls.accumulators.sharding.choice import is_sharded
+from gradserve.calls.accumulators.sharding.choice import as_wish, is_sharded
 from gradserve.calls.accumulators.sharding.parts import Parts
 from gradserve.calls.accumulators.sharding.specs import add_plan
 from gradserve.calls.accumulators.sharding.wire import ShardedWire
@@ -85,10 +85,11 @@ class MadeAccumulators:
         is_private = shared_name is None
         full_name = private_name(name, self._ids) if is_private else as_text(shared_name, Argument("shared_name"))
         home = self._home_of(as_text(options.container, Argument("container")), full_name)
-        if is_sharded(options.sharded, components, options.device, self._cluster.size):
+        wanted = as_wish(options.sharded)
+        if self._cluster.size > 1 and is_sharded(wanted, components, options.device):
             plan = plan_of(components, home.target, self._cluster.size)
             return self._create_sharded(home, full_name, components, plan, options, is_private=is_private)
-        return home.create(full_name, components, options, is_private=is_private)
+        return home.create(full_name, components, options, wanted, is_private=is_private)
 
     def wire_of(self, handle: AccumulatorHandle) -> AccumulatorWire:
         """Returns the operations on the accumulator of a handle, which another client may have made."""
@@ -198,9 +199,10 @@ class _AccumulatorsOfServer:
         self._memory = memory
 
     def create(
-        self, name: str, components: Components, options: AccumulatorOptions, *, is_private: bool
+        self, name: str, components: Components, options: AccumulatorOptions, wanted: bool | None, *, is_private: bool
     ) -> Operation[AccumulatorWire]:
-        operation = self._create(name, components, options, is_private=is_private)
+        """Creates a whole accumulator; the only server of a client may be an aggregator, and shard it if wanted."""
+        operation = self._create(name, components, options, wanted, is_private=is_private)
         return operation if self._cluster.size == 1 else at_target(self.target, operation)
 
     def wire_of(self, handle: AccumulatorHandle) -> AccumulatorWire:
@@ -265,9 +267,11 @@ class _AccumulatorsOfServer:
         return self.watch.add(session)
 
     def _create(
-        self, name: str, components: Components, options: AccumulatorOptions, *, is_private: bool
+        self, name: str, components: Components, options: AccumulatorOptions, wanted: bool | None, *, is_private: bool
     ) -> Operation[AccumulatorWire]:
         request = self.request(name, components, options, is_private=is_private)
+        if self._cluster.size == 1 and wanted is not None:
+            request.sharded = wanted
         request.accumulator.member = yield from self._cluster.member(self.target)
         info = yield from self.made(request, is_private=is_private)
         session = self.session(info, request, is_private=is_private)

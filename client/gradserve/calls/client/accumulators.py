@@ -234,10 +234,11 @@ class AccumulatorsOfClient(ClientState):
                 else with them. None: none.
             missing: What this object does with a gradient in which a component is missing or None. "error": raise an
                 InvalidArgumentError. "zeros": send zeros in its place, which count in the mean.
-            sharded: Whether to spread it over all servers of a client that has several, each with some components or
-                some of their rows. The shapes of dense components have to be known for that, and those of sparse ones
-                but for the first size; the device has to be "cpu". None: if that is so, the device was not given or is
-                "cpu", and the dense gradients have at least 1 MiB. False: it is on one server as a whole.
+            sharded: Whether to spread it over all servers of a client that has several, or whose aggregator has several
+                upstream, each with some components or some of their rows. The shapes of dense components have to be
+                known for that, and those of sparse ones but for the first size; the device has to be "cpu". Through an
+                aggregator, it needs a shared name. None: if that is so, the device was not given or is "cpu", and the
+                dense gradients have at least 1 MiB. False: it is on one server as a whole.
 
         Returns:
             The accumulator.

@@ -76,7 +76,7 @@ def average_record(average: Average, answered: list[RequestId]) -> Record:
     """Returns an average without its values, and the calls that it answered; the reverse of `average_of`."""
     record = {name: value for name, value in vars(average).items() if name in _AVERAGE}
     if average.parts is not None:
-        record["parts"] = asdict(average.parts)
+        record["parts"] = {name: value for name, value in asdict(average.parts).items() if name != "sums" or value}
     return {**record, "answered": [[each.client_id, each.sequence, each.fingerprint.hex()] for each in answered]}
 
 
@@ -92,8 +92,9 @@ def average_of(record: Record, values: dict[str, Value]) -> tuple[Average, list[
     fields: dict[str, Any] = {name: record[name] for name in _AVERAGE}
     fields["worker_ids"] = tuple(fields["worker_ids"])
     if "parts" in record:
-        parts = dict(record["parts"])
-        fields["parts"] = RoundParts(**{**parts, "ids": tuple(parts["ids"]), "weights": tuple(parts["weights"])})
+        parts: dict[str, Any] = record["parts"]
+        lists = {name: tuple(value) for name, value in parts.items() if isinstance(value, list)}
+        fields["parts"] = RoundParts(**{**parts, **lists})
     answered = [RequestId(client, sequence, bytes.fromhex(digest)) for client, sequence, digest in record["answered"]]
     for value in values.values():
         for array in _arrays(value):

@@ -41,6 +41,7 @@ class Decision:
             lowest_step=lowest,
             oldest_round=min([rounds.current.number, *[number for number, _ in earlier]]),
             oldest_step=min([lowest, *[step for _, step in earlier]]),
+            sums=tuple([place for place, each in enumerate(held) if each.sum_of]),
         )
 
 
@@ -48,15 +49,10 @@ def of_staged(name: str, contribution: Contribution, call: RequestId | None, num
     """Returns a contribution to a sharded accumulator, whose gradient the servers hold under the id of its call.
 
     Raises:
-        InvalidArgumentError: The call has no id, is for a sum, or has components, which the servers have.
+        InvalidArgumentError: The call has no id, or has components, which the servers have.
     """
     if call is None:
         raise InvalidArgumentError(f"expected a request_id, as accumulator {name!r} is sharded", field="request_id")
-    if contribution.sum_of:
-        raise InvalidArgumentError(
-            f"expected one gradient, as accumulator {name!r} is sharded, got the sum of {contribution.num_gradients}",
-            field="sum_of",
-        )
     if num_components:
         raise InvalidArgumentError(
             f"expected no components, as accumulator {name!r} is sharded and StageGradient takes them, got "

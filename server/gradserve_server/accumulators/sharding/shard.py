@@ -125,6 +125,7 @@ class Shard:
         *,
         weight: float = 1.0,
         can_stage_again: bool = False,
+        is_sum: bool = False,
     ) -> bool:
         """Holds a gradient; returns whether it was there already. Once it has begun, nobody can cancel it.
 
@@ -135,6 +136,8 @@ class Shard:
             weight: Its weight.
             can_stage_again: Whether its client keeps it, so that it need not be held: then it is added to others at
                 once if it is in memory of the client, which would have to be copied.
+            is_sum: Whether it is a sum of gradients, whose values are in the dtypes of the sums. It is always held: if
+                the client is killed, nobody has the sum any more.
 
         Raises:
             InvalidArgumentError: The gradient is not valid here; nothing has changed.
@@ -149,7 +152,8 @@ class Shard:
                 await asyncio.shield(under_way)
             await open_gradient(drop)
             return True
-        task = self._tasks.begin(self._stage(key, local_step, open_gradient, weight if can_stage_again else None))
+        weight_if_kept = weight if can_stage_again and not is_sum else None
+        task = self._tasks.begin(self._stage(key, local_step, open_gradient, weight_if_kept, is_sum=is_sum))
         self._staging[key] = task
         task.add_done_callback(lambda _: self._staging.pop(key, None))
         await asyncio.shield(task)
@@ -161,7 +165,9 @@ class Shard:
         Raises:
             ResourceExhaustedError: There is not enough memory.
         """
-        self._hold(key, await self._held(local_step, gradient, None))
+        dtypes = {name: value.dtype for name, value in gradient.dense.items()}
+        is_sum = any(dtypes[each.name] != each.dtype for each in self.sum_spec.dense_components)
+        self._hold(key, await self._held(local_step, gradient, None, is_sum=is_sum))
 
     async def reduce(self, decided: Average) -> Average:
         """Returns what this server has of an average.
@@ -181,7 +187,7 @@ class Shard:
         known = self._reduced.get(key)
         if known is None:
             known = self._reduced[key] = _Reduced(parts, self._tasks.begin(self._reduce(decided, parts, key)))
-        elif (known.parts.ids, known.parts.weights) != (parts.ids, parts.weights):
+        elif (known.parts.ids, known.parts.weights, known.parts.sums) != (parts.ids, parts.weights, parts.sums):
             raise InvalidArgumentError(
                 f"expected the gradients with which round {decided.round_number + 1} of accumulator {self._name!r} was "
                 f"reduced here, {len(known.parts.ids)} of them, got {len(parts.ids)} others",
@@ -203,12 +209,18 @@ class Shard:
         self._settle()
 
     async def _stage(
-        self, key: PartKey, local_step: int, open_gradient: OpenGradient, weight_if_kept: float | None
+        self,
+        key: PartKey,
+        local_step: int,
+        open_gradient: OpenGradient,
+        weight_if_kept: float | None,
+        *,
+        is_sum: bool,
     ) -> None:
         async def hold(given: Gradient) -> None:
             if weight_if_kept is not None and await self._added(key, local_step, given, weight_if_kept):
                 return
-            part = await self._held(local_step, given, key)
+            part = await self._held(local_step, given, key, is_sum=is_sum)
             if self._closed is not None:
                 part.sum.close()
                 raise self._closed
@@ -232,12 +244,12 @@ class Shard:
             self._homes.setdefault(key.home_incarnation, None)
         return await running.add(key.id, weight, given, self._check_rows)
 
-    async def _held(self, local_step: int, given: Gradient, key: PartKey | None) -> _Part:
+    async def _held(self, local_step: int, given: Gradient, key: PartKey | None, *, is_sum: bool) -> _Part:
         """Returns a gradient in a sum of its own, once it is on disk under its key, if it has one."""
         own = self._make_sum()
         self._bookkeeping.grow(_PART_BYTES)
         try:
-            gradient = await own.check(given, joins=False)
+            gradient = await own.check(given, joins=False, is_sum=is_sum)
             self._check_rows(gradient)
             staged = await own.stage(gradient, Contribution())
             try:
@@ -280,18 +292,21 @@ class Shard:
         return average
 
     async def _reduced_average(self, decided: Average, parts: RoundParts) -> Average:
-        weights = dict(zip(parts.ids, parts.weights, strict=True))
-        place = await self._running_with(decided, parts.home_incarnation, weights)
-        for part_id in () if place is None else self._running[place].weights:
-            del weights[part_id]
-        held = self._members(decided, parts.home_incarnation, weights)
+        place = await self._running_with(
+            decided, parts.home_incarnation, dict(zip(parts.ids, parts.weights, strict=True))
+        )
+        added = () if place is None else self._running[place].weights
+        contributions = {
+            part_id: contribution for part_id, contribution in parts.contributions.items() if part_id not in added
+        }
+        held = self._members(decided, parts.home_incarnation, contributions)
         total = self._make_sum() if place is None else self._running.pop(place).sum
         try:
             if place is None:
-                await total.borrow([each.sum for each in held], parts.weights)
+                await total.borrow([each.sum for each in held], contributions.values())
             else:
-                for part, weight in zip(held, weights.values(), strict=True):
-                    await total.add_of(part.sum, Contribution(weight=weight))
+                for part, contribution in zip(held, contributions.values(), strict=True):
+                    await total.add_of(part.sum, contribution)
                     await total.finish()
             values = await total.commit_average(await total.stage_average(sum(parts.weights)))
         finally:

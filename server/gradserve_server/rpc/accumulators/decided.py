@@ -31,6 +31,10 @@ def decode_decided(average: accumulator_pb2.Average) -> Average:
             raise InvalidArgumentError(
                 f"expected ids of {NUM_BYTES} bytes, got one of {len(each)}", field=f"{_FIELD}.part_ids"
             )
+    if any(not 0 <= place < len(ids) for place in parts.sums) or len(set(parts.sums)) < len(parts.sums):
+        raise InvalidArgumentError(
+            f"expected different places of {len(ids)} ids, got {list(parts.sums)[:10]}", field=f"{_FIELD}.sums"
+        )
     for weight in parts.weights:
         if not 0 < weight < float("inf"):
             raise InvalidArgumentError(f"expected positive, finite weights, got {weight:g}", field=f"{_FIELD}.weights")
@@ -49,5 +53,6 @@ def decode_decided(average: accumulator_pb2.Average) -> Average:
             tuple(parts.weights),
             oldest_round=parts.oldest_round - 1,
             oldest_step=parts.oldest_step,
+            sums=tuple(parts.sums),
         ),
     )

@@ -157,4 +157,5 @@ def _encode_parts(parts: RoundParts) -> accumulator_pb2.RoundParts:
         weights=parts.weights,
         oldest_round=parts.oldest_round + 1,
         oldest_step=parts.oldest_step,
+        sums=parts.sums,
     )

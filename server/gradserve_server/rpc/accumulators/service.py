@@ -9,6 +9,7 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.contents import WithContents
 from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.arguments import check_may_add
 from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.given import GivenGradient, use_gradient
 from gradserve_server.accumulators.gradient import Contribution, OpenGradient
@@ -87,6 +88,12 @@ class AccumulatorServicer:
         self, request: messages_pb2.CreateAccumulatorRequest, call: Call
     ) -> messages_pb2.CreateAccumulatorResponse | Serialized:
         check_member(self._member, request.accumulator.member)
+        if request.sharded and not request.spec.num_shards:
+            raise InvalidArgumentError(
+                "expected sharded=False or None, got True: the client has one server, and what is sharded is on "
+                "several. That server is no aggregator of several, or the accumulator is private to the client",
+                field="sharded",
+            )
         key = decode_key(request.accumulator, call.identity)
         lifetime = decode_lifetime(request.lifetime, call.identity)
         work = PIECE_BYTES * len(request.spec.components)
@@ -137,7 +144,7 @@ class AccumulatorServicer:
     ) -> messages_pb2.ApplyGradientResponse:
         with self._deciding(request.accumulator, call) as accumulator:
             request_id, contribution, given = await self._decoded(accumulator, request, call)
-            opening = await self._opening(accumulator, contribution, given, call)
+            opening = await self._opening(accumulator, given, call, is_sum=bool(contribution.sum_of))
             applied, duplicate = await accumulator.apply(request_id, contribution, opening)
             return encode_applied(applied, duplicate=duplicate, num_rounds=accumulator.rounds.current.number)
 
@@ -169,7 +176,7 @@ class AccumulatorServicer:
             self._delivery(request.placement, call) as delivery,
         ):
             request_id, contribution, given = await self._decoded(accumulator, request, call)
-            opening = await self._opening(accumulator, contribution, given, call)
+            opening = await self._opening(accumulator, given, call, is_sum=bool(contribution.sum_of))
             applied, average, duplicate = await accumulator.push_pull(
                 request_id,
                 contribution,
@@ -201,15 +208,18 @@ class AccumulatorServicer:
     ) -> messages_pb2.StageGradientResponse:
         with self._using(request.accumulator, call) as accumulator:
             shard = _shard_of(accumulator)
+            if request.is_sum:
+                check_may_add(accumulator.name, accumulator.spec, "is_sum")
             sent = (request, call.payload, call.identity)
             key, given = await self._compute.run(PIECE_BYTES * len(request.gradient), decode_staged, *sent)
-            opening = await self._opening(shard, Contribution(), given, call)
+            opening = await self._opening(shard, given, call, is_sum=request.is_sum)
             duplicate = await shard.stage(
                 key,
                 request.local_step,
                 opening,
                 weight=weight_of(request),
                 can_stage_again=request.can_stage_again,
+                is_sum=request.is_sum,
             )
             return messages_pb2.StageGradientResponse(duplicate=duplicate)
 
@@ -268,10 +278,10 @@ class AccumulatorServicer:
         return self._registry.use(key, ref.incarnation)
 
     async def _opening(
-        self, adding: Accumulator | Shard, contribution: Contribution, given: GivenGradient, call: Call
+        self, adding: Accumulator | Shard, given: GivenGradient, call: Call, *, is_sum: bool
     ) -> OpenGradient:
         spec = adding.sum_spec
-        if contribution.sum_of:
+        if is_sum and spec.components:
             spec = await self._compute.run(PIECE_BYTES * len(spec.components), lambda: adding.sum_spec.of_sums)
         await self._arriving.receive(spec, given, call.payload)
         return partial(use_gradient, self._opener, self._compute, spec, adding.place, given)

@@ -10,6 +10,7 @@ from gradserve_server.accumulators.under_way import CallsUnderWay
 from gradserve_server.own_tasks import OwnTasks
 from gradserve_server.rpc.accumulators.gradients import GradientRequest
 from gradserve_server.rpc.upstream.answers import Answer
+from gradserve_server.rpc.upstream.shards import UpstreamShards
 from gradserve_server.upstream.batches import Batches
 from gradserve_server.upstream.latest import LatestAverage
 from gradserve_server.upstream.leaf import Leaf
@@ -32,6 +33,7 @@ class Aggregated:
         batches: The gradients that wait for others.
         under_way: The calls that have not been answered.
         latest: Its newest average.
+        shards: What each server upstream has of it; None if it is on one of them as a whole.
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class Aggregated:
         spec: AccumulatorSpec,
         new_batches: "Callable[[Aggregated], Batches[GradientLeaf]]",
         tasks: OwnTasks,
+        shards: UpstreamShards | None,
     ) -> None:
-        """Takes what the server upstream says of it, and what collects gradients."""
+        """Takes what the server upstream says of it, what collects gradients, and what is on which server."""
         self.name = f"{info.accumulator.container}/{info.accumulator.name}"
         self.incarnation = info.accumulator.incarnation
         self.spec = spec
+        self.shards = shards
         self.adds_up = all(each.layout is Layout.DENSE for each in spec.components)
         self.under_way: CallsUnderWay[GradientLeaf] = CallsUnderWay()
         self.latest = LatestAverage(tasks)

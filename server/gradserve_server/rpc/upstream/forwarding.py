@@ -2,13 +2,14 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from gradserve.calls.identity import RequestIds
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve_server.accumulators.gradient import Array, Average, Gradient
+from gradserve_server.accumulators.gradient import Average, Gradient, Value
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.errors import AbortedError, InternalError, InvalidArgumentError, ServiceError
 from gradserve_server.own_tasks import OwnTasks
@@ -91,15 +92,14 @@ class Forwarding:
             for each in ordered:
                 each.added_up()
             ref = ordered[0].request.accumulator
-            request_id = accumulator_pb2.RequestId()
-            self._ids.write(request_id, self._ids.next(), (ref.container, ref.name))
+            request_id = self._new_id(ref)
             requests = [each.request for each in ordered]
             self._counts.sums += 1
             return await self._send(
                 accumulator,
                 ordered,
-                list(values.values()),
-                lambda tensors, timeout: of_sum(requests, ref, request_id, values, tensors, timeout),
+                values,
+                lambda carried, tensors, timeout: of_sum(requests, ref, request_id, carried, tensors, timeout),
             )
         except MemoryError as error:
             raise InternalError("the aggregator has no memory left for a sum") from error
@@ -110,12 +110,10 @@ class Forwarding:
         try:
             values = _gradient(leaf).values
             self._counts.alone += 1
-            answer = await self._send(
-                accumulator,
-                [leaf],
-                arrays_of(values),
-                lambda tensors, timeout: alone(leaf.request, values, tensors, timeout),
-            )
+            if accumulator.shards is not None and not leaf.request.HasField("request_id"):
+                # By which the servers hold it.
+                leaf.request.request_id.CopyFrom(self._new_id(leaf.request.accumulator))
+            answer = await self._send(accumulator, [leaf], values, partial(alone, leaf.request))
             leaf.succeed(answer)
         except Exception as error:
             leaf.fail(error)
@@ -123,24 +121,18 @@ class Forwarding:
                 raise
 
     async def _send(
-        self, accumulator: Aggregated, leaves: Sequence[GradientLeaf], arrays: list[Array], request: "_MakeRequest"
+        self,
+        accumulator: Aggregated,
+        leaves: Sequence[GradientLeaf],
+        values: Mapping[str, Value],
+        request: "_MakeRequest",
     ) -> Answer:
-        first = leaves[0].request
-        if isinstance(first, messages_pb2.ApplyGradientRequest):
-            message, _ = await self._link.send(
-                "ApplyGradient", first.accumulator, arrays, lambda tensors: request(tensors, None)
-            )
+        if isinstance(leaves[0].request, messages_pb2.ApplyGradientRequest):
+            message, _ = await self._sent(accumulator, leaves[0], "ApplyGradient", values, request, None, 0.0)
             return answer_of(message, None)
         timeout = _time_left(leaves)
-        sending = asyncio.ensure_future(
-            self._link.send(
-                "PushPull",
-                first.accumulator,
-                arrays,
-                lambda tensors: request(tensors, timeout),
-                math.inf if timeout is None else timeout,
-            )
-        )
+        wait = math.inf if timeout is None else timeout
+        sending = asyncio.ensure_future(self._sent(accumulator, leaves[0], "PushPull", values, request, timeout, wait))
         try:
             await _while_wanted(sending, leaves)
             message, average = await sending
@@ -151,10 +143,37 @@ class Forwarding:
             accumulator.latest.note(average)
         return answer
 
+    async def _sent(
+        self,
+        accumulator: Aggregated,
+        first: GradientLeaf,
+        method: str,
+        values: Mapping[str, Value],
+        request: "_MakeRequest",
+        timeout: float | None,
+        wait: float,
+    ) -> tuple[Any, Average | None]:
+        if accumulator.shards is not None:
+            return await accumulator.shards.send(method, request({}, (), timeout), values, wait)
+        return await self._link.send(
+            method,
+            first.request.accumulator,
+            arrays_of(values),
+            lambda tensors: request(values, tensors, timeout),
+            wait,
+        )
+
+    def _new_id(self, ref: accumulator_pb2.AccumulatorRef) -> accumulator_pb2.RequestId:
+        request_id = accumulator_pb2.RequestId()
+        self._ids.write(request_id, self._ids.next(), (ref.container, ref.name))
+        return request_id
+
 
 class _MakeRequest(Protocol):
-    def __call__(self, tensors: Sequence[tensor_pb2.Tensor], timeout: float | None, /) -> GradientRequest:
-        """Returns a request for the messages of its tensors, which waits for so many seconds."""
+    def __call__(
+        self, values: Mapping[str, Value], tensors: Sequence[tensor_pb2.Tensor], timeout: float | None, /
+    ) -> GradientRequest:
+        """Returns a request for values and the messages of their arrays, which waits for so many seconds."""
         ...
 
 

@@ -9,7 +9,6 @@ from google.protobuf.message import Message
 
 from gradserve.calls.cluster import Cluster
 from gradserve.calls.exchange import Operation, Reply, Unary, Whole
-from gradserve.calls.tensors.arguments import receive_results
 from gradserve.calls.tensors.operations import call_with_arrays
 from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS
 from gradserve.calls.together import at_target
@@ -20,7 +19,8 @@ from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.payload import Array
-from gradserve_server.accumulators.gradient import Average, SparseSlices, Value
+from gradserve_server.accumulators.gradient import Average
+from gradserve_server.rpc.upstream.averages import receive_average
 from gradserve_server.rpc.upstream.errors import served
 
 T = TypeVar("T")
@@ -67,9 +67,9 @@ class UpstreamLink:
             await self._transport.close()
 
     @property
-    def num_servers(self) -> int:
-        """The number of servers upstream."""
-        return self._cluster.size
+    def cluster(self) -> Cluster:
+        """The servers upstream, once it is open."""
+        return self._cluster
 
     async def call(self, method: str, request: Any, *, target: int | None = None) -> Any:
         """See `Upstream`."""
@@ -79,7 +79,7 @@ class UpstreamLink:
                 yield from self._name_member(request.accumulator)
             return (yield Unary(_SERVICE, method, request))
 
-        return await self._run(self._home_of(request.accumulator) if target is None else target, operation())
+        return await self._run_at(self._home_of(request.accumulator) if target is None else target, operation())
 
     async def send(
         self,
@@ -96,9 +96,9 @@ class UpstreamLink:
             reply = yield from call_with_arrays(
                 _SERVICE, method, arrays, request, wait=wait, released=True, in_place=True
             )
-            return (yield from _with_average(reply))
+            return reply.message, (yield from receive_average(reply))
 
-        return await self._run(self._home_of(ref), operation())
+        return await self._run_at(self._home_of(ref), operation())
 
     async def wait(self, method: str, request: Any, wait: float) -> tuple[Any, Average]:
         """See `Upstream`."""
@@ -106,9 +106,9 @@ class UpstreamLink:
         def operation() -> Operation[tuple[Any, Average | None]]:
             yield from self._name_member(request.accumulator)
             reply: Reply = yield Whole(Unary(_SERVICE, method, request, wait, in_place=True))
-            return (yield from _with_average(reply))
+            return reply.message, (yield from receive_average(reply))
 
-        message, average = await self._run(self._home_of(request.accumulator), operation())
+        message, average = await self._run_at(self._home_of(request.accumulator), operation())
         assert average is not None, "the protos say so"
         return message, average
 
@@ -120,10 +120,14 @@ class UpstreamLink:
         if self._cluster.size > 1 and not ref.member:
             ref.member = yield from self._cluster.member(self._home_of(ref))
 
-    async def _run(self, target: int, operation: Operation[T]) -> T:
+    async def _run_at(self, target: int, operation: Operation[T]) -> T:
+        return await self.run(at_target(target, operation) if target else operation)
+
+    async def run(self, operation: Operation[T]) -> T:
+        """See `Upstream`."""
         assert self._transport is not None, "it is open"
         try:
-            return await self._transport.run(at_target(target, operation) if target else operation)
+            return await self._transport.run(operation)
         except GradserveError as error:
             raise served(error) from error
 
@@ -133,32 +137,3 @@ def _tls(environment: Mapping[str, str]) -> TLS | None:
     files = [environment.get(f"GRADSERVE_TLS_{name}") or None for name in ("CA", "CLIENT_CERTIFICATE", "CLIENT_KEY")]
     is_wanted = environment.get("GRADSERVE_TLS", "").strip().lower() in _YES
     return TLS(*files) if is_wanted or any(files) else None
-
-
-def _with_average(reply: Reply) -> Operation[tuple[Any, Average | None]]:
-    message = reply.message
-    if "average" not in message.DESCRIPTOR.fields_by_name or not message.HasField("average"):
-        return message, None
-    average: accumulator_pb2.Average = message.average
-    tensors: list[tensor_pb2.Tensor] = []
-    for part in average.components:
-        tensors += [part.sparse.indices, part.sparse.values] if part.HasField("sparse") else [part.dense]
-    received = yield from receive_results(reply, tensors)
-    for array in received:
-        array.flags.writeable = False
-    arrays = iter(received)
-    values: dict[str, Value] = {}
-    for part in average.components:
-        if part.HasField("sparse"):
-            indices = next(arrays)
-            values[part.name] = SparseSlices(indices, next(arrays), tuple(part.sparse.dense_shape.dims))
-        else:
-            values[part.name] = next(arrays)
-    return message, Average(
-        values=values,
-        step=average.step,
-        round_number=average.round - 1,
-        num_gradients=average.num_gradients,
-        total_weight=average.total_weight,
-        worker_ids=tuple(average.worker_ids),
-    )

@@ -52,7 +52,14 @@ def alone(
     tensors: Sequence[tensor_pb2.Tensor],
     timeout: float | None,
 ) -> GradientRequest:
-    """Returns the request for the gradient of one call, as its worker might have sent it upstream."""
+    """Returns the request for the gradient of one call, as its worker might have sent it upstream.
+
+    Args:
+        bare: The call, without its tensors.
+        values: The gradient; empty if servers get their parts of it otherwise.
+        tensors: The messages of its arrays.
+        timeout: Seconds to wait; None for any time.
+    """
     sent: Any = type(bare)()
     sent.CopyFrom(bare)
     return _with_gradient(sent, values, tensors, timeout)

@@ -44,9 +44,11 @@ from gradserve_server.rpc.boundary.timeouts import wait_timeout
 from gradserve_server.rpc.tensors.messages import decode_placement
 from gradserve_server.rpc.upstream.aggregated import Aggregated, GradientLeaf
 from gradserve_server.rpc.upstream.answers import Answer, Pulled
+from gradserve_server.rpc.upstream.deletion import delete
 from gradserve_server.rpc.upstream.forwarding import Forwarding
 from gradserve_server.rpc.upstream.listing import merged
 from gradserve_server.rpc.upstream.requests import waiting_request, without_tensors
+from gradserve_server.rpc.upstream.shards import UpstreamShards, shard_if_wanted
 from gradserve_server.rpc.upstream.upstream import Upstream
 from gradserve_server.security.identity import ANONYMOUS
 from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
@@ -121,16 +123,21 @@ class AggregatingServicer:
                 )
             except NotFoundError:
                 raise call.may_only_open from None
-        response = await self._link.call("CreateAccumulator", _copy(request))
-        await self._remember(response.info)
+        work = PIECE_BYTES * len(request.spec.components)
+        sent = await self._compute.run(work, self._creation, request)
+        response = await self._link.call("CreateAccumulator", sent)
+        accumulator = await self._remember(response.info)
+        if accumulator.shards is not None:
+            await accumulator.shards.create()
         return response
 
     async def GetAccumulator(self, request: messages_pb2.GetAccumulatorRequest, call: Call) -> Any:
         if self._is_local(request.accumulator, call):
             return await self._local.GetAccumulator(request, call)
         response = await self._link.call("GetAccumulator", _copy(request))
-        if not response.info.spec.num_shards:
-            await self._remember(response.info)
+        accumulator = await self._remember(response.info)
+        if accumulator.shards is not None:
+            response.info.num_bytes += await accumulator.shards.num_bytes_elsewhere()
         return response
 
     async def ListAccumulators(
@@ -142,14 +149,14 @@ class AggregatingServicer:
             here = messages_pb2.ListAccumulatorsResponse.FromString(here.data)
         calls = [
             self._link.call("ListAccumulators", _copy(request), target=target)
-            for target in range(self._link.num_servers)
+            for target in range(self._link.cluster.size)
         ]
         return merged(page, request.container, here, await asyncio.gather(*calls))
 
     async def DeleteAccumulator(self, request: messages_pb2.DeleteAccumulatorRequest, call: Call) -> Any:
         if self._is_local(request.accumulator, call):
             return await self._local.DeleteAccumulator(request, call)
-        return await self._link.call("DeleteAccumulator", _copy(request))
+        return await delete(self._link, request.accumulator)
 
     async def GetNumAccumulated(self, request: messages_pb2.GetNumAccumulatedRequest, call: Call) -> Any:
         if self._is_local(request.accumulator, call):
@@ -265,8 +272,10 @@ class AggregatingServicer:
         with self._registry.waiting(call.identity), self._delivery(request.placement, call) as delivery:
             timeout = wait_timeout(request, call)
             sent = waiting_request(request, call.identity, timeout)
-            response, average = await self._link.wait("TakeGradient", sent, math.inf if timeout is None else timeout)
-            (await self._accumulator(request.accumulator)).latest.note(average)
+            accumulator = await self._accumulator(request.accumulator)
+            wait = math.inf if timeout is None else timeout
+            response, average = await self._waited(accumulator, "TakeGradient", sent, wait)
+            accumulator.latest.note(average)
             return await encode_taken(average, delivery, self._compute, duplicate=response.duplicate)
 
     async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, call: Call) -> WithContents:
@@ -290,7 +299,7 @@ class AggregatingServicer:
         async def read() -> Average:
             self._counts.downloads += 1
             sent = waiting_request(request, call.identity, None)
-            return (await self._link.wait("ReadAverage", sent, math.inf))[1]
+            return (await self._waited(accumulator, "ReadAverage", sent, math.inf))[1]
 
         # Who asks for the newest one must not get what somebody else has asked for before its round had ended.
         key = (request.accumulator.server_incarnation, step, num_rounds if step is None else None)
@@ -299,7 +308,12 @@ class AggregatingServicer:
         except TimeoutError:
             sent = waiting_request(request, call.identity, _AT_ONCE)
             # Which says why it has not come, or has it by now.
-            return (await self._link.wait("ReadAverage", sent, _AT_ONCE))[1]
+            return (await self._waited(accumulator, "ReadAverage", sent, _AT_ONCE))[1]
+
+    async def _waited(self, accumulator: Aggregated, method: str, request: Any, wait: float) -> tuple[Any, Average]:
+        if accumulator.shards is not None:
+            return await accumulator.shards.wait(method, request, wait)
+        return await self._link.wait(method, request, wait)
 
     async def _reason(self, ref: accumulator_pb2.AccumulatorRef) -> str:
         """Returns what the current round waits for, in the words of the server upstream."""
@@ -312,7 +326,7 @@ class AggregatingServicer:
             return error.message
         return "nothing is known of the round"
 
-    # Sharded accumulators, whose servers clients ask themselves
+    # What clients of several servers ask each of them: this server is the only one of its clients
 
     async def StageGradient(
         self, request: messages_pb2.StageGradientRequest, call: Call
@@ -330,7 +344,11 @@ class AggregatingServicer:
     async def _accumulator(self, ref: accumulator_pb2.AccumulatorRef) -> Aggregated:
         """Returns the accumulator that a request names, after asking for its spec once."""
         found = self._known.get((ref.container or DEFAULT_CONTAINER, ref.name))
-        if found is not None and ref.incarnation in ("", found.incarnation):
+        # A gradient that servers hold in parts has to be for a certain incarnation.
+        if found is not None and ref.incarnation in (
+            "" if found.shards is None else found.incarnation,
+            found.incarnation,
+        ):
             return found
         request = messages_pb2.GetAccumulatorRequest()
         request.accumulator.CopyFrom(ref)
@@ -340,18 +358,31 @@ class AggregatingServicer:
     async def _remember(self, info: accumulator_pb2.AccumulatorInfo) -> Aggregated:
         key = (info.accumulator.container, info.accumulator.name)
         known = self._known.get(key)
-        if info.spec.num_shards:
-            raise _no_shard(info.accumulator)
         if known is None or known.incarnation != info.accumulator.incarnation:
             work = PIECE_BYTES * len(info.spec.components)
-            spec = await self._compute.run(work, decode_accumulator_spec, info.spec)
-            known = Aggregated(info, spec, self._new_batches, self._tasks)
+            spec, shards = await self._compute.run(work, self._decoded, info)
+            known = Aggregated(info, spec, self._new_batches, self._tasks, shards)
             self._known[key] = known
         self._known.move_to_end(key)
         for oldest in list(self._known)[: len(self._known) - _MOST_KNOWN]:
             if not self._known[oldest].batches.num_waiting:
                 del self._known[oldest]
         return known
+
+    def _decoded(self, info: accumulator_pb2.AccumulatorInfo) -> tuple[AccumulatorSpec, UpstreamShards | None]:
+        spec = decode_accumulator_spec(info.spec)
+        # A single server upstream is an aggregator itself if what it has is sharded.
+        is_divided = spec.num_shards and self._link.cluster.size > 1
+        return spec, UpstreamShards(info, spec, self._link, self._compute) if is_divided else None
+
+    def _creation(self, request: messages_pb2.CreateAccumulatorRequest) -> messages_pb2.CreateAccumulatorRequest:
+        """Returns the request for the accumulator's home."""
+        sent = _copy(request)
+        if self._link.cluster.size > 1:
+            sent.ClearField("sharded")
+            if not sent.spec.num_shards:
+                shard_if_wanted(sent, request.sharded if request.HasField("sharded") else None, self._link.cluster)
+        return sent
 
     def _new_batches(self, accumulator: Aggregated) -> Batches[GradientLeaf]:
         return Batches(self._rule.num_gradients, self._rule.grace, partial(self._forwarding.forward, accumulator))
@@ -362,8 +393,8 @@ class AggregatingServicer:
 
 def _no_shard(ref: accumulator_pb2.AccumulatorRef) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"this server is an aggregator, and nothing of accumulator {ref.name!r} is sharded here: make it with "
-        "sharded=False, or connect to the servers upstream themselves",
+        f"this server is an aggregator, to which gradients of accumulator {ref.name!r} come as a whole: apply them, "
+        "or connect to the servers upstream themselves",
         field="accumulator.name",
     )
 

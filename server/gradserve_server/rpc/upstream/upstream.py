@@ -1,21 +1,33 @@
 """The server upstream as an aggregator sees it, whatever the connection."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
+from gradserve.calls.cluster import Cluster
+from gradserve.calls.exchange import Operation
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.payload import Array
 from gradserve_server.accumulators.gradient import Average
+
+T = TypeVar("T")
 
 
 class Upstream(Protocol):
     """Makes calls on accumulators upstream."""
 
     @property
-    def num_servers(self) -> int:
-        """The number of servers upstream."""
+    def cluster(self) -> Cluster:
+        """The servers upstream."""
+        ...
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Carries out an operation of a client of these servers.
+
+        Raises:
+            ServiceError: See `call`.
+        """
         ...
 
     async def call(self, method: str, request: Any, *, target: int | None = None) -> Any:

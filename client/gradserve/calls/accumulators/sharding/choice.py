@@ -17,33 +17,38 @@ Below it, the two round trips more cost as much as several links gain.
 _SHARDED = Argument("sharded")
 
 
-def is_sharded(wanted: Any, components: Iterable[Component], device: str | None, num_servers: int) -> bool:
-    """Returns whether to shard an accumulator.
+def as_wish(sharded: Any) -> bool | None:
+    """Returns the argument of a caller: True, False, or None for what is best.
+
+    Raises:
+        InvalidArgumentError: It is something else.
+    """
+    return None if sharded is None else as_flag(sharded, _SHARDED)
+
+
+def is_sharded(wanted: bool | None, components: Iterable[Component], device: str | None) -> bool:
+    """Returns whether to shard an accumulator over several servers.
 
     Args:
-        wanted: The argument of the caller: True, False, or None for what is best.
+        wanted: What the caller wants; None for what is best.
         components: The components.
         device: The argument for the device of its sums.
-        num_servers: The number of the client's servers.
 
     Raises:
         InvalidArgumentError: It is wanted, and not possible.
     """
-    flag = None if wanted is None else as_flag(wanted, _SHARDED)
-    if flag is False or (flag is None and num_servers == 1):
+    if wanted is False:
         return False
     everything = list(components)
-    obstacle = _obstacle(everything, device, num_servers)
-    if flag:
+    obstacle = _obstacle(everything, device)
+    if wanted:
         if obstacle is not None:
             raise InvalidArgumentError(f"expected sharded=False or None, got True: {obstacle}", field=_SHARDED.name)
         return True
     return obstacle is None and sum(dense_bytes(each) for each in everything if not each.is_sparse) >= SMALLEST_BYTES
 
 
-def _obstacle(components: list[Component], device: str | None, num_servers: int) -> str | None:
-    if num_servers == 1:
-        return "the client has one server, and what is sharded is on several"
+def _obstacle(components: list[Component], device: str | None) -> str | None:
     if device not in (None, "cpu"):
         return f"sums that are sharded are on 'cpu', and the device is {device!r}"
     for each in components:

@@ -1,0 +1,278 @@
+"""An accumulator that is sharded over the servers upstream."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from gradserve.calls.accumulators.components import Component, Sent
+from gradserve.calls.accumulators.creation import create, describe
+from gradserve.calls.accumulators.sharding.choice import is_sharded
+from gradserve.calls.accumulators.sharding.parts import Parts
+from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Shard, Step
+from gradserve.calls.accumulators.sharding.specs import add_plan
+from gradserve.calls.cluster import Cluster
+from gradserve.calls.exchange import Operation, Reply, Unary, Whole
+from gradserve.calls.together import aimed_call, all_ended, at_target, together
+from gradserve.errors import AbortedError, GradserveError, NotFoundError
+from gradserve.results import IndexedSlices
+from gradserve.results import Value as Received
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve.v1 import accumulator_pb2, lease_pb2
+from gradserve.wire.shard_plan import Piece, plan_of
+from gradserve_server.accumulators.gradient import Average, SparseSlices, Value
+from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.devices.compute import Compute
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.rpc.accumulators.gradients import GradientRequest
+from gradserve_server.rpc.accumulators.specs import decode_accumulator_spec
+from gradserve_server.rpc.upstream.averages import average_of
+from gradserve_server.rpc.upstream.errors import served
+from gradserve_server.rpc.upstream.upstream import Upstream
+
+_SERVICE = "AccumulatorService"
+
+
+class UpstreamShards:
+    """What each server upstream has of one accumulator, and the calls on it: those of a client of all servers."""
+
+    def __init__(
+        self, info: accumulator_pb2.AccumulatorInfo, spec: AccumulatorSpec, link: Upstream, compute: Compute
+    ) -> None:
+        """Takes what the accumulator's home says of it, the connection, and what runs large work.
+
+        Raises:
+            InvalidArgumentError: It is sharded over other servers.
+        """
+        ref, cluster = info.accumulator, link.cluster
+        if spec.num_shards != cluster.size:
+            raise InvalidArgumentError(
+                f"accumulator {ref.container}/{ref.name!r} is sharded over {spec.num_shards} servers, and "
+                f"{cluster.size} are upstream of this one",
+                field="accumulator.name",
+            )
+        self._link = link
+        self._compute = compute
+        self._cluster = cluster
+        self._home = cluster.home_of(ref.container, ref.name)
+        self._incarnation = ref.incarnation
+        self._names = [each.name for each in spec.components]
+        plan = {each.name: [Piece(*piece) for piece in each.pieces] for each in spec.components}
+        self._parts = Parts(_components_of(spec), plan)
+        lifetime = lease_pb2.Lifetime()
+        if info.HasField("idle_lease"):
+            lifetime.idle_lease.CopyFrom(info.idle_lease)
+        named = accumulator_pb2.AccumulatorRef(container=ref.container, name=ref.name)
+        self._creation = messages_pb2.CreateAccumulatorRequest(accumulator=named, spec=info.spec, lifetime=lifetime)
+
+    async def create(self) -> None:
+        """Creates the accumulator on the servers that have something of it, besides its home.
+
+        Raises:
+            ServiceError: See `Upstream.call`.
+        """
+
+        def operation() -> Operation[object]:
+            return (yield from together(*[self._created(target) for target in self._others]))
+
+        await self._link.run(operation())
+
+    async def num_bytes_elsewhere(self) -> int:
+        """Returns the memory that the accumulator uses on the servers that are not its home.
+
+        Raises:
+            ServiceError: See `Upstream.call`.
+        """
+
+        def operation() -> Operation[list[int]]:
+            return (yield from all_ended(*[self._num_bytes(target) for target in self._others]))
+
+        return sum(await self._link.run(operation()))
+
+    async def send(
+        self, method: str, request: GradientRequest, values: Mapping[str, Value], wait: float
+    ) -> tuple[Any, Average | None]:
+        """Brings each server its part of a gradient, and then makes the call that applies it.
+
+        Args:
+            method: The method of AccumulatorService.
+            request: The request, with a request_id and without the gradient.
+            values: The gradient, which nobody changes until this returns.
+            wait: Seconds that the home may wait for others; math.inf for no limit.
+
+        Returns:
+            The response, and its average if it has one that can be computed.
+
+        Raises:
+            AbortedError: Servers have lost gradients of the round, and did not get all of them again in time.
+            ServiceError: See `Upstream.call`.
+        """
+
+        def operation() -> Operation[tuple[Any, Mapping[int, Mapping[str, Received]] | None]]:
+            ref = request.accumulator
+            yield from self._address(ref)
+            parts = self._parts.of_gradient({name: _sent(value) for name, value in values.items()})
+            staging = yield from self._staging(request)
+            shards = yield from self._shards(ref)
+            again = {each.target: partial(self._stage, each, staging, parts[each.target]) for each in shards}
+            yield from together(*[stage() for stage in again.values()])
+            reply: Reply = yield Whole(aimed_call(self._home, Unary(_SERVICE, method, request, wait)))
+            message = reply.message
+            if not isinstance(message, messages_pb2.PushPullResponse) or not message.HasField("average"):
+                return message, None
+            is_stale = message.outcome == accumulator_pb2.APPLY_OUTCOME_STALE
+            try:
+                return message, (yield from self._reduced(shards, message.average, {} if is_stale else again, wait))
+            except AbortedError as error:
+                if is_stale and error.field == LOST_FIELD:
+                    return message, None
+                raise
+
+        message, received = await self._link.run(operation())
+        return message, None if received is None else await self._average(message.average, received)
+
+    async def wait(self, method: str, request: Any, wait: float) -> tuple[Any, Average]:
+        """Makes a call that waits for an average; see `Upstream.wait`.
+
+        Raises:
+            AbortedError: Servers have lost gradients of the round, and did not get all of them again in time.
+            ServiceError: See `Upstream.call`.
+        """
+
+        def operation() -> Operation[tuple[Any, Mapping[int, Mapping[str, Received]]]]:
+            yield from self._address(request.accumulator)
+            reply: Reply = yield Whole(aimed_call(self._home, Unary(_SERVICE, method, request, wait)))
+            shards = yield from self._shards(request.accumulator)
+            return reply.message, (yield from self._reduced(shards, reply.message.average, {}, wait))
+
+        message, received = await self._link.run(operation())
+        return message, await self._average(message.average, received)
+
+    @property
+    def _others(self) -> list[int]:
+        return [target for target in self._parts.servers if target != self._home]
+
+    def _address(self, ref: accumulator_pb2.AccumulatorRef) -> Operation[None]:
+        """Makes a name that of this very accumulator at its home."""
+        ref.incarnation = self._incarnation
+        ref.member = yield from self._cluster.member(self._home)
+
+    def _shards(self, ref: accumulator_pb2.AccumulatorRef) -> Operation[list[Shard]]:
+        """Returns what each server has, for a call that names the accumulator so at its home."""
+        shards: list[Shard] = []
+        for target in self._parts.servers:
+            there = accumulator_pb2.AccumulatorRef(container=ref.container, name=ref.name)
+            there.member = yield from self._cluster.member(target)
+            shards.append(Shard(there, target, partial(self._restore, ref, target)))
+        return shards
+
+    def _restore(self, ref: accumulator_pb2.AccumulatorRef, target: int) -> Operation[None]:
+        """Creates what a server has again, after it was started again without it."""
+        # Whoever made the call has to know that the accumulator is gone, or that its home was started again.
+        asked = messages_pb2.GetNumAccumulatedRequest(accumulator=ref)
+        yield aimed_call(self._home, Unary(_SERVICE, "GetNumAccumulated", asked))
+        if target != self._home:
+            yield from self._created(target)
+
+    def _created(self, target: int) -> Operation[object]:
+        request = messages_pb2.CreateAccumulatorRequest()
+        request.CopyFrom(self._creation)
+        request.accumulator.member = yield from self._cluster.member(target)
+        return (yield from at_target(target, create(request)))
+
+    def _num_bytes(self, target: int) -> Operation[int]:
+        ref = accumulator_pb2.AccumulatorRef()
+        ref.CopyFrom(self._creation.accumulator)
+        ref.member = yield from self._cluster.member(target)
+        try:
+            return (yield from at_target(target, describe(ref))).num_bytes
+        except NotFoundError:
+            return 0  # the server was started again, and gets it with the next gradient
+
+    def _staging(self, request: GradientRequest) -> Operation[messages_pb2.StageGradientRequest]:
+        """Returns the request that stages a gradient, without the accumulator and the gradient."""
+        local_step = request.local_step
+        if getattr(request, "accepted_before", False):
+            # Its round may be a later one, and servers forget what is older than that.
+            asked = messages_pb2.GetAccumulatorRequest(accumulator=request.accumulator)
+            response = yield aimed_call(self._home, Unary(_SERVICE, "GetAccumulator", asked))
+            local_step = max(local_step, response.info.global_step)
+        staging = messages_pb2.StageGradientRequest(
+            home_incarnation=self._incarnation,
+            local_step=local_step,
+            is_sum=bool(request.sum_of),
+            release_handles=True,
+        )
+        # Servers hold it, and do not add it to others at once: its workers cannot stage it again without this server.
+        staging.request_id.client_id = request.request_id.client_id
+        staging.request_id.sequence = request.request_id.sequence
+        return staging
+
+    def _stage(
+        self, shard: Shard, staging: messages_pb2.StageGradientRequest, values: Mapping[str, Sent]
+    ) -> Operation[None]:
+        try:
+            yield from shard.stage(staging, values)
+        except GradserveError as error:
+            self._parts.name_field(shard.target, error)
+            raise
+
+    def _reduced(
+        self, shards: Sequence[Shard], average: accumulator_pb2.Average, again: Mapping[int, Step], wait: float
+    ) -> Operation[Mapping[int, Mapping[str, Received]]]:
+        """Has all servers reduce the gradients that the home has named."""
+        received = yield from together(
+            *[
+                each.reduce(
+                    average,
+                    self._parts.num_bytes(each.target),
+                    again=again.get(each.target),
+                    patience=min(wait, PATIENCE_SECONDS),
+                    in_place=True,
+                )
+                for each in shards
+            ]
+        )
+        return {each.target: values for each, values in zip(shards, received, strict=True)}
+
+    async def _average(
+        self, message: accumulator_pb2.Average, received: Mapping[int, Mapping[str, Received]]
+    ) -> Average:
+        num_bytes = sum([self._parts.num_bytes(target) for target in received])
+        put_together = partial(self._parts.put_together, read_only=True)
+        whole = await self._compute.run(num_bytes, put_together, received)
+        return average_of(message, {name: _value(whole[name]) for name in self._names})
+
+
+def shard_if_wanted(request: messages_pb2.CreateAccumulatorRequest, wanted: bool | None, cluster: Cluster) -> None:
+    """Makes the request for a whole accumulator one for a sharded one by the rule of clients.
+
+    Args:
+        request: The request.
+        wanted: What the client here wants; None for what is best.
+        cluster: The servers upstream, which are several.
+
+    Raises:
+        InvalidArgumentError: It is wanted, and not possible; or the spec is not valid.
+    """
+    components = _components_of(decode_accumulator_spec(request.spec))
+    try:
+        if not is_sharded(wanted, components, request.spec.device or None):
+            return
+    except GradserveError as error:
+        raise served(error) from error
+    home = cluster.home_of(request.accumulator.container, request.accumulator.name)
+    add_plan(request.spec, plan_of(components, home, cluster.size), cluster.size)
+
+
+def _components_of(spec: AccumulatorSpec) -> list[Component]:
+    return [Component(each.name, each.dtype, each.shape.dims, is_sparse=each.is_sparse) for each in spec.components]
+
+
+def _sent(value: Value) -> Sent:
+    return IndexedSlices(value.values, value.indices, value.dense_shape) if isinstance(value, SparseSlices) else value
+
+
+def _value(received: Received) -> Value:
+    if isinstance(received, IndexedSlices):
+        return SparseSlices(received.indices, received.values, received.dense_shape)
+    return received

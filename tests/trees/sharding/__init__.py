@@ -1,0 +1,1 @@
+"""Accumulators of aggregators that are sharded over several servers upstream."""
