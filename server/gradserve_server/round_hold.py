@@ -27,25 +27,21 @@ class HeldRounds:
     Attributes:
         open: Those whose round has gradients, or that are changing, by their full names, with their number.
         volatile: Those that end with the server, as their durability is none.
-        sharded: Those of which each server of the cluster has some parts.
     """
 
     open: dict[str, int]
     volatile: tuple[str, ...]
-    sharded: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, accumulators: Iterator[tuple[ResourceKey, Accumulator]]) -> "HeldRounds":
         """Looks at accumulators."""
-        found, volatile, sharded = {}, [], []
+        found, volatile = {}, []
         for key, each in accumulators:
             if each.num_accumulated or each.is_changing:
                 found[str(key)] = each.num_accumulated
             if each.spec.durability in (None, Durability.NONE):
                 volatile.append(str(key))
-            if each.spec.num_shards:
-                sharded.append(str(key))
-        return cls(found, tuple(volatile), tuple(sharded))
+        return cls(found, tuple(volatile))
 
     @classmethod
     def read(cls, path: Path) -> "HeldRounds | None":
@@ -54,7 +50,7 @@ class HeldRounds:
             record: dict[str, Any] = json.loads(path.read_text())
         except FileNotFoundError:
             return None
-        return cls(record["open"], tuple(record["volatile"]), tuple(record["sharded"]))
+        return cls(record["open"], tuple(record["volatile"]))
 
 
 class RoundHold:

@@ -1,7 +1,7 @@
 """`gradserve cluster resize`, on a real Ray. tests/resizing has what moves, and faults of it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -22,13 +22,23 @@ from tests.ray.conftest import RayCluster
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.runtime import NOT_WARMED_UP
 
-GRADIENT = {"w": np.arange(3, dtype=np.float32)}
+GRADIENT = {"w": np.arange(3, dtype=np.float32), "v": np.full((2, 2), 5, np.float32)}
 NAMES = [f"sized{number}" for number in range(6)]
+SHARDED = NAMES[:2]
 NAME, ADDRESS = "sized", "gradserve+ray://sized"
 
 
 def connected() -> gradserve.Client:
     return gradserve.connect(ADDRESS, timeout=PATIENCE_SECONDS)
+
+
+def opened(client: gradserve.Client, name: str) -> gradserve.GradientAccumulator:
+    """Opens an accumulator; some are sharded, with one component on one server and one on another."""
+    return client.gradient_accumulator(GRADIENT, name, keep_averages=2, sharded=name in SHARDED)
+
+
+def scaled(factor: float) -> dict[str, Any]:
+    return {name: (factor * value).astype(np.float32) for name, value in GRADIENT.items()}
 
 
 def resize(servers: int, *arguments: str) -> Result:
@@ -44,49 +54,53 @@ def sized(cluster: RayCluster, tmp_path: Path) -> Iterator[RayCluster]:
     try:
         with connected() as client:
             for name in NAMES:
-                acc = client.gradient_accumulator(GRADIENT, name, keep_averages=2)
+                acc = opened(client, name)
                 for step in range(2):
-                    acc.push_pull({"w": (step + 1) * GRADIENT["w"]}, 1, step)
+                    acc.push_pull(scaled(step + 1), 1, step)
         yield cluster
     finally:
         cluster.run("down", NAME)
 
 
-def check(client: gradserve.Client, step: int) -> None:
+def check(client: gradserve.Client, step: int, servers: int) -> None:
     """Checks the last two averages of each accumulator, and ends one more round."""
     for name in NAMES:
-        acc = client.gradient_accumulator(GRADIENT, name, keep_averages=2)
+        acc = opened(client, name)
+        assert acc.info().num_shards == (servers if name in SHARDED else 0)
         for earlier in (step - 1, step):
-            np.testing.assert_array_equal(acc.read_average(earlier)["w"], earlier * GRADIENT["w"])
-        acc.push_pull({"w": (step + 1) * GRADIENT["w"]}, 1, step)
+            average = acc.read_average(earlier)
+            for component, value in scaled(earlier).items():
+                np.testing.assert_array_equal(average[component], value)
+        acc.push_pull(scaled(step + 1), 1, step)
 
 
 def test_a_cluster_grows_and_shrinks(sized: RayCluster) -> None:
     """Clients of before learn that it has another size; those of after go on where the run was."""
     before = [each["address"] for each in sized.status(NAME)]
     with connected() as old:
-        stays = next(name for name in NAMES if home_of("", name, 3) == home_of("", name, 2) == 0)
-        acc = old.gradient_accumulator(GRADIENT, stays, keep_averages=2)
+        stays = next(name for name in NAMES[2:] if home_of("", name, 3) == home_of("", name, 2) == 0)
+        acc = opened(old, stays)
         done = resize(3)
         assert done.exit_code == 0, done.output
         with pytest.raises(
             gradserve.InvalidArgumentError, match="is server 0 of 3 in cluster 'sized', and the call is"
         ):
             acc.push_pull(GRADIENT, 1, 2)
-    moved = {name: home_of("", name, 2) for name in NAMES if home_of("", name, 3) == 2}
+    moved = {name: f"server {home_of('', name, 2)} to 2" for name in NAMES if home_of("", name, 3) == 2}
+    moved |= dict.fromkeys(SHARDED, "sharded over 3 servers")
     lines = done.stdout.splitlines()
-    assert sorted(lines[: len(moved)]) == sorted(f"default/{name}: server {home} to 2" for name, home in moved.items())
+    assert sorted(lines[: len(moved)]) == sorted(f"default/{name}: {where}" for name, where in moved.items())
     assert lines[-1] == f"sized: 2 to 3 servers; {len(moved)} accumulators moved, with the same digests"
     found = sized.status(NAME)
     assert [each["address"] for each in found][:2] == before, "servers that stay keep their addresses"
     assert all(each["serves"] for each in found)
     with connected() as client:
-        check(client, 2)
+        check(client, 2, 3)
     done = resize(2)
     assert done.exit_code == 0, done.output
     assert len(sized.status(NAME)) == 2
     with connected() as client:
-        check(client, 3)
+        check(client, 3, 2)
 
 
 class Worker:
@@ -105,19 +119,26 @@ class Worker:
             self.connections += 1
             # These errors say that the cluster has another size, or is about to.
             with suppress(gradserve.InvalidArgumentError, gradserve.UnavailableError), connected() as client:
-                nets = {name: client.gradient_accumulator(GRADIENT, f"run-{name}") for name in NAMES}
+                nets = {
+                    name: client.gradient_accumulator(GRADIENT, f"run-{name}", sharded=name in SHARDED)
+                    for name in NAMES
+                }
                 while self._training.goes_on(len(self.got)):
                     self._step(nets)
         return self.got
 
     def _step(self, nets: dict[str, gradserve.GradientAccumulator]) -> None:
         step = len(self.got)
-        gradient = {"w": (step + 2 * self._number) * GRADIENT["w"]}
+        gradient = scaled(step + 2 * self._number)
         for name, net in nets.items():
             if name not in self._current:
-                self._current[name] = net.push_pull(gradient, 2, step, worker_id=str(self._number))["w"]
-        self.got.append(b"".join(self._current[name].tobytes() for name in NAMES))
+                self._current[name] = net.push_pull(gradient, 2, step, worker_id=str(self._number))
+        self.got.append(b"".join(_bytes(self._current[name]) for name in NAMES))
         self._current = {}
+
+
+def _bytes(values: Mapping[str, Any]) -> bytes:
+    return b"".join(values[component].tobytes() for component in GRADIENT)
 
 
 def test_workers_go_on_after_a_change_in_the_middle_of_their_run(
@@ -139,7 +160,7 @@ def test_workers_go_on_after_a_change_in_the_middle_of_their_run(
             training.end()
         first, second = (each.result() for each in ends)
     assert all(each.connections >= 3 for each in workers)
-    expected = [((step + 1) * GRADIENT["w"]).astype(np.float32).tobytes() * len(NAMES) for step in range(len(first))]
+    expected = [_bytes(scaled(step + 1)) * len(NAMES) for step in range(len(first))]
     assert first == second == expected
 
 
@@ -152,12 +173,7 @@ def test_what_cannot_be_leaves_the_cluster_as_it_was(sized: RayCluster, tmp_path
             (resize(3), f"accumulators of durability none, which would be lost: {volatile.info().container}/volatile"),
         ]
         volatile.delete()
-        sharded = client.gradient_accumulator(GRADIENT, "sharded", sharded=True)
-        refusals.append(
-            (resize(3), "sharded accumulators cannot get another number of servers: default/sharded; delete")
-        )
-        sharded.delete()
-        acc = client.gradient_accumulator(GRADIENT, NAMES[0], keep_averages=2)
+        acc = opened(client, NAMES[0])
         acc.apply_grad(GRADIENT, 2, worker_id="a")
         refusals.append(
             (resize(3, "--timeout", "4"), f"rounds that are still open after 4 s: default/{NAMES[0]} (1 grad")
@@ -178,7 +194,7 @@ def test_what_cannot_be_leaves_the_cluster_as_it_was(sized: RayCluster, tmp_path
         assert message in done.output
     assert [each["address"] for each in sized.status(NAME)] == [each["address"] for each in before]
     with connected() as client:
-        assert client.gradient_accumulator(GRADIENT, NAMES[0], keep_averages=2).info().global_step == 3
+        assert opened(client, NAMES[0]).info().global_step == 3
         assert {each.name for each in client.list_accumulators()} == set(NAMES)
 
 

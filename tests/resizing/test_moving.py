@@ -1,8 +1,6 @@
 """Accumulators move between state directories, with all that there is of them, or not at all."""
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,15 @@ from numpy.typing import NDArray
 
 import gradserve
 from gradserve.wire.homes import home_of
-from gradserve_server.accumulators.durable.moving import Key, MovableAccumulator
+from gradserve_server.accumulators.durable.moving.rows import Key, MovableAccumulator
 from gradserve_server.config import ServerConfig, StateConfig
-from gradserve_server.configuration.servers import ClusterConfig
-from gradserve_server.resizing.mark import ResizeMark
+from gradserve_server.resizing.errors import MoveError
+from gradserve_server.resizing.mark import ResizeMark, decide, holds, revoke
 from gradserve_server.resizing.member_state import Contents, MemberState
-from gradserve_server.resizing.moving import MoveError, move_accumulators
+from gradserve_server.resizing.moving import move_accumulators
 from gradserve_server.state.files.errors import StateError
 from gradserve_server.testing import LocalServer
-from tests.cluster.servers import addresses_of
+from tests.resizing.folders import cluster, contents, settle, states
 from tests.servers.runtime import NOT_WARMED_UP
 
 NAMES = [f"net{number}" for number in range(12)]
@@ -29,34 +27,6 @@ GRADIENT: dict[str, NDArray[Any]] = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3),
     "b": np.array([1, 2], np.float16),
 }
-
-
-@contextmanager
-def cluster(folder: Path, size: int) -> Iterator[gradserve.Client]:
-    """Runs a durable cluster on the state directories of a folder."""
-    with ExitStack() as stack:
-        servers = []
-        for index in range(size):
-            place = ClusterConfig(cluster="train", cluster_size=size, cluster_index=index)
-            state = StateConfig(state_dir=str(folder / str(index)))
-            MemberState(folder / str(index)).settle(size)
-            servers.append(
-                stack.enter_context(LocalServer(ServerConfig(runtime=NOT_WARMED_UP, cluster=place, state=state)))
-            )
-        yield stack.enter_context(gradserve.connect(addresses_of(servers)))
-
-
-def states(folder: Path, size: int) -> list[MemberState]:
-    return [MemberState(folder / str(index)) for index in range(size)]
-
-
-def settle(folder: Path, size: int) -> None:
-    for each in states(folder, 3):
-        each.settle(size)
-
-
-def contents(folder: Path, size: int) -> list[Contents]:
-    return [each.contents() for each in states(folder, size)]
 
 
 def net(client: gradserve.Client, name: str) -> gradserve.GradientAccumulator:
@@ -106,8 +76,7 @@ def test_everything_moves_that_gets_another_home(folder: Path, after: int) -> No
             assert acc.apply_grad(GRADIENT, 3, worker_id="a").outcome is gradserve.Outcome.ALREADY_COUNTED
             acc.apply_grad({key: 3 * value for key, value in GRADIENT.items()}, 3, worker_id="b")
             np.testing.assert_array_equal(acc.take_grad(2)["w"], 2 * GRADIENT["w"])
-    for state in states(folder, 2)[after:]:
-        state.settle(after)
+    settle(folder, after, max(2, after))
     found = contents(folder, max(2, after))
     assert {key for each in found for key in each.digests} == before.keys()
     assert sum(len(each.digests) for each in found) == len(before)
@@ -116,10 +85,10 @@ def test_everything_moves_that_gets_another_home(folder: Path, after: int) -> No
 def test_there_and_back(folder: Path) -> None:
     before = contents(folder, 2)
     move_accumulators(states(folder, 3), 2, 3)
-    settle(folder, 3)
+    settle(folder, 3, 3)
     assert contents(folder, 3) != [*before, Contents({}, 0)]
     move_accumulators(states(folder, 3), 3, 2)
-    settle(folder, 2)
+    settle(folder, 2, 3)
     assert contents(folder, 3) == [*before, Contents({}, 0)]
 
 
@@ -142,16 +111,16 @@ class Faulty(MemberState):
             moved = replace(moved, events=moved.events[:-1])
         return moved
 
-    def add(self, moved: MovableAccumulator) -> None:
+    def add(self, moved: MovableAccumulator, spec: str | None = None, *, is_home: bool = True) -> None:
         self._added += 1
         if self._fault == "disk" and self._added > 1:
             raise OSError("no space left")
-        super().add(moved)
+        super().add(moved, spec, is_home=is_home)
 
-    def decide(self) -> None:
+    def decide(self, change: str) -> None:
+        super().decide(change)
         if self._fault == "end":
             raise OSError("the node is gone")
-        super().decide()
 
 
 @pytest.mark.parametrize(
@@ -168,7 +137,7 @@ def test_a_fault_leaves_everything_as_it_was(folder: Path, fault: str, message: 
     size, after = 2, 3
     if shrinks:
         move_accumulators(states(folder, 3), 2, 3)
-        settle(folder, 3)
+        settle(folder, 3, 3)
         size, after, message = 3, 2, message.replace("server 2", r"server \d")
     before = contents(folder, 3)
     with pytest.raises(MoveError, match=message):
@@ -186,22 +155,22 @@ def test_a_change_that_was_interrupted_is_cancelled_at_the_next_start(folder: Pa
         pass
 
     class Interrupted(MemberState):
-        def cancel(self) -> None:
+        def cancel(self, change: str) -> None:
             raise OSError("nobody is there to do it")
 
-        def decide(self) -> None:
+        def decide(self, change: str) -> None:
             raise Killed
 
     size, after = 2, 3
     if shrinks:
         move_accumulators(states(folder, 3), 2, 3)
-        settle(folder, 3)
+        settle(folder, 3, 3)
         size, after = 3, 2
     with pytest.raises(Killed):
         move_accumulators([Interrupted(folder / str(index)) for index in range(3)], size, after)
     with pytest.raises(StateError, match=f"from {size} to {after} servers was interrupted: start .* with {size} serv"):
-        settle(folder, after)
-    settle(folder, size)
+        settle(folder, after, 3)
+    settle(folder, size, 3)
     with cluster(folder, size) as client:
         check(client)
 
@@ -236,16 +205,22 @@ def test_values_that_are_damaged_on_disk_do_not_move(folder: Path) -> None:
 
 
 def test_a_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
-    mark = ResizeMark(2, 3, (("default", "a"),), (("c", "b/d"),))
+    mark = ResizeMark("one", 2, 3, (("default", "a"),), (("c", "b/d"),))
     assert ResizeMark.read(tmp_path) is None
     mark.write(tmp_path)
     assert ResizeMark.read(tmp_path) == mark
-    mark.as_decided().write(tmp_path)
-    found: Any = ResizeMark.read(tmp_path)
-    assert (found.decided, found.incoming) == (True, mark.incoming)
     ResizeMark.remove(tmp_path)
     ResizeMark.remove(tmp_path)
     assert ResizeMark.read(tmp_path) is None
+
+
+def test_what_was_decided_stays_so_until_it_is_revoked(tmp_path: Path) -> None:
+    revoke(tmp_path, "one")
+    for change in ("one", "two"):
+        assert not holds(tmp_path, change)
+        decide(tmp_path, change)
+    revoke(tmp_path, "two")
+    assert [holds(tmp_path, change) for change in ("one", "two")] == [True, False]
 
 
 def test_every_table_with_accumulators_moves(folder: Path) -> None:
@@ -255,16 +230,4 @@ def test_every_table_with_accumulators_moves(folder: Path) -> None:
         tables = database.execute("SELECT name FROM sqlite_master WHERE sql LIKE '%accumulator INT%'").fetchall()
     database.close()
     assert columns == {"id", "container", "name", "owner", "incarnation", "durability", "spec", "lifetime"}
-    # Parts are those of sharded accumulators, which do not move.
-    assert {name for (name,) in tables} - {"part"} == {"event", "ledger", "gradient", "average"}
-
-
-def test_sharded_accumulators_are_named(folder: Path) -> None:
-    first, second, whole = sorted(name for name in NAMES if home_of("", name, 2) == 1)[:3]
-    with sqlite3.connect(folder / "1" / "metadata.sqlite") as database:
-        for name, number in ((first, 2), (second, 2), (whole, 0)):
-            change = f"json_set(spec, '$.num_shards', {number})"
-            database.execute(f"UPDATE accumulator SET spec = {change} WHERE name = ?", (name,))
-    database.close()
-    with pytest.raises(MoveError, match=f"of servers: 'default/{first}', 'default/{second}'; delete them"):
-        move_accumulators(states(folder, 3), 2, 3)
+    assert {name for (name,) in tables} == {"event", "ledger", "gradient", "average", "part"}

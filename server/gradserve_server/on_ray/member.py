@@ -1,17 +1,25 @@
 """The actor of a server."""
 
 import threading
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
-from gradserve_server.accumulators.durable.moving import Key, MovableAccumulator
+from gradserve.discovery.ray_names import NAMESPACE
+from gradserve_server.accumulators.durable.moving.parts import Rows, Slices
+from gradserve_server.accumulators.durable.moving.rows import Key, MovableAccumulator
+from gradserve_server.accumulators.shard_journal import PartKey
 from gradserve_server.on_ray.directory import MemberRecord
+from gradserve_server.on_ray.handles import REPLY_SECONDS, member_name
+from gradserve_server.on_ray.plan import ClusterPlan
 from gradserve_server.on_ray.supervision import Place, Supervisor
 from gradserve_server.resizing.mark import ResizeMark
-from gradserve_server.resizing.member_state import Contents, MemberState
+from gradserve_server.resizing.member_state import Contents, MemberState, PartDigests
 from gradserve_server.round_hold import HeldRounds
+from gradserve_server.state.files.errors import StateError
 
 
 class Member:
@@ -33,7 +41,9 @@ class Member:
             state_dir: The folder of the state directories of all servers; None for servers that are not durable.
         """
         self._directory = _RemoteDirectory(directory)
-        self._state = None if state_dir is None else MemberState(state_dir / str(index))
+        self._state = None
+        if state_dir is not None:
+            self._state = MemberState(state_dir / str(index), self._directory.first_says if index else None)
         state = () if state_dir is None else ("--state-dir", str(state_dir / str(index)))
         prepare = _nothing if self._state is None else self._state.settle
         self._place = Place(index, host or ray.util.get_node_ip_address(), (*flags, *state), prepare)
@@ -77,30 +87,62 @@ class Member:
 
     # The state directory, while the server does not run
 
-    def contents(self) -> Contents:
+    def contents(self, *, incoming: bool = False) -> Contents:
         """See `MemberState`; without a state directory there is nothing."""
-        return Contents({}, 0) if self._state is None else self._state.contents()
+        return Contents({}, 0) if self._state is None else self._state.contents(incoming=incoming)
 
     def read(self, key: Key) -> MovableAccumulator:
         """See `MemberState`."""
         return self._given().read(key)
 
+    def read_parts(
+        self, key: Key, parts: Collection[PartKey], wanted: Mapping[str, tuple[int, Rows]]
+    ) -> dict[PartKey, Slices]:
+        """See `MemberState`."""
+        return self._given().read_parts(key, parts, wanted)
+
+    def part_digests(
+        self,
+        key: Key,
+        parts: Collection[PartKey],
+        held: Mapping[str, Rows],
+        cuts: Mapping[str, Collection[int]],
+        *,
+        incoming: bool,
+    ) -> PartDigests:
+        """See `MemberState`."""
+        return self._given().part_digests(key, parts, held, cuts, incoming=incoming)
+
     def begin(self, mark: ResizeMark) -> None:
         """See `MemberState`."""
         self._given().begin(mark)
 
-    def add(self, moved: MovableAccumulator) -> None:
+    def add(self, moved: MovableAccumulator, spec: str | None = None, *, is_home: bool = True) -> None:
         """See `MemberState`."""
-        self._given().add(moved)
+        self._given().add(moved, spec, is_home=is_home)
 
-    def decide(self) -> None:
+    def add_parts(
+        self, key: Key, parts: Mapping[PartKey, int], names: Sequence[str], *given: Mapping[PartKey, Slices]
+    ) -> None:
         """See `MemberState`."""
-        self._given().decide()
+        self._given().add_parts(key, parts, names, *given)
 
-    def cancel(self) -> None:
+    def make_whole(self, key: Key) -> None:
+        """See `MemberState`."""
+        self._given().make_whole(key)
+
+    def decide(self, change: str) -> None:
+        """See `MemberState`."""
+        self._given().decide(change)
+
+    def holds(self, change: str) -> bool:
+        """See `MemberState`."""
+        return self._given().holds(change)
+
+    def cancel(self, change: str) -> None:
         """See `MemberState`."""
         if self._state is not None:
-            self._state.cancel()
+            self._state.cancel(change)
 
     def settle(self, size: int) -> None:
         """See `MemberState`."""
@@ -128,6 +170,23 @@ class _RemoteDirectory:
     def size(self) -> int:
         size: int = ray.get(self._handle.size.remote())
         return size
+
+    def first_says(self, change: str) -> bool:
+        """Returns whether a change of the number of servers holds, as the actor of server 0 says.
+
+        Raises:
+            StateError: It does not answer.
+        """
+        plan: ClusterPlan | None = ray.get(self._handle.plan.remote())
+        assert plan is not None, "`start_cluster` gives one"
+        try:
+            first = ray.get_actor(member_name(plan.name, 0), namespace=NAMESPACE)
+            holds: bool = ray.get(first.holds.remote(change), timeout=REPLY_SECONDS)
+        except (RayError, ValueError) as error:  # ValueError: there is no such actor.
+            raise StateError(
+                f"server 0 does not say whether a change of the number of servers was decided: {error}"
+            ) from error
+        return holds
 
 
 def _nothing(_size: int) -> None:

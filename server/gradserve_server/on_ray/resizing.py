@@ -12,16 +12,15 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import get_placement_group, placement_group_table
 
 from gradserve.discovery.ray_names import directory_name
-from gradserve_server.accumulators.durable.moving import Key
 from gradserve_server.on_ray.ending import give_back, kill
 from gradserve_server.on_ray.errors import ClusterError
 from gradserve_server.on_ray.handles import REPLY_SECONDS, directory_of, find_actor, member_name
 from gradserve_server.on_ray.local_ray import LOOPBACK
 from gradserve_server.on_ray.plan import ClusterPlan
+from gradserve_server.on_ray.remote_state import RemoteState
 from gradserve_server.on_ray.starting import MemberPlace, reserve, start_member, wait_until_running
-from gradserve_server.resizing.mark import ResizeMark
-from gradserve_server.resizing.member_state import Contents
-from gradserve_server.resizing.moving import Move, MoveError, cancel_everywhere, move_accumulators
+from gradserve_server.resizing.errors import MoveError
+from gradserve_server.resizing.moving import Move, move_accumulators
 from gradserve_server.round_hold import HeldRounds
 
 _LOOK_SECONDS = 0.1
@@ -75,13 +74,12 @@ def resize_cluster(name: str, servers: int, timeout: float, *, drop_volatile: bo
         _held(members, timeout, drop_volatile=drop_volatile) as lost,
         _stopped(members, directory, timeout),
     ):
-        states = [_State(each) for each in (*members, *added)]
-        moves = move_accumulators(states, before, servers)
-        try:
+        states = [RemoteState(each) for each in (*members, *added)]
+
+        def announce() -> None:
             ray.get(directory.resize.remote(servers), timeout=REPLY_SECONDS)
-        except BaseException:
-            cancel_everywhere(states)
-            raise
+
+        moves = move_accumulators(states, before, servers, announce)
     _forget(name, members[servers:], servers, before)
     everyone = [*members[:servers], *added]
     ray.get([each.start.remote() for each in everyone], timeout=REPLY_SECONDS)
@@ -145,13 +143,8 @@ def _wait_for_rounds(members: Sequence[Any], timeout: float, *, drop_volatile: b
             [each.hold_rounds.remote() for each in members], REPLY_SECONDS, "servers"
         )
         known = [each for each in found if each is not None]
-        sharded = sorted({name for each in known for name in each.sharded})
-        if sharded:
-            raise ClusterError(
-                f"sharded accumulators cannot get another number of servers: {_some(sharded)}; delete them, and make "
-                "them again afterwards"
-            )
-        volatile = tuple(name for each in known for name in each.volatile)
+        # Once each: those that are sharded are on several servers.
+        volatile = tuple(dict.fromkeys(name for each in known for name in each.volatile))
         if volatile and not drop_volatile:
             raise ClusterError(
                 f"accumulators of durability none, which would be lost: {_some(volatile)}; delete them, or let them "
@@ -201,40 +194,6 @@ def _forget(name: str, removed: Sequence[Any], servers: int, before: int) -> Non
         kill(each)
     for index in range(servers, before):
         give_back(member_name(name, index))
-
-
-class _State:
-    """The state directory of a server, in its actor. Accumulators go from one actor to another, past this process."""
-
-    def __init__(self, member: Any) -> None:
-        self._member = member
-
-    def contents(self) -> Contents:
-        found: Contents = _reply(self._member.contents.remote())
-        return found
-
-    def read(self, key: Key) -> Any:
-        return self._member.read.remote(key)
-
-    def begin(self, mark: ResizeMark) -> None:
-        _reply(self._member.begin.remote(mark))
-
-    def add(self, moved: Any) -> None:
-        _reply(self._member.add.remote(moved))
-
-    def decide(self) -> None:
-        _reply(self._member.decide.remote())
-
-    def cancel(self) -> None:
-        _reply(self._member.cancel.remote())
-
-
-def _reply(reference: Any) -> Any:
-    """Returns the answer of an actor, however long it takes."""
-    try:
-        return ray.get(reference)
-    except RayTaskError as error:
-        raise MoveError(str(error.cause)) from error  # Its own text has the stack of the actor.
 
 
 def _answered(references: list[Any], timeout: float, who: str) -> list[Any]:

@@ -2,23 +2,58 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
-from gradserve_server.accumulators.durable.moving import (
+from gradserve_server.accumulators.durable.moving.parts import (
+    Rows,
+    Slices,
+    addition_of_parts,
+    digests_of,
+    needed,
+    parts_of,
+    slices_of,
+)
+from gradserve_server.accumulators.durable.moving.rows import (
     Key,
     MovableAccumulator,
+    acceptance,
     addition,
     keys_of,
+    number_of,
     read_movable,
-    removal_of,
+    removal_of_incoming,
 )
+from gradserve_server.accumulators.durable.moving.whole import made_whole
+from gradserve_server.accumulators.shard_journal import PartKey
+from gradserve_server.resizing import mark as marks
 from gradserve_server.resizing.mark import ResizeMark
 from gradserve_server.state.files.directory import StateDirectory
 from gradserve_server.state.files.errors import StateError
 from gradserve_server.state.files.store import Change, StateStore
+
+PartDigests: TypeAlias = dict[PartKey, dict[tuple[str, int], str]]
+"""Digests of gradients, by component and first row."""
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """What a state directory has of an accumulator of which each server has some parts.
+
+    Attributes:
+        incarnation: Its incarnation there.
+        spec: Its specification, as JSON.
+        needed: At its home, the ids of the gradients that it needs, by round.
+        parts: The gradients of which the server holds something, with their local steps.
+    """
+
+    incarnation: str
+    spec: str
+    needed: Mapping[int, frozenset[str]]
+    parts: Mapping[PartKey, int]
 
 
 @dataclass(frozen=True)
@@ -26,91 +61,179 @@ class Contents:
     """What is in a state directory.
 
     Attributes:
-        digests: The accumulators, each with the digest of all that there is of it.
+        digests: The accumulators, each with the digest of all that there is of it, but for gradients that are held.
         num_layers: The number of batch normalization layers.
-        sharded: The accumulators of which each server has some parts.
+        sharded: Those that are sharded.
     """
 
-    digests: dict[Key, str]
+    digests: Mapping[Key, str]
     num_layers: int
-    sharded: tuple[Key, ...] = ()
+    sharded: Mapping[Key, Sharded] = field(default_factory=dict)
+
+    def held_for(self, key: Key, home_incarnation: str) -> dict[PartKey, int]:
+        """Returns the gradients that are held for an accumulator in its present life, with their local steps."""
+        found = self.sharded.get(key)
+        parts = {} if found is None else found.parts
+        return {part: step for part, step in parts.items() if part.home_incarnation == home_incarnation}
 
 
 class MemberState:
-    """Reads and changes a state directory. Every method opens it, and lets others use it at its end.
+    """Reads and changes a state directory. Most methods open it, and let others use it at their end.
+
+    What comes with a change of the number of servers is beside what there is. The change holds as soon as the directory
+    of server 0 says so, in one step: `settle` asks it, before a server starts, and then all have what comes in the
+    place of what goes, or none.
 
     All methods raise StateError or OSError if it is damaged or in use.
+
+    Attributes:
+        path: The folder.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Takes the folder, which is made when something comes there."""
-        self._path = path
+    def __init__(self, path: Path, holds: Callable[[str], bool] | None = None) -> None:
+        """Takes the folder, which is made when something comes there.
 
-    def contents(self) -> Contents:
-        """Returns what there is, after all values of accumulators were verified."""
-        if not self._path.exists():
+        Args:
+            path: The folder.
+            holds: Asks the state directory of server 0 whether a change holds; None if this is that one. It raises
+                StateError if it cannot tell.
+        """
+        self.path = path
+        self._asked = holds or self.holds
+
+    def contents(self, *, incoming: bool = False) -> Contents:
+        """Returns what there is, or what has come, after all values but those of gradients that are held were verified.
+
+        Args:
+            incoming: Whether to return what has come.
+        """
+        if not self.path.exists():
             return Contents({}, 0)
         with self._opened() as store:
-            digests = {key: read_movable(store, key).digest for key in keys_of(store)}
+            keys = keys_of(store, incoming=incoming)
+            movable = {key: read_movable(store, key, incoming=incoming) for key in keys}
             ((num_layers,),) = store.rows("SELECT count(*) FROM layer")
-            specs = store.rows("SELECT container, name, spec FROM accumulator ORDER BY container, name")
-        sharded = tuple((container, name) for container, name, spec in specs if json.loads(spec).get("num_shards"))
-        return Contents(digests, num_layers, sharded)
+            sharded = {
+                key: Sharded(found.incarnation, found.spec, needed(store, keys[key]), parts_of(store, keys[key]))
+                for key, found in movable.items()
+                if json.loads(found.spec).get("num_shards")
+            }
+        return Contents({key: found.digest for key, found in movable.items()}, num_layers, sharded)
 
     def read(self, key: Key) -> MovableAccumulator:
-        """Returns an accumulator."""
+        """Returns an accumulator, without gradients that are held."""
         with self._opened() as store:
             return read_movable(store, key)
+
+    def read_parts(
+        self, key: Key, parts: Collection[PartKey], wanted: Mapping[str, tuple[int, Rows]]
+    ) -> dict[PartKey, Slices]:
+        """Returns some rows of gradients that are held; see `slices_of`."""
+        with self._opened() as store:
+            return slices_of(store, key, parts, wanted)
+
+    def part_digests(
+        self,
+        key: Key,
+        parts: Collection[PartKey],
+        held: Mapping[str, Rows],
+        cuts: Mapping[str, Collection[int]],
+        *,
+        incoming: bool,
+    ) -> PartDigests:
+        """Returns digests of gradients that are held, after they were verified; see `digests_of`."""
+        with self._opened() as store:
+            number = number_of(store, key, incoming=incoming)
+            return {part: digests_of(store, number, part, held, cuts) for part in parts}
 
     def begin(self, mark: ResizeMark) -> None:
         """Notes which change begins."""
         with self._opened():
-            mark.write(self._path)
+            mark.write(self.path)
 
-    def add(self, moved: MovableAccumulator) -> None:
-        """Takes over an accumulator; returns when it survives a loss of power."""
+    def add(self, moved: MovableAccumulator, spec: str | None = None, *, is_home: bool = True) -> None:
+        """Takes an accumulator over, beside what is here; returns when it survives a loss of power.
+
+        Args:
+            moved: The accumulator.
+            spec: Its specification, if that changes.
+            is_home: Whether the server will be its home; otherwise it gets nothing but what it holds of gradients.
+        """
         with self._opened() as store:
-            _carry_out(store, addition(store, moved))
+            taken = moved if spec is None else moved.with_spec(spec)
+            _carry_out(store, addition(store, taken if is_home else taken.elsewhere()))
 
-    def decide(self) -> None:
-        """Notes that the change holds. What goes elsewhere is removed by `settle`."""
-        if (mark := ResizeMark.read(self._path)) is not None:
-            mark.as_decided().write(self._path)
+    def add_parts(
+        self, key: Key, parts: Mapping[PartKey, int], names: Sequence[str], *given: Mapping[PartKey, Slices]
+    ) -> None:
+        """Takes what the server is to hold of gradients, for an accumulator that has come; see `addition_of_parts`."""
+        with self._opened() as store:
+            _carry_out(store, addition_of_parts(store, key, parts, names, given))
 
-    def cancel(self) -> None:
-        """Ends the change as if it had never begun."""
-        if (mark := ResizeMark.read(self._path)) is not None:
-            self._end(mark.incoming)
+    def make_whole(self, key: Key) -> None:
+        """Makes a sharded accumulator whole that has come, and that is on this server alone; see `made_whole`."""
+        with self._opened() as store:
+            _carry_out(store, asyncio.run(made_whole(store, key)))
+
+    # The decision
+
+    def decide(self, change: str) -> None:
+        """Makes a change hold everywhere, if this is the state directory of server 0."""
+        marks.decide(self.path, change)
+
+    def holds(self, change: str) -> bool:
+        """Returns whether a change holds, if this is the state directory of server 0."""
+        return marks.holds(self.path, change)
+
+    def cancel(self, change: str) -> None:
+        """Ends a change as if it had never begun, if no server has started since. First on server 0."""
+        marks.revoke(self.path, change)
+        mark = ResizeMark.read(self.path)
+        if mark is not None and mark.id == change:
+            self._undo()
 
     def settle(self, size: int) -> None:
-        """Ends the change before the server of a cluster of a size starts.
-
-        One that holds removes what is elsewhere; one that was interrupted is cancelled.
+        """Ends a change before the server of a cluster of a size starts: as it was decided, and not at all otherwise.
 
         Raises:
-            StateError: It was interrupted before it held, and the cluster has another size than before it.
+            StateError: The cluster has not the size that it has according to that, or nobody can tell.
         """
-        mark = ResizeMark.read(self._path)
+        mark = ResizeMark.read(self.path)
         if mark is None:
             return
-        if mark.decided:
-            self._end(mark.outgoing)
+        if self._asked(mark.id):
+            if size != mark.after:
+                raise StateError(
+                    f"{self.path}: a change from {mark.before} to {mark.after} servers was decided: start the cluster "
+                    f"with {mark.after} servers"
+                )
+            self._accept(mark)
         elif size == mark.before:
-            self._end(mark.incoming)
+            self._undo()
         else:
             raise StateError(
-                f"{self._path}: a change from {mark.before} to {mark.after} servers was interrupted: start the cluster "
+                f"{self.path}: a change from {mark.before} to {mark.after} servers was interrupted: start the cluster "
                 f"with {mark.before} servers, as before"
             )
 
-    def _end(self, removed: tuple[Key, ...]) -> None:
+    def _accept(self, mark: ResizeMark) -> None:
         with self._opened() as store:
-            _carry_out(store, removal_of(store, removed))
-        ResizeMark.remove(self._path)
+            incoming = keys_of(store, incoming=True).keys()
+            # Without any, all of them have got their places before this was interrupted.
+            if incoming or not mark.incoming:
+                if incoming != set(mark.incoming):
+                    raise StateError(f"{self.path}: some of what has come with a change of its cluster is missing")
+                _carry_out(store, acceptance(store, mark.outgoing))
+        ResizeMark.remove(self.path)
+
+    def _undo(self) -> None:
+        with self._opened() as store:
+            _carry_out(store, removal_of_incoming(store))
+        ResizeMark.remove(self.path)
 
     @contextmanager
     def _opened(self) -> Iterator[StateStore]:
-        store = StateStore(StateDirectory(self._path))
+        store = StateStore(StateDirectory(self.path))
         try:
             yield store
         finally:

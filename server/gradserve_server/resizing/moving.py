@@ -1,59 +1,93 @@
 """Moves accumulators between the servers of a cluster that changes its size, and checks by digests what has moved."""
 
+import secrets
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gradserve.wire.homes import home_of
-from gradserve_server.accumulators.durable.moving import Key
+from gradserve_server.accumulators.durable.moving.parts import Rows
+from gradserve_server.accumulators.durable.moving.rows import Key
+from gradserve_server.accumulators.shard_journal import PartKey
+from gradserve_server.resizing.errors import MoveError
 from gradserve_server.resizing.mark import ResizeMark
-from gradserve_server.resizing.member_state import Contents
-
-
-class MoveError(Exception):
-    """Accumulators could not be moved; every server has what it had before."""
+from gradserve_server.resizing.member_state import Contents, PartDigests
+from gradserve_server.resizing.resharding import Division, Resharding, reshardings
 
 
 class StateAccess(Protocol):
-    """A `MemberState`, wherever it is. What `read` returns goes to `add` of another one, and is not looked into."""
+    """A `MemberState`, wherever it is.
 
-    def contents(self) -> Contents:
+    What `read` and `read_parts` return goes to another one, and is not looked into.
+    """
+
+    def contents(self, *, incoming: bool = False) -> Contents:
         """See `MemberState`."""
 
     def read(self, key: Key) -> Any:
         """See `MemberState`."""
 
+    def read_parts(self, key: Key, parts: Collection[PartKey], wanted: Mapping[str, tuple[int, Rows]]) -> Any:
+        """See `MemberState`."""
+
+    def part_digests(
+        self,
+        key: Key,
+        parts: Collection[PartKey],
+        held: Mapping[str, Rows],
+        cuts: Mapping[str, Collection[int]],
+        *,
+        incoming: bool,
+    ) -> PartDigests:
+        """See `MemberState`."""
+
     def begin(self, mark: ResizeMark) -> None:
         """See `MemberState`."""
 
-    def add(self, moved: Any) -> None:
+    def add(self, moved: Any, spec: str | None = None, *, is_home: bool = True) -> None:
         """See `MemberState`."""
 
-    def decide(self) -> None:
+    def add_parts(self, key: Key, parts: Mapping[PartKey, int], names: Sequence[str], *given: Any) -> None:
         """See `MemberState`."""
 
-    def cancel(self) -> None:
+    def make_whole(self, key: Key) -> None:
+        """See `MemberState`."""
+
+    def decide(self, change: str) -> None:
+        """See `MemberState`."""
+
+    def cancel(self, change: str) -> None:
+        """See `MemberState`."""
+
+    def settle(self, size: int) -> None:
         """See `MemberState`."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """An accumulator that gets another home.
+    """An accumulator that gets another home, or is sharded over another number of servers.
 
     Attributes:
         key: Its container and name.
-        source: The server that has it.
-        target: The server that gets it.
+        source: The server that is its home.
+        target: The server that will be.
+        num_shards: The number of servers over which it will be sharded; 0 if it is on one as a whole.
     """
 
     key: Key
     source: int
     target: int
+    num_shards: int = 0
+
+    def __str__(self) -> str:
+        if self.num_shards:
+            return f"sharded over {self.num_shards} servers"
+        return f"server {self.source} to {self.target}"
 
 
 def moves_between(contents: Mapping[int, Contents], before: int, after: int) -> list[Move]:
-    """Returns which accumulators move when a cluster gets another size.
+    """Returns which whole accumulators move when a cluster gets another size.
 
     Args:
         contents: What each of its servers has.
@@ -61,14 +95,8 @@ def moves_between(contents: Mapping[int, Contents], before: int, after: int) -> 
         after: The number that it is to have.
 
     Raises:
-        MoveError: An accumulator is sharded, or not at its home; or a server that is to go has layers.
+        MoveError: An accumulator is not at its home; or a server that is to go has layers.
     """
-    sharded = sorted({"/".join(key) for found in contents.values() for key in found.sharded})
-    if sharded:
-        raise MoveError(
-            f"sharded accumulators cannot get another number of servers: {', '.join(map(repr, sharded))}; delete them, "
-            "and make them again afterwards"
-        )
     moves = []
     for index, found in sorted(contents.items()):
         if index >= after and found.num_layers:
@@ -81,6 +109,8 @@ def moves_between(contents: Mapping[int, Contents], before: int, after: int) -> 
                 raise MoveError(
                     f"the state directory of server {index} has accumulator '{container}/{name}' already: empty it"
                 )
+            if (container, name) in found.sharded:
+                continue
             if (home := home_of(container, name, before)) != index:
                 raise MoveError(f"accumulator '{container}/{name}' is on server {index}, and belongs to server {home}")
             if (target := home_of(container, name, after)) != index:
@@ -88,8 +118,10 @@ def moves_between(contents: Mapping[int, Contents], before: int, after: int) -> 
     return moves
 
 
-def move_accumulators(states: Sequence[StateAccess], before: int, after: int) -> list[Move]:
-    """Moves what gets another home, and checks that everything is there, once, as it was; returns what has moved.
+def move_accumulators(
+    states: Sequence[StateAccess], before: int, after: int, announce: Callable[[], object] = lambda: None
+) -> list[Move]:
+    """Moves what gets another home or other servers, and checks that everything is there, once, as it was.
 
     No server runs meanwhile. When it returns, the change holds: each server has to `settle` before it starts.
 
@@ -97,63 +129,158 @@ def move_accumulators(states: Sequence[StateAccess], before: int, after: int) ->
         states: The state directories of the servers, of those that come and those that go too, in their order.
         before: The number of servers.
         after: The number that they are to be.
+        announce: Called when the change holds. If it fails, the change does not.
+
+    Returns:
+        What has moved.
 
     Raises:
         MoveError: It was not possible, or something is not what it was; everything is as before.
     """
+    change = secrets.token_hex(16)
     try:
+        for each in states:
+            each.settle(before)  # What an interrupted change has left where no server has started since.
         old = {index: each.contents() for index, each in enumerate(states)}
-        moves = moves_between(old, before, after)
-        _move(states, moves, old, before, after)
-    except MoveError:
-        cancel_everywhere(states)
-        raise
+        moving = _Moving(states, old, moves_between(old, before, after), reshardings(old, before, after))
+        moving.carry_out(change, before, after)
+        announce()
     except BaseException as error:
-        cancel_everywhere(states)
-        if not isinstance(error, Exception):
+        _cancel(states, change)
+        if isinstance(error, MoveError) or not isinstance(error, Exception):
             raise
         raise MoveError(str(error)) from error
-    return moves
+    shards = 0 if after == 1 else after
+    return [*moving.moves, *[Move(each.key, each.source, each.target, shards) for each in moving.reshardings]]
 
 
-def _move(
-    states: Sequence[StateAccess], moves: Sequence[Move], old: Mapping[int, Contents], before: int, after: int
-) -> None:
-    incoming: dict[int, list[Key]] = defaultdict(list)
-    outgoing: dict[int, list[Key]] = defaultdict(list)
-    for move in moves:
-        incoming[move.target].append(move.key)
-        outgoing[move.source].append(move.key)
-    involved = sorted({*incoming, *outgoing})
-    for index in involved:
-        states[index].begin(ResizeMark(before, after, tuple(incoming[index]), tuple(outgoing[index])))
-    for move in moves:
-        states[move.target].add(states[move.source].read(move.key))
-    _check({index: each.contents() for index, each in enumerate(states)}, old, moves)
-    # What comes first: until it holds where accumulators go to, it does not where they come from.
-    for index in sorted(involved, key=lambda index: not incoming[index]):
-        states[index].decide()
+class _Moving:
+    """What is to move, and where it is."""
+
+    def __init__(
+        self,
+        states: Sequence[StateAccess],
+        old: Mapping[int, Contents],
+        moves: Sequence[Move],
+        changed: Sequence[Resharding],
+    ) -> None:
+        self.moves = moves
+        self.reshardings = changed
+        self._states = states
+        self._old = old
+
+    def carry_out(self, change: str, before: int, after: int) -> None:
+        """Brings everything to its place beside what is there, checks it, and decides that it holds."""
+        outgoing, incoming = self._outgoing(), self._incoming()
+        if not outgoing and not incoming:
+            return
+        for index in sorted({0, *outgoing, *incoming}):  # Server 0 in any case: it has the decision.
+            mark = ResizeMark(change, before, after, tuple(incoming.get(index, ())), tuple(outgoing.get(index, ())))
+            self._states[index].begin(mark)
+        for move in self.moves:
+            self._states[move.target].add(self._states[move.source].read(move.key))
+        for each in self.reshardings:
+            digests = self._digests(each, each.before, incoming=False)
+            self._reshard(each)
+            self._check_parts(each, digests, self._digests(each, each.after, incoming=True))
+        self._check(incoming)
+        if after == 1:  # Sharding is over several servers: clients of one ask for a whole accumulator.
+            for each in self.reshardings:
+                self._states[0].make_whole(each.key)
+        self._states[0].decide(change)
+
+    def _outgoing(self) -> dict[int, list[Key]]:
+        """Returns what goes from each server: of sharded accumulators everything, which may come again."""
+        found: dict[int, list[Key]] = defaultdict(list)
+        for move in self.moves:
+            found[move.source].append(move.key)
+        for index, contents in self._old.items():
+            if contents.sharded:
+                found[index] += contents.sharded
+        return found
+
+    def _incoming(self) -> dict[int, list[Key]]:
+        found: dict[int, list[Key]] = defaultdict(list)
+        for move in self.moves:
+            found[move.target].append(move.key)
+        for each in self.reshardings:
+            for server in each.servers:
+                found[server].append(each.key)
+        return found
+
+    def _reshard(self, each: Resharding) -> None:
+        """Brings what each server is to have of a sharded accumulator there, some gradients after the others."""
+        states, key = self._states, each.key
+        for server in each.servers:
+            states[server].add(states[each.source].read(key), each.spec, is_home=server == each.target)
+        for parts in each.batches():
+            for server, rows in each.after.rows.items():
+                given = [
+                    states[source].read_parts(key, list(parts), wanted)
+                    for source in each.before.rows
+                    if (wanted := each.before.wanted(source, rows))
+                ]
+                states[server].add_parts(key, parts, list(rows), *given)
+
+    def _digests(self, each: Resharding, division: Division, *, incoming: bool) -> PartDigests:
+        """Returns digests of all rows of the gradients that are held for an accumulator."""
+        found: PartDigests = {part: {} for part in each.parts}
+        for server, rows in division.rows.items():
+            digests = self._states[server].part_digests(each.key, list(each.parts), rows, each.cuts, incoming=incoming)
+            for part, of_rows in digests.items():
+                found[part] |= of_rows
+        return found
+
+    def _check_parts(self, each: Resharding, before: PartDigests, after: PartDigests) -> None:
+        """Checks that all rows of gradients have the digests that they had, wherever they are now."""
+        for part, digests in before.items():
+            for (name, start), digest in digests.items():
+                there = after[part].get((name, start))
+                if there != digest:
+                    raise MoveError(
+                        f"gradient {part.id[:16]} of accumulator '{'/'.join(each.key)}' is not what it was: the digest "
+                        f"of component {name!r} from row {start} on is {(there or 'missing')[:16]}, and was "
+                        f"{digest[:16]} before"
+                    )
+        if before.keys() != after.keys() or any(before[part].keys() != after[part].keys() for part in before):
+            raise MoveError(f"accumulator '{'/'.join(each.key)}' has got more gradients than it had")
+
+    def _check(self, incoming: Mapping[int, Collection[Key]]) -> None:
+        """Checks that each server has what it had, and what was to come, with the same digests."""
+        expected: dict[int, dict[Key, str]] = defaultdict(dict)
+        for move in self.moves:
+            expected[move.target][move.key] = self._old[move.source].digests[move.key]
+        for each in self.reshardings:
+            expected[each.target][each.key] = self._old[each.source].digests[each.key]
+        for index, state in enumerate(self._states):
+            _check_digests(index, state.contents().digests, self._old[index].digests)
+            come = state.contents(incoming=True)
+            if come.digests.keys() != set(incoming.get(index, ())):
+                raise MoveError(f"server {index} has not what was to come: {sorted(come.digests)}")
+            _check_digests(index, come.digests, expected[index])
+            for each in self.reshardings:
+                found = come.sharded.get(each.key)
+                if found is not None and (found.spec != each.spec or found.parts.keys() - each.parts.keys()):
+                    raise MoveError(f"accumulator '{'/'.join(each.key)}' has not come to server {index} as planned")
 
 
-def _check(found: Mapping[int, Contents], old: Mapping[int, Contents], moves: Sequence[Move]) -> None:
-    """Checks that each server has what it had, and what has come, with the same digests."""
-    expected = {index: dict(contents.digests) for index, contents in old.items()}
-    for move in moves:
-        expected[move.target][move.key] = old[move.source].digests[move.key]
-    for index, digests in expected.items():
-        for key, digest in digests.items():
-            name, there = "/".join(key), found[index].digests.get(key)
-            if there != digest:
-                raise MoveError(
-                    f"accumulator '{name}' of server {index} is not what it was: its digest is "
-                    f"{(there or 'missing')[:16]}, and was {digest[:16]} before"
-                )
+def _check_digests(index: int, found: Mapping[Key, str], expected: Mapping[Key, str]) -> None:
+    for key, digest in expected.items():
+        if (there := found.get(key)) != digest:
+            raise MoveError(
+                f"accumulator '{'/'.join(key)}' of server {index} is not what it was: its digest is "
+                f"{(there or 'missing')[:16]}, and was {digest[:16]} before"
+            )
 
 
-def cancel_everywhere(states: Sequence[StateAccess]) -> None:
-    """Ends the change everywhere as if it had never begun, as far as servers can be reached."""
-    for each in states:
+def _cancel(states: Iterable[StateAccess], change: str) -> None:
+    """Ends a change everywhere as if it had never begun, as far as servers can be reached.
+
+    Server 0 comes first: as long as it may say that the change holds, the others keep what they have of it.
+    """
+    for index, each in enumerate(states):
         try:
-            each.cancel()
+            each.cancel(change)
         except Exception:
-            continue
+            if index == 0:
+                return

@@ -66,7 +66,7 @@ def _inspect_one(store: StateStore, number: int, container: str, name: str, dura
     step, num_gradients, damage = None, 0, None
     try:
         spec_of(json.loads(spec))
-        ledger, _ = read_ledger(store.rows, number, _call_memory())
+        ledger, _ = read_ledger(store.rows, number, unlimited_calls())
         step, num_gradients = ledger.rounds.global_step, ledger.rounds.num_accumulated
         gradients = store.rows("SELECT names, blob FROM gradient WHERE accumulator = ?", number)
         for names, blob in gradients:
@@ -128,7 +128,8 @@ def removal(store: StateStore, found: Found) -> Change | None:
     return change
 
 
-def _call_memory() -> CallMemory[Answer]:
+def unlimited_calls() -> CallMemory[Answer]:
+    """Returns an empty memory of calls that forgets none, to read a ledger with."""
     return CallMemory(
         window=_ENDLESS,
         max_clients=_ENDLESS,

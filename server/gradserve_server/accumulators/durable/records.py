@@ -31,6 +31,9 @@ from gradserve_server.tensors.quotas import Quota
 
 _MOST_EVENTS = 20_000
 """Events after which the ledger is written, so that they can be deleted."""
+INCOMING = ""
+"""The container, in the database, of accumulators that come with a change of the number of servers, and are not used
+before it is decided. Their names there are keys; no other container is empty."""
 DAMAGES = (ValueError, TypeError, KeyError, IndexError, StopIteration, ServiceError)
 """What reading a record raises that is not as it was written."""
 
@@ -160,6 +163,11 @@ class FileRecords:
     def _row(
         self, number: int, container: str, name: str, owner: str, incarnation: str, spec: str, lifetime: str
     ) -> _Row:
+        if container == INCOMING:
+            raise DamagedError(
+                f"{self._store.path}: accumulators have come here with a change of the number of servers that has not "
+                "ended: start the cluster with `gradserve cluster up`, which ends it"
+            )
         key = ResourceKey(container, name, owner_named(owner))
         try:
             return _Row(number, key, incarnation, spec_of(json.loads(spec)), Lifetime(**json.loads(lifetime)))

@@ -24,7 +24,8 @@ def resize(name: str | None, servers: int, timeout: float, drop_volatile: bool, 
     """Change the number of servers of the cluster NAME, between rounds; without NAME, of the only one.
 
     New rounds are held until no round is open; then the servers stop, accumulators that get another home move there,
-    and all servers start. Clients have to connect again. If anything fails, the cluster goes on as before.
+    those that are sharded are divided anew, and all servers start. Clients have to connect again. If anything fails,
+    the cluster goes on as before.
     """
     make_config({"cluster": Setting("x", "NAME"), "cluster_size": Setting(servers, "--servers")})
     with ray_errors():
@@ -36,7 +37,7 @@ def resize(name: str | None, servers: int, timeout: float, drop_volatile: bool, 
             name = name or only_cluster()
             done = resize_cluster(name, servers, timeout, drop_volatile=drop_volatile)
     for move in done.moves:
-        click.echo(f"{'/'.join(move.key)}: server {move.source} to {move.target}")
+        click.echo(f"{'/'.join(move.key)}: {move}")
     for lost in done.lost:
         click.echo(f"{lost}: lost, its durability is none")
     for index, each in enumerate(done.addresses):

@@ -1,0 +1,140 @@
+"""Makes a sharded accumulator, all of which has come to one server, one that is on that server as a whole."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gradserve_server.accumulators.average_memory import NoAverageMemory
+from gradserve_server.accumulators.durable.moving.parts import parts_of, read_part
+from gradserve_server.accumulators.durable.moving.rows import (
+    Key,
+    MovableAccumulator,
+    StoredValues,
+    number_of,
+    read_movable,
+    replacement,
+)
+from gradserve_server.accumulators.durable.records import DAMAGES
+from gradserve_server.accumulators.durable.spec_records import average_of, average_record, spec_of, split
+from gradserve_server.accumulators.events import Record, contribution_of, contribution_record
+from gradserve_server.accumulators.gradient import Gradient, Value
+from gradserve_server.accumulators.places.host_place import HostPlace
+from gradserve_server.accumulators.round_sum import RoundSum
+from gradserve_server.accumulators.shard_journal import MemoryShardJournal, PartKey
+from gradserve_server.accumulators.sharding.shard import Shard
+from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.state.files.errors import StateError
+from gradserve_server.state.files.store import Change, StateStore
+from gradserve_server.tensors.quotas import Quota
+
+_ENDLESS = 1 << 62
+_UNKNOWN = ""
+"""What tells the content of a call from others, if that is not known."""
+
+
+async def made_whole(store: StateStore, key: Key) -> Change:
+    """Returns what makes an accumulator whole that has come, and whose gradients are all held by this server.
+
+    Its averages are computed of them, as a server does after a restart, and have the same bits. Calls that brought
+    gradients are remembered without what distinguishes the content of a call: the home has never seen their values.
+
+    Raises:
+        StateError: It is damaged.
+        ServiceError: An average cannot be computed.
+    """
+    number = number_of(store, key, incoming=True)
+    moved = read_movable(store, key, incoming=True)
+    try:
+        record = json.loads(moved.spec)
+        whole = MovableAccumulator(
+            moved.with_spec(json.dumps(_of_whole_spec(record))).columns,
+            None if moved.ledger is None else (moved.ledger[0], _of_whole_ledger(moved.ledger[1])),
+            tuple((position, _of_whole_event(text)) for position, text in moved.events),
+            tuple(_gradient(store, number, moved.incarnation, each) for each in moved.gradients),
+            await _averages(store, number, spec_of(record), moved.averages),
+        )
+    except DAMAGES as error:
+        raise StateError(f"{store.path}: accumulator '{'/'.join(key)}' cannot be used: {error}") from error
+    return replacement(store, number, whole)
+
+
+async def _averages(
+    store: StateStore, number: int, spec: AccumulatorSpec, decided: Sequence[StoredValues]
+) -> tuple[StoredValues, ...]:
+    """Returns averages with their values."""
+    of_server = spec.shard(0)
+    assert of_server is not None, "all of it is here"
+    shard = _shard(of_server)
+    local_steps = parts_of(store, number)
+    found = []
+    for each in sorted(decided, key=lambda each: each.place):  # A shard forgets what later rounds do not need.
+        average, answered = average_of(json.loads(each.record), {})
+        assert average.parts is not None, "it is sharded"
+        for part_id in average.parts.ids:
+            part = PartKey(average.parts.home_incarnation, part_id)
+            values = read_part(store, number, part)
+            await shard.stage_again(part, local_steps[part], Gradient(values, finite=frozenset(values)))
+        values = dict((await shard.reduce(average)).values)
+        record = average_record(replace(average, parts=None), answered)
+        found.append(_stored(each.place, record, values))
+    return tuple(found)
+
+
+def _shard(spec: AccumulatorSpec) -> Shard:
+    memory = Quota(_ENDLESS, "bytes")
+    place = HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), memory)
+
+    def make_sum() -> RoundSum:
+        return RoundSum(spec, place, memory=memory, make_room=lambda: False, average_memory=NoAverageMemory())
+
+    return Shard(
+        "of one server",
+        spec,
+        make_sum=make_sum,
+        make_running_sum=None,
+        memory=memory,
+        bookkeeping=memory,
+        journal=MemoryShardJournal(),
+    )
+
+
+def _gradient(store: StateStore, number: int, incarnation: str, held: StoredValues) -> StoredValues:
+    """Returns a gradient of the current round with its values."""
+    contribution = contribution_of(json.loads(held.record))
+    values = read_part(store, number, PartKey(incarnation, contribution.part))
+    return _stored(held.place, contribution_record(replace(contribution, part="")), values)
+
+
+def _stored(place: int, record: Record, values: dict[str, Value]) -> StoredValues:
+    layout, arrays = split(values)
+    return StoredValues(place, json.dumps(record), json.dumps(layout), arrays)
+
+
+def _of_whole_spec(record: Record) -> Record:
+    components = [{**each, "pieces": []} for each in record["components"]]
+    return {**record, "components": components, "num_shards": 0}
+
+
+def _of_whole_ledger(text: str) -> str:
+    record = json.loads(text)
+    record["held"] = []
+    for *_, rows in record["clients"]:
+        for row in rows:
+            _, _, _, *applied = row
+            if applied:  # Those of a take have the content that they had.
+                row[1] = _UNKNOWN
+    return json.dumps(record)
+
+
+def _of_whole_event(text: str) -> str:
+    record = json.loads(text)
+    if record["event"] == "gradient_answered":
+        record["contribution"].pop("part", None)
+        if record["call"] is not None:
+            record["call"]["fingerprint"] = _UNKNOWN
+    return json.dumps(record)

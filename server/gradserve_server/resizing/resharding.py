@@ -1,0 +1,187 @@
+"""What becomes of a sharded accumulator when its cluster gets another number of servers."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from gradserve.wire.dtypes import DType
+from gradserve.wire.homes import home_of
+from gradserve.wire.shard_plan import Plan, dense_bytes, plan_of
+from gradserve_server.accumulators.durable.moving.parts import Rows
+from gradserve_server.accumulators.durable.moving.rows import Key
+from gradserve_server.accumulators.durable.spec_records import spec_of
+from gradserve_server.accumulators.shard_journal import PartKey
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
+from gradserve_server.resizing.errors import MoveError
+from gradserve_server.resizing.member_state import Contents, Sharded
+
+_BATCH_BYTES = 256 << 20
+"""So much of gradients is on its way at a time."""
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A component, for `plan_of`."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...] | None
+    is_sparse: bool
+
+
+class Division:
+    """Which server has which rows of an accumulator.
+
+    Attributes:
+        rows: The rows of each component that a server has something of, in the order of the components, by server.
+    """
+
+    def __init__(self, spec: AccumulatorSpec) -> None:
+        """Takes the specification."""
+        self.rows: dict[int, dict[str, Rows]] = {}
+        for component in spec.components:
+            num_rows, start = _rows_of(component), 0
+            for server, count in component.pieces:
+                rows = Rows(0, None) if num_rows is None else Rows(start, start + (count or num_rows))
+                self.rows.setdefault(server, {})[component.name] = rows
+                start += count
+
+    @property
+    def cuts(self) -> dict[str, set[int]]:
+        """The first rows of all servers, by component."""
+        found: dict[str, set[int]] = defaultdict(set)
+        for held in self.rows.values():
+            for name, rows in held.items():
+                found[name].add(rows.start)
+        return found
+
+    def wanted(self, source: int, rows: Mapping[str, Rows]) -> dict[str, tuple[int, Rows]]:
+        """Returns what a server has of some rows, by component, after the first row that it has."""
+        found = {}
+        for name, held in self.rows[source].items():
+            if (want := rows.get(name)) is None:
+                continue
+            if held.stop is None or want.stop is None:
+                found[name] = (0, held)
+            elif (start := max(held.start, want.start)) < (stop := min(held.stop, want.stop)):
+                found[name] = (held.start, Rows(start, stop))
+        return found
+
+
+def _rows_of(component: ComponentSpec) -> int | None:
+    """Returns the rows of a component that can be divided, None of one that cannot."""
+    dims = component.shape.dims
+    return dims[0] or None if dims and not component.is_sparse else None
+
+
+@dataclass(frozen=True)
+class Resharding:
+    """A change of the servers over which an accumulator is sharded.
+
+    Attributes:
+        key: Its container and name.
+        source: Its home before.
+        target: Its home after.
+        spec: Its specification after, as JSON.
+        before: Which server has what before.
+        after: Which server has what after.
+        parts: The gradients that are held, with their local steps.
+        num_bytes: The size of the dense components of one.
+    """
+
+    key: Key
+    source: int
+    target: int
+    spec: str
+    before: Division
+    after: Division
+    parts: Mapping[PartKey, int]
+    num_bytes: int
+
+    def batches(self) -> Iterator[dict[PartKey, int]]:
+        """Yields the gradients in groups of so many bytes that they fit into memory, or of one."""
+        left = list(self.parts.items())
+        count = max(1, _BATCH_BYTES // max(1, self.num_bytes))
+        for start in range(0, len(left), count):
+            yield dict(left[start : start + count])
+
+    @cached_property
+    def servers(self) -> frozenset[int]:
+        """The servers that have something of it afterwards."""
+        return frozenset({self.target, *self.after.rows})
+
+    @cached_property
+    def cuts(self) -> dict[str, set[int]]:
+        """The rows at which components are divided before or after, by component."""
+        before, after = self.before.cuts, self.after.cuts
+        return {name: before[name] | after[name] for name in before}
+
+
+def reshardings(contents: Mapping[int, Contents], before: int, after: int) -> list[Resharding]:
+    """Returns what becomes of all sharded accumulators.
+
+    Args:
+        contents: What each server has.
+        before: The number of servers.
+        after: The number that there are to be.
+
+    Raises:
+        MoveError: A gradient that an accumulator needs is not on all servers that have to have it.
+    """
+    keys = sorted({key for found in contents.values() for key in found.sharded})
+    return [
+        _resharding(key, at_home, contents, before, after)
+        for key in keys
+        # Without a home it is what an interrupted deletion has left: nobody can name its gradients.
+        if (at_home := contents[home_of(*key, before)].sharded.get(key)) is not None
+    ]
+
+
+def _resharding(key: Key, at_home: Sharded, contents: Mapping[int, Contents], before: int, after: int) -> Resharding:
+    spec = spec_of(json.loads(at_home.spec))
+    if spec.num_shards != before:
+        raise MoveError(f"accumulator '{'/'.join(key)}' is sharded over {spec.num_shards} servers, not {before}")
+    target = home_of(*key, after)
+    components = [_Planned(each.name, each.dtype, each.shape.dims, each.is_sparse) for each in spec.components]
+    planned = _planned(at_home.spec, plan_of(components, target, after), after)
+    division = Division(spec)
+    held = {server: contents[server].held_for(key, at_home.incarnation) for server in division.rows}
+    _check_needed(key, at_home, held)
+    first, *others = held.values()
+    return Resharding(
+        key,
+        home_of(*key, before),
+        target,
+        planned,
+        division,
+        Division(spec_of(json.loads(planned))),
+        {part: step for part, step in first.items() if all(other.get(part) == step for other in others)},
+        sum(dense_bytes(each) for each in components if not each.is_sparse),
+    )
+
+
+def _planned(spec: str, plan: Plan, servers: int) -> str:
+    """Returns a specification with the plan for another number of servers."""
+    record = json.loads(spec)
+    record["num_shards"] = servers
+    for component in record["components"]:
+        component["pieces"] = [list(piece) for piece in plan[component["name"]]]
+    return json.dumps(record)
+
+
+def _check_needed(key: Key, at_home: Sharded, held: Mapping[int, Mapping[PartKey, int]]) -> None:
+    """Checks that each server with pieces has the gradients of the rounds that the home still needs."""
+    for number, ids in sorted(at_home.needed.items()):
+        for server, parts in sorted(held.items()):
+            if missing := ids - _ids(parts):
+                raise MoveError(
+                    f"server {server} lacks {len(missing)} of the {len(ids)} gradients of round {number + 1} of "
+                    f"accumulator '{'/'.join(key)}', whose average is kept: end rounds until it is not, or delete the "
+                    "accumulator"
+                )
+
+
+def _ids(parts: Iterable[PartKey]) -> set[str]:
+    return {each.id for each in parts}
