@@ -1,6 +1,7 @@
 """An accumulator that is sharded over the servers upstream."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -10,14 +11,16 @@ from gradserve.calls.accumulators.sharding.choice import is_sharded
 from gradserve.calls.accumulators.sharding.parts import Parts
 from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Shard, Step
 from gradserve.calls.accumulators.sharding.specs import add_plan
+from gradserve.calls.accumulators.sharding.wire import USES_PER_LEASE
 from gradserve.calls.cluster import Cluster
-from gradserve.calls.exchange import Operation, Reply, Unary, Whole
-from gradserve.calls.together import aimed_call, all_ended, at_target, together
+from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
+from gradserve.calls.together import aimed_call, all_ended, at_target, together, with_beside
 from gradserve.errors import AbortedError, GradserveError, NotFoundError
 from gradserve.results import IndexedSlices
 from gradserve.results import Value as Received
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, lease_pb2
+from gradserve.wire.durations import decode_duration
 from gradserve.wire.shard_plan import Piece, plan_of
 from gradserve_server.accumulators.gradient import Average, SparseSlices, Value
 from gradserve_server.accumulators.spec import AccumulatorSpec
@@ -59,7 +62,8 @@ class UpstreamShards:
         plan = {each.name: [Piece(*piece) for piece in each.pieces] for each in spec.components}
         self._parts = Parts(_components_of(spec), plan)
         lifetime = lease_pb2.Lifetime()
-        if info.HasField("idle_lease"):
+        self._idle_lease = decode_duration(info, "idle_lease")
+        if self._idle_lease is not None:
             lifetime.idle_lease.CopyFrom(info.idle_lease)
         named = accumulator_pb2.AccumulatorRef(container=ref.container, name=ref.name)
         self._creation = messages_pb2.CreateAccumulatorRequest(accumulator=named, spec=info.spec, lifetime=lifetime)
@@ -115,8 +119,7 @@ class UpstreamShards:
             shards = yield from self._shards(ref)
             again = {each.target: partial(self._stage, each, staging, parts[each.target]) for each in shards}
             yield from together(*[stage() for stage in again.values()])
-            reply: Reply = yield Whole(aimed_call(self._home, Unary(_SERVICE, method, request, wait)))
-            message = reply.message
+            message = (yield from self._asked(method, request, wait)).message
             if not isinstance(message, messages_pb2.PushPullResponse) or not message.HasField("average"):
                 return message, None
             is_stale = message.outcome == accumulator_pb2.APPLY_OUTCOME_STALE
@@ -140,7 +143,7 @@ class UpstreamShards:
 
         def operation() -> Operation[tuple[Any, Mapping[int, Mapping[str, Received]]]]:
             yield from self._address(request.accumulator)
-            reply: Reply = yield Whole(aimed_call(self._home, Unary(_SERVICE, method, request, wait)))
+            reply = yield from self._asked(method, request, wait)
             shards = yield from self._shards(request.accumulator)
             return reply.message, (yield from self._reduced(shards, reply.message.average, {}, wait))
 
@@ -155,6 +158,20 @@ class UpstreamShards:
         """Makes a name that of this very accumulator at its home."""
         ref.incarnation = self._incarnation
         ref.member = yield from self._cluster.member(self._home)
+
+    def _asked(self, method: str, request: Any, wait: float) -> Operation[Reply]:
+        """Makes a call at the home; while it waits there, uses what other servers have, as that is in use, too."""
+        call = _reply(Whole(aimed_call(self._home, Unary(_SERVICE, method, request, wait))))
+        if self._idle_lease is None or not wait:
+            return call
+        return with_beside(call, self._using_others(self._idle_lease / USES_PER_LEASE))
+
+    def _using_others(self, pause: float) -> Operation[None]:
+        while True:
+            yield Pause(pause)
+            for target in self._others:
+                with suppress(GradserveError):  # it has no lease while it cannot be reached, and a new one after that
+                    yield from self._num_bytes(target)
 
     def _shards(self, ref: accumulator_pb2.AccumulatorRef) -> Operation[list[Shard]]:
         """Returns what each server has, for a call that names the accumulator so at its home."""
@@ -266,6 +283,11 @@ def shard_if_wanted(request: messages_pb2.CreateAccumulatorRequest, wanted: bool
 
 def _components_of(spec: AccumulatorSpec) -> list[Component]:
     return [Component(each.name, each.dtype, each.shape.dims, is_sparse=each.is_sparse) for each in spec.components]
+
+
+def _reply(call: Whole) -> Operation[Reply]:
+    reply: Reply = yield call
+    return reply
 
 
 def _sent(value: Value) -> Sent:
