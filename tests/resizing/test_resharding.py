@@ -16,6 +16,7 @@ import pytest
 import gradserve
 from gradserve.calls.client import state as client_state
 from gradserve.wire.homes import home_of
+from gradserve_server.accumulators.durable import records
 from gradserve_server.accumulators.durable.moving.parts import Slices
 from gradserve_server.accumulators.durable.spec_records import spec_of
 from gradserve_server.accumulators.gradient import SparseSlices
@@ -29,7 +30,9 @@ from gradserve_server.state.files.errors import StateError
 from tests.cluster.sharding.clients import MODEL, all_sharded, gradient, same
 from tests.resizing.folders import cluster, contents, settle, states
 
-SIZES = [(2, 3), (3, 2), (2, 4), (4, 2), (2, 1)]
+ALWAYS, NEVER = 3, 1 << 30
+SIZES = [(2, 3, NEVER), (3, 2, ALWAYS), (2, 4, ALWAYS), (4, 2, NEVER), (2, 1, NEVER), (2, 1, ALWAYS)]
+"""The numbers of servers before and after, and of the events after which they are replaced by what they led to."""
 COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "model": MODEL,
     "tables": {"t": gradserve.SparseSpec("float32", (-1, 2)), "u": gradserve.SparseSpec("float64", (9, 1))},
@@ -164,11 +167,11 @@ def folder(trained: Path, tmp_path: Path) -> Path:
 MOVING = name_of("model", 2, 3, moves=True)
 
 
-@pytest.mark.parametrize(("before", "after"), SIZES)
-def test_runs_go_on(tmp_path: Path, before: int, after: int) -> None:
+@pytest.mark.parametrize(("before", "after", "most_events"), SIZES)
+def test_runs_go_on(tmp_path: Path, before: int, after: int, most_events: int) -> None:
     """With the step, the averages bit for bit, and all calls counting once."""
     count, accumulators = max(before, after), names(before, after)
-    with cluster(tmp_path, before) as client:
+    with patch.object(records, "_MOST_EVENTS", most_events), cluster(tmp_path, before) as client:
         train(client, accumulators)
         expected = averages(client, accumulators)
         assert {opened(client, name, kind).info().num_shards for name, kind in accumulators.items()} == {before}
@@ -310,6 +313,26 @@ def test_an_interrupted_change_is_as_before_or_as_after(folder: Path, moment: Mo
     found = everything(folder, 3)
     assert found[: len(expected)] == expected
     assert all(not there.digests for there, _, _ in found[len(expected) :])
+
+
+@pytest.mark.parametrize(("unreachable", "holds"), [(0, True), (1, False), (2, False)])
+def test_a_decision_is_taken_back_only_at_server_0(folder: Path, unreachable: int, holds: bool) -> None:
+    """The others learn it from there: one that is not reached now does so at its next start."""
+
+    class Unreachable(MemberState):
+        def cancel(self, change: str) -> None:
+            raise OSError("the node is gone")
+
+    def announce() -> None:
+        raise OSError("nobody hears it")
+
+    before, places = everything(folder, 3), states(folder, 3)
+    places[unreachable] = Unreachable(folder / str(unreachable), places[0].holds if unreachable else None)
+    with pytest.raises(MoveError, match="nobody hears it"):
+        move_accumulators(places, 2, 3, announce)
+    settle(folder, 3 if holds else 2, 3)
+    assert (everything(folder, 3) == before) is not holds
+    assert bool(contents(folder, 3)[2].digests) is holds
 
 
 def test_a_server_that_cannot_ask_server_0_waits(folder: Path) -> None:
