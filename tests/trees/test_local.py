@@ -15,6 +15,7 @@ import gradserve
 import gradserve.aio
 from gradserve import local_aggregator
 from gradserve_server.testing import LocalServer
+from tests.cluster.servers import addresses_of, running_cluster
 from tests.trees.processes import IDLE_SECONDS, running_in
 from tests.trees.workers import at_once
 
@@ -68,14 +69,18 @@ def test_other_servers_and_numbers_have_others(folder: Path, top: LocalServer) -
         assert len(running_in(folder)) == 2
 
 
-async def test_the_async_face(folder: Path, top: LocalServer) -> None:
-    async with (
-        gradserve.aio.connect(top.address, local_aggregator=2) as one,
-        gradserve.aio.connect(top.address, local_aggregator=2) as two,
-    ):
-        made = [await each.gradient_accumulator(GRADIENTS[0], "net") for each in (one, two)]
-        pulls = [acc.push_pull(gradient, 2, 0) for acc, gradient in zip(made, GRADIENTS, strict=True)]
-        assert [each["w"][0] for each in await asyncio.gather(*pulls)] == [2.0, 2.0]
+async def test_the_async_face(folder: Path) -> None:
+    """With two servers upstream, over which it shards the accumulator."""
+    with running_cluster(2) as servers:
+        addresses = addresses_of(servers)
+        async with (
+            gradserve.aio.connect(addresses, local_aggregator=2) as one,
+            gradserve.aio.connect(addresses, local_aggregator=2) as two,
+        ):
+            made = [await each.gradient_accumulator(GRADIENTS[0], "net", sharded=True) for each in (one, two)]
+            assert (await made[0].info()).num_shards == 2
+            pulls = [acc.push_pull(gradient, 2, 0) for acc, gradient in zip(made, GRADIENTS, strict=True)]
+            assert [each["w"][0] for each in await asyncio.gather(*pulls)] == [2.0, 2.0]
 
 
 def test_the_environment_variable(folder: Path, top: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,30 @@ def test_the_bits_are_those_of_a_whole_accumulator(tree: Tree, name: str, num_di
     assert all(each == found[0][0] for each in found[0])
 
 
+def test_a_sum_joins_gradients_that_servers_have_added_up_at_once(tree: Tree, name: str) -> None:
+    """Those of other clients, in shared memory; the sum is held, and added to them as it is."""
+    addresses, near = tree
+    values = np.random.default_rng(7).standard_normal((4, 600, 100)).astype(np.float32)
+    with (
+        ThreadPoolExecutor(4) as threads,
+        clients_of(addresses, 2, transport="shared_memory") as others,
+        clients_of(near.address, 2) as workers,
+    ):
+        made = [each.gradient_accumulator({"w": values[0]}, name) for each in (*others, *workers)]
+
+        def push_pull(at: int) -> Any:
+            return made[at].push_pull({"w": values[at]}, 4, 0, weight=WEIGHTS[at])
+
+        calls = [threads.submit(push_pull, at) for at in range(2)]
+        eventually(made[0].num_accumulated, at_least(2))
+        assert made[0].info().num_bytes == values[0].nbytes, "they are in one sum"
+        calls += [threads.submit(push_pull, at) for at in (2, 3)]
+        expected = np.average(values.astype(np.float64), axis=0, weights=WEIGHTS)
+        for each in calls:
+            np.testing.assert_allclose(each.result()["w"], expected, rtol=1e-5, atol=1e-6)
+            assert each.result().num_gradients == 4
+
+
 @pytest.mark.parametrize("way", ["grpc", "bulk", "shared_memory"])
 def test_every_call(tree: Tree, name: str, way: str) -> None:
     """With sparse components, whose gradients are passed on one by one."""
