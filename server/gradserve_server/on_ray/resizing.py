@@ -19,7 +19,7 @@ from gradserve_server.on_ray.local_ray import LOOPBACK
 from gradserve_server.on_ray.plan import ClusterPlan
 from gradserve_server.on_ray.remote_state import RemoteState
 from gradserve_server.on_ray.starting import MemberPlace, reserve, start_member, wait_until_running
-from gradserve_server.resizing.errors import MoveError
+from gradserve_server.resizing.errors import MoveError, UnknownOutcomeError
 from gradserve_server.resizing.moving import Move, move_accumulators
 from gradserve_server.round_hold import HeldRounds
 
@@ -174,6 +174,8 @@ def _stopped(members: Sequence[Any], directory: Any, timeout: float) -> Iterator
         ):  # What has happened before is what counts; `cluster status` shows the rest.
             ray.get([each.start.remote() for each in members], timeout=REPLY_SECONDS)
             wait_until_running(directory, timeout, time.monotonic() + timeout)
+        if isinstance(error, UnknownOutcomeError):
+            raise ClusterError(str(error)) from error
         if isinstance(error, MoveError | RayError):
             raise ClusterError(f"{error}; the cluster goes on with {len(members)} servers, as before") from error
         raise

@@ -3,3 +3,7 @@
 
 class MoveError(Exception):
     """Accumulators could not be moved; every server has what it had before."""
+
+
+class UnknownOutcomeError(Exception):
+    """Nobody could tell whether accumulators have moved; server 0 can, before the cluster starts."""

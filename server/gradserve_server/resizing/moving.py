@@ -10,7 +10,7 @@ from gradserve.wire.homes import home_of
 from gradserve_server.accumulators.durable.moving.parts import Rows
 from gradserve_server.accumulators.durable.moving.rows import Key
 from gradserve_server.accumulators.shard_journal import PartKey
-from gradserve_server.resizing.errors import MoveError
+from gradserve_server.resizing.errors import MoveError, UnknownOutcomeError
 from gradserve_server.resizing.mark import ResizeMark
 from gradserve_server.resizing.member_state import Contents, PartDigests
 from gradserve_server.resizing.resharding import Division, Resharding, reshardings
@@ -83,6 +83,8 @@ class Move:
     def __str__(self) -> str:
         if self.num_shards:
             return f"sharded over {self.num_shards} servers"
+        if self.source == self.target:
+            return f"as a whole on server {self.target}"
         return f"server {self.source} to {self.target}"
 
 
@@ -136,8 +138,11 @@ def move_accumulators(
 
     Raises:
         MoveError: It was not possible, or something is not what it was; everything is as before.
+        UnknownOutcomeError: The end of it failed, and server 0 could not be reached any more, which knows whether the
+            change holds.
     """
     change = secrets.token_hex(16)
+    moving: _Moving | None = None
     try:
         for each in states:
             each.settle(before)  # What an interrupted change has left where no server has started since.
@@ -146,8 +151,15 @@ def move_accumulators(
         moving.carry_out(change, before, after)
         announce()
     except BaseException as error:
-        _cancel(states, change)
-        if isinstance(error, MoveError) or not isinstance(error, Exception):
+        is_cancelled = _cancel(states, change)
+        if not isinstance(error, Exception):
+            raise
+        if not is_cancelled and moving is not None and moving.is_decided:
+            raise UnknownOutcomeError(
+                f"{error}; server 0, which knows whether the cluster has {before} or {after} servers now, cannot be "
+                f"reached: end the cluster and start it with {after}, or with {before} if a server then says so"
+            ) from error
+        if isinstance(error, MoveError):
             raise
         raise MoveError(str(error)) from error
     shards = 0 if after == 1 else after
@@ -155,7 +167,11 @@ def move_accumulators(
 
 
 class _Moving:
-    """What is to move, and where it is."""
+    """What is to move, and where it is.
+
+    Attributes:
+        is_decided: Whether the change may hold.
+    """
 
     def __init__(
         self,
@@ -166,6 +182,7 @@ class _Moving:
     ) -> None:
         self.moves = moves
         self.reshardings = changed
+        self.is_decided = False
         self._states = states
         self._old = old
 
@@ -187,6 +204,7 @@ class _Moving:
         if after == 1:  # Sharding is over several servers: clients of one ask for a whole accumulator.
             for each in self.reshardings:
                 self._states[0].make_whole(each.key)
+        self.is_decided = True
         self._states[0].decide(change)
 
     def _outgoing(self) -> dict[int, list[Key]]:
@@ -273,8 +291,8 @@ def _check_digests(index: int, found: Mapping[Key, str], expected: Mapping[Key, 
             )
 
 
-def _cancel(states: Iterable[StateAccess], change: str) -> None:
-    """Ends a change everywhere as if it had never begun, as far as servers can be reached.
+def _cancel(states: Iterable[StateAccess], change: str) -> bool:
+    """Ends a change everywhere as if it had never begun, as far as servers can be reached; False if server 0 cannot.
 
     Server 0 comes first: as long as it may say that the change holds, the others keep what they have of it.
     """
@@ -283,4 +301,5 @@ def _cancel(states: Iterable[StateAccess], change: str) -> None:
             each.cancel(change)
         except Exception:
             if index == 0:
-                return
+                return False
+    return True
