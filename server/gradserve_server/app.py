@@ -189,6 +189,7 @@ class Server:
             lifetimes=self.lifetimes,
             clock=clock,
             new_incarnation=run.new_id,
+            wall_clock=parts.wall_clock,
             is_of_another_run=run.is_of_another,
             rules=rules,
             observe=observed.observe,

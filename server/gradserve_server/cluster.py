@@ -30,6 +30,10 @@ class Member:
         """The member as requests name it: "CLUSTER INDEX/SIZE"."""
         return f"{self.cluster} {self.index}/{self.size}"
 
+    def is_home(self, key: ResourceKey) -> bool:
+        """Returns True if an accumulator of this name belongs here."""
+        return home_of(key.container, key.name, self.size) == self.index
+
     def check_home(self, key: ResourceKey) -> None:
         """Checks that an accumulator of this name belongs here.
 

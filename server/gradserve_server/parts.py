@@ -60,6 +60,7 @@ class Parts:
         make_families: Returns the families of ops and layers for a device and the threads that share a piece of work.
         make_device_reducer: Returns what adds up gradients on that device, None if nothing does.
         clock: The clock of leases.
+        wall_clock: The time in nanoseconds since 1970, for the order of sharded accumulators of one name.
         new_id: Returns an id that nothing else has.
         new_seed: Returns an unpredictable number of 63 bits.
         interceptors: Interceptors of every call, after those that every server has.
@@ -74,6 +75,7 @@ class Parts:
     make_families: Callable[[Device, ForkJoin], Mapping[str, Family]] = make_all_families
     make_device_reducer: Callable[[Device], ConvertingReducer | None] = make_device_reducer
     clock: ServiceClock = field(default_factory=partial(ServiceClock, time.monotonic, _LONGEST_TICK_SECONDS))
+    wall_clock: Callable[[], int] = time.time_ns
     new_id: Callable[[], str] = field(default_factory=RandomIds)
     new_seed: Callable[[], int] = _new_seed
     interceptors: tuple[Interceptor, ...] = ()

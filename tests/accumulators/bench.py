@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,7 @@ class Bench:
         clock: Callable[[], float] | None = None,
         lifetimes: Lifetimes | None = None,
         places: Callable[[HostPlace], Places] | None = None,
+        wall_clock: Callable[[], int] = time.time_ns,
         **limits: Any,
     ) -> None:
         self.now = 0.0
@@ -72,6 +74,7 @@ class Bench:
             lifetimes=self.lifetimes,
             clock=clock,
             new_incarnation=map(str, itertools.count()).__next__,
+            wall_clock=wall_clock,
             records=records or MemoryRecords(lambda _: journal or NoJournal()),
         )
 

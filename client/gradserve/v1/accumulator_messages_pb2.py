@@ -28,7 +28,7 @@ from gradserve.v1 import lease_pb2 as gradserve_dot_v1_dot_lease__pb2
 from gradserve.v1 import tensor_pb2 as gradserve_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'gradserve/v1/accumulator_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egradserve/v1/accumulator.proto\x1a\x18gradserve/v1/lease.proto\x1a\x19gradserve/v1/tensor.proto\"\xc6\x01\n\x18\x43reateAccumulatorRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\x04spec\x18\x02 \x01(\x0b\x32\x1d.gradserve.v1.AccumulatorSpec\x12(\n\x08lifetime\x18\x03 \x01(\x0b\x32\x16.gradserve.v1.Lifetime\x12\x14\n\x07sharded\x18\x04 \x01(\x08H\x00\x88\x01\x01\x42\n\n\x08_sharded\"Y\n\x19\x43reateAccumulatorResponse\x12+\n\x04info\x18\x01 \x01(\x0b\x32\x1d.gradserve.v1.AccumulatorInfo\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"J\n\x15GetAccumulatorRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\"E\n\x16GetAccumulatorResponse\x12+\n\x04info\x18\x01 \x01(\x0b\x32\x1d.gradserve.v1.AccumulatorInfo\"S\n\x17ListAccumulatorsRequest\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"h\n\x18ListAccumulatorsResponse\x12\x33\n\x0c\x61\x63\x63umulators\x18\x01 \x03(\x0b\x32\x1d.gradserve.v1.AccumulatorInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"M\n\x18\x44\x65leteAccumulatorRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\",\n\x19\x44\x65leteAccumulatorResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\"\xe2\x02\n\x14\x41pplyGradientRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12\x31\n\x08gradient\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x12\x17\n\x0f\x61\x63\x63\x65pted_before\x18\x08 \x01(\x08\x12\x17\n\x0funread_contents\x18\t \x01(\x08\x12%\n\x06sum_of\x18\n \x03(\x0b\x32\x15.gradserve.v1.SummandB\t\n\x07_weight\"\xa8\x01\n\x15\x41pplyGradientResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12\x13\n\x0bglobal_step\x18\x03 \x01(\x03\x12\x17\n\x0fnum_accumulated\x18\x04 \x01(\x03\x12\r\n\x05round\x18\x05 \x01(\x03\x12\x12\n\nnum_rounds\x18\x06 \x01(\x03\"\xe3\x01\n\x13TakeGradientRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x14\n\x0cnum_required\x18\x03 \x01(\x05\x12*\n\tplacement\x18\x04 \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"Q\n\x14TakeGradientResponse\x12&\n\x07\x61verage\x18\x01 \x01(\x0b\x32\x15.gradserve.v1.Average\x12\x11\n\tduplicate\x18\x02 \x01(\x08\"\xbb\x01\n\x12ReadAverageRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12*\n\tplacement\x18\x03 \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x07\n\x05_step\"=\n\x13ReadAverageResponse\x12&\n\x07\x61verage\x18\x01 \x01(\x0b\x32\x15.gradserve.v1.Average\"\xe2\x03\n\x0fPushPullRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12\x17\n\x0funread_contents\x18\x0c \x01(\x08\x12\x31\n\x08gradient\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x12\x14\n\x0cnum_required\x18\x08 \x01(\x05\x12*\n\tplacement\x18\t \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1b\n\x0eone_per_worker\x18\x0b \x01(\x08H\x01\x88\x01\x01\x12%\n\x06sum_of\x18\r \x03(\x0b\x32\x15.gradserve.v1.SummandB\t\n\x07_weightB\x11\n\x0f_one_per_worker\"\x8f\x01\n\x10PushPullResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12&\n\x07\x61verage\x18\x03 \x01(\x0b\x32\x15.gradserve.v1.Average\x12\x13\n\x0bglobal_step\x18\x04 \x01(\x03\"M\n\x18GetNumAccumulatedRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\"H\n\x19GetNumAccumulatedResponse\x12\x17\n\x0fnum_accumulated\x18\x01 \x01(\x03\x12\x12\n\nnum_rounds\x18\x02 \x01(\x03\"^\n\x14SetGlobalStepRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12\x13\n\x0bglobal_step\x18\x02 \x01(\x03\"\x17\n\x15SetGlobalStepResponse\"\xb9\x02\n\x14StageGradientRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x18\n\x10home_incarnation\x18\x03 \x01(\t\x12\x12\n\nlocal_step\x18\x04 \x01(\x03\x12\x31\n\x08gradient\x18\x05 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x17\n\x0frelease_handles\x18\x06 \x01(\x08\x12\x13\n\x06weight\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\x0f\x63\x61n_stage_again\x18\x08 \x01(\x08\x12\x0e\n\x06is_sum\x18\t \x01(\x08\x42\t\n\x07_weight\"*\n\x15StageGradientResponse\x12\x11\n\tduplicate\x18\x01 \x01(\x08\"\x9f\x01\n\x16ReduceGradientsRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12&\n\x07\x61verage\x18\x02 \x01(\x0b\x32\x15.gradserve.v1.Average\x12*\n\tplacement\x18\x03 \x01(\x0b\x32\x17.gradserve.v1.Placement\"A\n\x17ReduceGradientsResponse\x12&\n\x07\x61verage\x18\x01 \x01(\x0b\x32\x15.gradserve.v1.Averageb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'gradserve/v1/accumulator_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egradserve/v1/accumulator.proto\x1a\x18gradserve/v1/lease.proto\x1a\x19gradserve/v1/tensor.proto\"\xe0\x01\n\x18\x43reateAccumulatorRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\x04spec\x18\x02 \x01(\x0b\x32\x1d.gradserve.v1.AccumulatorSpec\x12(\n\x08lifetime\x18\x03 \x01(\x0b\x32\x16.gradserve.v1.Lifetime\x12\x14\n\x07sharded\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x18\n\x10home_incarnation\x18\x05 \x01(\tB\n\n\x08_sharded\"Y\n\x19\x43reateAccumulatorResponse\x12+\n\x04info\x18\x01 \x01(\x0b\x32\x1d.gradserve.v1.AccumulatorInfo\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"J\n\x15GetAccumulatorRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\"E\n\x16GetAccumulatorResponse\x12+\n\x04info\x18\x01 \x01(\x0b\x32\x1d.gradserve.v1.AccumulatorInfo\"S\n\x17ListAccumulatorsRequest\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"h\n\x18ListAccumulatorsResponse\x12\x33\n\x0c\x61\x63\x63umulators\x18\x01 \x03(\x0b\x32\x1d.gradserve.v1.AccumulatorInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"g\n\x18\x44\x65leteAccumulatorRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12\x18\n\x10home_incarnation\x18\x02 \x01(\t\"F\n\x19\x44\x65leteAccumulatorResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\x12\x18\n\x10home_incarnation\x18\x02 \x01(\t\"\xe2\x02\n\x14\x41pplyGradientRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12\x31\n\x08gradient\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x12\x17\n\x0f\x61\x63\x63\x65pted_before\x18\x08 \x01(\x08\x12\x17\n\x0funread_contents\x18\t \x01(\x08\x12%\n\x06sum_of\x18\n \x03(\x0b\x32\x15.gradserve.v1.SummandB\t\n\x07_weight\"\xa8\x01\n\x15\x41pplyGradientResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12\x13\n\x0bglobal_step\x18\x03 \x01(\x03\x12\x17\n\x0fnum_accumulated\x18\x04 \x01(\x03\x12\r\n\x05round\x18\x05 \x01(\x03\x12\x12\n\nnum_rounds\x18\x06 \x01(\x03\"\xe3\x01\n\x13TakeGradientRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x14\n\x0cnum_required\x18\x03 \x01(\x05\x12*\n\tplacement\x18\x04 \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"Q\n\x14TakeGradientResponse\x12&\n\x07\x61verage\x18\x01 \x01(\x0b\x32\x15.gradserve.v1.Average\x12\x11\n\tduplicate\x18\x02 \x01(\x08\"\xbb\x01\n\x12ReadAverageRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12*\n\tplacement\x18\x03 \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x07\n\x05_step\"=\n\x13ReadAverageResponse\x12&\n\x07\x61verage\x18\x01 \x01(\x0b\x32\x15.gradserve.v1.Average\"\xe2\x03\n\x0fPushPullRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12\x17\n\x0funread_contents\x18\x0c \x01(\x08\x12\x31\n\x08gradient\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x12\x14\n\x0cnum_required\x18\x08 \x01(\x05\x12*\n\tplacement\x18\t \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1b\n\x0eone_per_worker\x18\x0b \x01(\x08H\x01\x88\x01\x01\x12%\n\x06sum_of\x18\r \x03(\x0b\x32\x15.gradserve.v1.SummandB\t\n\x07_weightB\x11\n\x0f_one_per_worker\"\x8f\x01\n\x10PushPullResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12&\n\x07\x61verage\x18\x03 \x01(\x0b\x32\x15.gradserve.v1.Average\x12\x13\n\x0bglobal_step\x18\x04 \x01(\x03\"M\n\x18GetNumAccumulatedRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\"H\n\x19GetNumAccumulatedResponse\x12\x17\n\x0fnum_accumulated\x18\x01 \x01(\x03\x12\x12\n\nnum_rounds\x18\x02 \x01(\x03\"^\n\x14SetGlobalStepRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12\x13\n\x0bglobal_step\x18\x02 \x01(\x03\"\x17\n\x15SetGlobalStepResponse\"\xb9\x02\n\x14StageGradientRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x18\n\x10home_incarnation\x18\x03 \x01(\t\x12\x12\n\nlocal_step\x18\x04 \x01(\x03\x12\x31\n\x08gradient\x18\x05 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x17\n\x0frelease_handles\x18\x06 \x01(\x08\x12\x13\n\x06weight\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\x0f\x63\x61n_stage_again\x18\x08 \x01(\x08\x12\x0e\n\x06is_sum\x18\t \x01(\x08\x42\t\n\x07_weight\"*\n\x15StageGradientResponse\x12\x11\n\tduplicate\x18\x01 \x01(\x08\"\x9f\x01\n\x16ReduceGradientsRequest\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12&\n\x07\x61verage\x18\x02 \x01(\x0b\x32\x15.gradserve.v1.Average\x12*\n\tplacement\x18\x03 \x01(\x0b\x32\x17.gradserve.v1.Placement\"A\n\x17ReduceGradientsResponse\x12&\n\x07\x61verage\x18\x01 \x01(\x0b\x32\x15.gradserve.v1.Averageb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,51 +36,51 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradserve.v1.accumulator_me
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CREATEACCUMULATORREQUEST']._serialized_start=175
-  _globals['_CREATEACCUMULATORREQUEST']._serialized_end=373
-  _globals['_CREATEACCUMULATORRESPONSE']._serialized_start=375
-  _globals['_CREATEACCUMULATORRESPONSE']._serialized_end=464
-  _globals['_GETACCUMULATORREQUEST']._serialized_start=466
-  _globals['_GETACCUMULATORREQUEST']._serialized_end=540
-  _globals['_GETACCUMULATORRESPONSE']._serialized_start=542
-  _globals['_GETACCUMULATORRESPONSE']._serialized_end=611
-  _globals['_LISTACCUMULATORSREQUEST']._serialized_start=613
-  _globals['_LISTACCUMULATORSREQUEST']._serialized_end=696
-  _globals['_LISTACCUMULATORSRESPONSE']._serialized_start=698
-  _globals['_LISTACCUMULATORSRESPONSE']._serialized_end=802
-  _globals['_DELETEACCUMULATORREQUEST']._serialized_start=804
-  _globals['_DELETEACCUMULATORREQUEST']._serialized_end=881
-  _globals['_DELETEACCUMULATORRESPONSE']._serialized_start=883
-  _globals['_DELETEACCUMULATORRESPONSE']._serialized_end=927
-  _globals['_APPLYGRADIENTREQUEST']._serialized_start=930
-  _globals['_APPLYGRADIENTREQUEST']._serialized_end=1284
-  _globals['_APPLYGRADIENTRESPONSE']._serialized_start=1287
-  _globals['_APPLYGRADIENTRESPONSE']._serialized_end=1455
-  _globals['_TAKEGRADIENTREQUEST']._serialized_start=1458
-  _globals['_TAKEGRADIENTREQUEST']._serialized_end=1685
-  _globals['_TAKEGRADIENTRESPONSE']._serialized_start=1687
-  _globals['_TAKEGRADIENTRESPONSE']._serialized_end=1768
-  _globals['_READAVERAGEREQUEST']._serialized_start=1771
-  _globals['_READAVERAGEREQUEST']._serialized_end=1958
-  _globals['_READAVERAGERESPONSE']._serialized_start=1960
-  _globals['_READAVERAGERESPONSE']._serialized_end=2021
-  _globals['_PUSHPULLREQUEST']._serialized_start=2024
-  _globals['_PUSHPULLREQUEST']._serialized_end=2506
-  _globals['_PUSHPULLRESPONSE']._serialized_start=2509
-  _globals['_PUSHPULLRESPONSE']._serialized_end=2652
-  _globals['_GETNUMACCUMULATEDREQUEST']._serialized_start=2654
-  _globals['_GETNUMACCUMULATEDREQUEST']._serialized_end=2731
-  _globals['_GETNUMACCUMULATEDRESPONSE']._serialized_start=2733
-  _globals['_GETNUMACCUMULATEDRESPONSE']._serialized_end=2805
-  _globals['_SETGLOBALSTEPREQUEST']._serialized_start=2807
-  _globals['_SETGLOBALSTEPREQUEST']._serialized_end=2901
-  _globals['_SETGLOBALSTEPRESPONSE']._serialized_start=2903
-  _globals['_SETGLOBALSTEPRESPONSE']._serialized_end=2926
-  _globals['_STAGEGRADIENTREQUEST']._serialized_start=2929
-  _globals['_STAGEGRADIENTREQUEST']._serialized_end=3242
-  _globals['_STAGEGRADIENTRESPONSE']._serialized_start=3244
-  _globals['_STAGEGRADIENTRESPONSE']._serialized_end=3286
-  _globals['_REDUCEGRADIENTSREQUEST']._serialized_start=3289
-  _globals['_REDUCEGRADIENTSREQUEST']._serialized_end=3448
-  _globals['_REDUCEGRADIENTSRESPONSE']._serialized_start=3450
-  _globals['_REDUCEGRADIENTSRESPONSE']._serialized_end=3515
+  _globals['_CREATEACCUMULATORREQUEST']._serialized_end=399
+  _globals['_CREATEACCUMULATORRESPONSE']._serialized_start=401
+  _globals['_CREATEACCUMULATORRESPONSE']._serialized_end=490
+  _globals['_GETACCUMULATORREQUEST']._serialized_start=492
+  _globals['_GETACCUMULATORREQUEST']._serialized_end=566
+  _globals['_GETACCUMULATORRESPONSE']._serialized_start=568
+  _globals['_GETACCUMULATORRESPONSE']._serialized_end=637
+  _globals['_LISTACCUMULATORSREQUEST']._serialized_start=639
+  _globals['_LISTACCUMULATORSREQUEST']._serialized_end=722
+  _globals['_LISTACCUMULATORSRESPONSE']._serialized_start=724
+  _globals['_LISTACCUMULATORSRESPONSE']._serialized_end=828
+  _globals['_DELETEACCUMULATORREQUEST']._serialized_start=830
+  _globals['_DELETEACCUMULATORREQUEST']._serialized_end=933
+  _globals['_DELETEACCUMULATORRESPONSE']._serialized_start=935
+  _globals['_DELETEACCUMULATORRESPONSE']._serialized_end=1005
+  _globals['_APPLYGRADIENTREQUEST']._serialized_start=1008
+  _globals['_APPLYGRADIENTREQUEST']._serialized_end=1362
+  _globals['_APPLYGRADIENTRESPONSE']._serialized_start=1365
+  _globals['_APPLYGRADIENTRESPONSE']._serialized_end=1533
+  _globals['_TAKEGRADIENTREQUEST']._serialized_start=1536
+  _globals['_TAKEGRADIENTREQUEST']._serialized_end=1763
+  _globals['_TAKEGRADIENTRESPONSE']._serialized_start=1765
+  _globals['_TAKEGRADIENTRESPONSE']._serialized_end=1846
+  _globals['_READAVERAGEREQUEST']._serialized_start=1849
+  _globals['_READAVERAGEREQUEST']._serialized_end=2036
+  _globals['_READAVERAGERESPONSE']._serialized_start=2038
+  _globals['_READAVERAGERESPONSE']._serialized_end=2099
+  _globals['_PUSHPULLREQUEST']._serialized_start=2102
+  _globals['_PUSHPULLREQUEST']._serialized_end=2584
+  _globals['_PUSHPULLRESPONSE']._serialized_start=2587
+  _globals['_PUSHPULLRESPONSE']._serialized_end=2730
+  _globals['_GETNUMACCUMULATEDREQUEST']._serialized_start=2732
+  _globals['_GETNUMACCUMULATEDREQUEST']._serialized_end=2809
+  _globals['_GETNUMACCUMULATEDRESPONSE']._serialized_start=2811
+  _globals['_GETNUMACCUMULATEDRESPONSE']._serialized_end=2883
+  _globals['_SETGLOBALSTEPREQUEST']._serialized_start=2885
+  _globals['_SETGLOBALSTEPREQUEST']._serialized_end=2979
+  _globals['_SETGLOBALSTEPRESPONSE']._serialized_start=2981
+  _globals['_SETGLOBALSTEPRESPONSE']._serialized_end=3004
+  _globals['_STAGEGRADIENTREQUEST']._serialized_start=3007
+  _globals['_STAGEGRADIENTREQUEST']._serialized_end=3320
+  _globals['_STAGEGRADIENTRESPONSE']._serialized_start=3322
+  _globals['_STAGEGRADIENTRESPONSE']._serialized_end=3364
+  _globals['_REDUCEGRADIENTSREQUEST']._serialized_start=3367
+  _globals['_REDUCEGRADIENTSREQUEST']._serialized_end=3526
+  _globals['_REDUCEGRADIENTSRESPONSE']._serialized_start=3528
+  _globals['_REDUCEGRADIENTSRESPONSE']._serialized_end=3593
 # @@protoc_insertion_point(module_scope)

@@ -13,16 +13,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CreateAccumulatorRequest(_message.Message):
-    __slots__ = ("accumulator", "spec", "lifetime", "sharded")
+    __slots__ = ("accumulator", "spec", "lifetime", "sharded", "home_incarnation")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     LIFETIME_FIELD_NUMBER: _ClassVar[int]
     SHARDED_FIELD_NUMBER: _ClassVar[int]
+    HOME_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     spec: _accumulator_pb2.AccumulatorSpec
     lifetime: _lease_pb2.Lifetime
     sharded: bool
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[_accumulator_pb2.AccumulatorSpec, _Mapping]] = ..., lifetime: _Optional[_Union[_lease_pb2.Lifetime, _Mapping]] = ..., sharded: bool = ...) -> None: ...
+    home_incarnation: str
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[_accumulator_pb2.AccumulatorSpec, _Mapping]] = ..., lifetime: _Optional[_Union[_lease_pb2.Lifetime, _Mapping]] = ..., sharded: bool = ..., home_incarnation: _Optional[str] = ...) -> None: ...
 
 class CreateAccumulatorResponse(_message.Message):
     __slots__ = ("info", "created")
@@ -63,16 +65,20 @@ class ListAccumulatorsResponse(_message.Message):
     def __init__(self, accumulators: _Optional[_Iterable[_Union[_accumulator_pb2.AccumulatorInfo, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class DeleteAccumulatorRequest(_message.Message):
-    __slots__ = ("accumulator",)
+    __slots__ = ("accumulator", "home_incarnation")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
+    HOME_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ...) -> None: ...
+    home_incarnation: str
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., home_incarnation: _Optional[str] = ...) -> None: ...
 
 class DeleteAccumulatorResponse(_message.Message):
-    __slots__ = ("deleted",)
+    __slots__ = ("deleted", "home_incarnation")
     DELETED_FIELD_NUMBER: _ClassVar[int]
+    HOME_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     deleted: bool
-    def __init__(self, deleted: bool = ...) -> None: ...
+    home_incarnation: str
+    def __init__(self, deleted: bool = ..., home_incarnation: _Optional[str] = ...) -> None: ...
 
 class ApplyGradientRequest(_message.Message):
     __slots__ = ("accumulator", "request_id", "local_step", "gradient", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents", "sum_of")

@@ -53,6 +53,14 @@ class AccumulatorServiceStub(object):
     has named. So what a server has can be lost or late, but never of another
     round than what the others have.
 
+    What a server has of it belongs to one incarnation of it at its home, which
+    clients name in all requests to other servers. Incarnations are opaque to
+    clients. Servers can tell which of two is later: they refuse requests for an
+    earlier one than theirs, with ABORTED and the field "home_incarnation"
+    ("average.parts.home_incarnation" for ReduceGradients), and nothing has
+    changed. A client then asks the home whether the accumulator that it knows is
+    still there.
+
     Every RPC that names an accumulator: INVALID_ARGUMENT if the name is empty;
     NOT_FOUND if there is no accumulator of this name (and incarnation); if its
     lifetime has ended, the message says why. Every RPC that waits: ABORTED if
@@ -156,6 +164,14 @@ class AccumulatorServiceServicer(object):
     has named. So what a server has can be lost or late, but never of another
     round than what the others have.
 
+    What a server has of it belongs to one incarnation of it at its home, which
+    clients name in all requests to other servers. Incarnations are opaque to
+    clients. Servers can tell which of two is later: they refuse requests for an
+    earlier one than theirs, with ABORTED and the field "home_incarnation"
+    ("average.parts.home_incarnation" for ReduceGradients), and nothing has
+    changed. A client then asks the home whether the accumulator that it knows is
+    still there.
+
     Every RPC that names an accumulator: INVALID_ARGUMENT if the name is empty;
     NOT_FOUND if there is no accumulator of this name (and incarnation); if its
     lifetime has ended, the message says why. Every RPC that waits: ABORTED if
@@ -172,6 +188,8 @@ class AccumulatorServiceServicer(object):
         long, too many components or dimensions.
         ALREADY_EXISTS: the name is taken by an accumulator with another spec or
         lifetime; the message names the fields that differ.
+        ABORTED (field "home_incarnation"): this server is not the home, and the
+        incarnation there was deleted since. A client begins again at the home.
         RESOURCE_EXHAUSTED: too many accumulators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -196,7 +214,8 @@ class AccumulatorServiceServicer(object):
     def DeleteAccumulator(self, request, context):
         """Deletes an accumulator and everything it holds. Calls that wait on it end
         with ABORTED. Deleting one that does not exist is not an error, so a retry
-        is safe.
+        is safe. A sharded one is deleted at its home first, and then everywhere
+        else, with the `home_incarnation` of the home's answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -308,9 +327,10 @@ class AccumulatorServiceServicer(object):
         Retry: safe.
 
         INVALID_ARGUMENT: the accumulator is not sharded; there is no request_id; or
-        the gradient does not fit, see ApplyGradient. NOT_FOUND: unknown accumulator
-        or tensor handle: a client that finds the accumulator at its home creates it
-        here again.
+        the gradient does not fit, see ApplyGradient. NOT_FOUND: unknown accumulator,
+        or only an earlier one, or unknown tensor handle: a client that finds the
+        accumulator at its home creates it here again. ABORTED (field
+        "home_incarnation"): it was deleted since, and there is a later one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -326,6 +346,8 @@ class AccumulatorServiceServicer(object):
 
         INVALID_ARGUMENT: the accumulator is not sharded, `parts` is not set, or the
         round was reduced here with other gradients, which no home can have named.
+        NOT_FOUND, ABORTED (field "average.parts.home_incarnation"): as for
+        StageGradient.
         ABORTED (field "average.parts.part_ids"): a gradient of the round is not
         here, since the server was started again and has lost it, since the round is
         long over, or since it was added up with one that the home did not accept
@@ -434,6 +456,14 @@ class AccumulatorService(object):
     PushPull, and then each server to reduce exactly the gradients that the home
     has named. So what a server has can be lost or late, but never of another
     round than what the others have.
+
+    What a server has of it belongs to one incarnation of it at its home, which
+    clients name in all requests to other servers. Incarnations are opaque to
+    clients. Servers can tell which of two is later: they refuse requests for an
+    earlier one than theirs, with ABORTED and the field "home_incarnation"
+    ("average.parts.home_incarnation" for ReduceGradients), and nothing has
+    changed. A client then asks the home whether the accumulator that it knows is
+    still there.
 
     Every RPC that names an accumulator: INVALID_ARGUMENT if the name is empty;
     NOT_FOUND if there is no accumulator of this name (and incarnation); if its

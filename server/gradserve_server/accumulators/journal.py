@@ -7,6 +7,7 @@ from typing import Protocol
 from gradserve_server.accumulators.events import Event, GradientAnswered
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.incarnations import RecordedNumber
 from gradserve_server.accumulators.shard_journal import MemoryShardJournal, ShardJournal
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import InvalidArgumentError
@@ -68,7 +69,7 @@ class AccumulatorJournal(Protocol):
         ...
 
 
-class Records(Protocol):
+class Records(RecordedNumber, Protocol):
     """Makes the journals of a server's accumulators.
 
     Attributes:
@@ -131,6 +132,7 @@ class MemoryRecords:
     """The journals of a server that keeps nothing on disk."""
 
     default = Durability.NONE
+    newest_number = 0
 
     def __init__(self, journal_of: Callable[[ResourceKey], Journal[Event]] = lambda _: NoJournal()) -> None:
         """Takes what takes the events of an accumulator."""
@@ -149,6 +151,9 @@ class MemoryRecords:
 
     def end(self, key: ResourceKey) -> None:
         """See `Records`."""
+
+    def note_number(self, number: int) -> None:
+        """See `RecordedNumber`."""
 
     async def settle(self) -> None:
         """See `Records`."""

@@ -1,5 +1,6 @@
 """The accumulators of a server, by container and name."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -14,6 +15,7 @@ from gradserve_server.accumulators.averages import KeptAverages
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory
+from gradserve_server.accumulators.incarnations import OrderedIncarnations, is_later, latest_before
 from gradserve_server.accumulators.journal import AccumulatorJournal, Records
 from gradserve_server.accumulators.kept_bytes import KeptBytes
 from gradserve_server.accumulators.ledger import Answer, Ledger
@@ -25,6 +27,7 @@ from gradserve_server.accumulators.places.places import Places
 from gradserve_server.accumulators.round_gate import RoundGate
 from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.sharding.decision import Decision
+from gradserve_server.accumulators.sharding.parts import PartIncarnations
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.undelivered import UndeliveredAverages
@@ -34,6 +37,7 @@ from gradserve_server.deadlines import Deadlines
 from gradserve_server.errors import (
     AbortedError,
     AlreadyExistsError,
+    NotFoundError,
     ResourceExhaustedError,
     ServiceError,
     UnavailableError,
@@ -75,12 +79,15 @@ class AccumulatorRegistry:
         clock: Callable[[], float],
         new_incarnation: Callable[[], str],
         records: Records,
+        wall_clock: Callable[[], int] = time.time_ns,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
         rules: ShareRules | None = None,
         observe: Callable[[ResourceKey], AccumulatorObserver] = lambda _: Unobserved(),
         member: Member | None = None,
     ) -> None:
-        """Takes, among others, a monotonic `clock` in seconds, and what makes incarnations, journals and observers.
+        """Takes, among others, what makes incarnations, journals and observers.
+
+        `clock` is monotonic, in seconds; `wall_clock` has the nanoseconds since 1970.
 
         `member` is the place of the server in a cluster, whose other servers have accumulators of other names.
         """
@@ -93,6 +100,8 @@ class AccumulatorRegistry:
         self._limits = limits
         self._clock = clock
         self._new_incarnation = new_incarnation
+        self._ordered = OrderedIncarnations(lambda: self._new_incarnation(), wall_clock, records)
+        self._parts = PartIncarnations(member)
         self.records = records
         self._observe = observe
         self._accumulators: Directory[Accumulator] = Directory(
@@ -118,16 +127,31 @@ class AccumulatorRegistry:
         )
         self._quotas: dict[ResourceKey, OwnQuotas] = {}
 
-    def create(self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime = SHARED) -> tuple[Accumulator, bool]:
+    def create(
+        self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime = SHARED, home_incarnation: str = ""
+    ) -> tuple[Accumulator, bool]:
         """Returns the accumulator of this name, and whether it is new.
 
+        Args:
+            key: Its name.
+            spec: Its properties.
+            lifetime: What ends it.
+            home_incarnation: If another server is its home: the incarnation there, which it gets here. It takes the
+                place of an earlier one.
+
         Raises:
-            InvalidArgumentError: The name is empty, or belongs to another server of the cluster.
+            InvalidArgumentError: The name is empty, or belongs to another server of the cluster; or the incarnation at
+                the home is missing, or given to the home.
+            AbortedError: A later incarnation at the home is known here.
             AlreadyExistsError: An accumulator of this name has another spec or lifetime.
             ResourceExhaustedError: The server or the container has reached its limit of accumulators.
         """
         spec = self._places.named(_durable(spec))
-        found = self._accumulators.find(key)
+        self._parts.check_creation(key, spec.num_shards, home_incarnation)
+        found = self._find(key, home_incarnation)
+        if found is not None and home_incarnation not in ("", found.incarnation):
+            self._end(key, found.incarnation)
+            found = None
         if found is not None:
             differences = found.spec.differences(spec)
             if differences:
@@ -142,7 +166,7 @@ class AccumulatorRegistry:
         spec = _durable(spec.resolved(spec.durability or self.records.default, place.name))
         quotas = self._begin(key, spec, place)
         try:
-            incarnation = self._new_incarnation()
+            incarnation = home_incarnation or (self._ordered.new() if spec.num_shards else self._new_incarnation())
             journal = self.records.begin(key, spec, lifetime, incarnation)
         except ServiceError:
             self._release(key, spec)
@@ -169,19 +193,23 @@ class AccumulatorRegistry:
         """
         check_place(self._member, key, spec.num_shards)
         place = self._places.of_restored(spec, f"accumulator {str(key)!r}")
+        if spec.num_shards and not self._parts.is_part(key, spec.num_shards):
+            self._ordered.restored(incarnation)
         quotas = self._begin(key, spec, place)
         accumulator = self._make(key, spec, place, incarnation, ledger, journal, quotas)
         self._accumulators.add(key, accumulator, lifetime)
         return accumulator
 
-    def has(self, key: ResourceKey) -> bool:
-        """Returns True if there is an accumulator of this name that may be opened.
+    def has(self, key: ResourceKey, home_incarnation: str = "") -> bool:
+        """Returns True if there is an accumulator of this name, and incarnation at its home, that may be opened.
 
         Raises:
             InvalidArgumentError: The name is empty.
+            AbortedError: A later incarnation at the home is known here.
             AlreadyExistsError: The name belongs to somebody else.
         """
-        return self._accumulators.find(key) is not None
+        found = self._find(key, home_incarnation)
+        return found is not None and home_incarnation in ("", found.incarnation)
 
     def check_is_home(self, key: ResourceKey) -> None:
         """Checks that this server decides about the rounds of an accumulator, if it has it: others only hold parts.
@@ -224,13 +252,38 @@ class AccumulatorRegistry:
         """Returns the lifetime of an existing accumulator."""
         return self._accumulators.lifetime(key)
 
-    def delete(self, key: ResourceKey, incarnation: str = "") -> bool:
+    def delete(self, key: ResourceKey, incarnation: str = "", *, home_incarnation: str = "") -> bool:
         """Deletes an accumulator; returns whether it existed.
 
+        Args:
+            key: Its name.
+            incarnation: The only incarnation to delete; empty for any.
+            home_incarnation: If another server is its home: later incarnations stay; see `gone`. Empty for any.
+
         Raises:
-            InvalidArgumentError: The name is empty.
+            InvalidArgumentError: The name is empty; or the incarnation at the home is none, or given to the home.
         """
-        return self._end(key, incarnation)
+        if not home_incarnation:
+            return self._end(key, incarnation)
+        self._parts.delete_up_to(key, home_incarnation)
+        with suppress(NotFoundError):
+            found = self._accumulators.get(key, incarnation)
+            return not is_later(found.incarnation, home_incarnation) and self._end(key, incarnation)
+        return False
+
+    def gone(self, key: ResourceKey) -> str:
+        """Returns an incarnation for the deletion of what other servers have left of sharded accumulators.
+
+        None of this name up to this incarnation is here, their home, any more, and there will be none but later ones.
+        It is empty if this server is not their home, or the name is private to somebody else.
+        """
+        if self._member is None or not self._member.is_home(key):
+            return ""
+        try:
+            found = self._accumulators.find(key)
+        except AlreadyExistsError:
+            return ""
+        return latest_before(found.incarnation) if found is not None and found.spec.num_shards else self._ordered.new()
 
     def _end(self, key: ResourceKey, incarnation: str, reason: str | None = None) -> bool:
         accumulator = self._accumulators.remove(key, incarnation, reason)
@@ -357,6 +410,13 @@ class AccumulatorRegistry:
             clock=self._clock,
             bookkeeping=bookkeeping,
         )
+
+    def _find(self, key: ResourceKey, home_incarnation: str) -> Accumulator | None:
+        """Returns the accumulator of this name; of a part, this incarnation at its home or an earlier one."""
+        found = self._accumulators.find(key)
+        if home_incarnation:
+            self._parts.check_is_not_earlier(key, None if found is None else found.incarnation, home_incarnation)
+        return found
 
     def _begin(self, key: ResourceKey, spec: AccumulatorSpec, place: Place) -> OwnQuotas:
         of_creator = key.user, key.container

@@ -39,6 +39,7 @@ AVERAGE = accumulator_pb2.Average(
     parts=accumulator_pb2.RoundParts(home_incarnation="home-1", part_ids=[b"1" * 16, b"2" * 16], weights=[1.0, 1.0]),
 )
 LOST = AbortedError("lost", field=LOST_FIELD)
+EARLIER = AbortedError("it was deleted", field="home_incarnation")
 
 
 class Servers:
@@ -47,15 +48,17 @@ class Servers:
     Attributes:
         log: "METHOD SERVER" of each call, and "pause SECONDS".
         requests: The requests of each line.
-        errors: Errors with which calls end, by their lines: the first one, then the next, and then no more.
+        errors: Errors with which calls end, by their lines, None for none: the first one, then the next, and then no
+            more.
+        incarnations: Those of the accumulator at its home: each creation goes on to the next one, if there is one.
     """
 
     def __init__(self) -> None:
         self.log: list[str] = []
         self.requests: list[Any] = []
-        self.errors: dict[str, list[GradserveError]] = {}
+        self.errors: dict[str, list[GradserveError | None]] = {}
         self.outcome = accumulator_pb2.APPLY_OUTCOME_ACCEPTED
-        self.incarnation = "home-1"
+        self.incarnations = ["none", "home-1"]
         self.spec = accumulator_pb2.AccumulatorSpec()
         self._replies: dict[str, Callable[[int, Any], Any]] = {
             "GetServerInfo": self._server_info,
@@ -89,8 +92,8 @@ class Servers:
         self.requests.append(request)
         if call.method != "GetServerInfo":
             assert request.accumulator.member == f"train {call.target}/{SIZE}"
-        if self.errors.get(line):
-            raise self.errors[line].pop(0)
+        if self.errors.get(line) and (error := self.errors[line].pop(0)) is not None:
+            raise error
         return self._replies[call.method](call.target, request)
 
     def _server_info(self, target: int, _request: Any) -> Any:
@@ -99,6 +102,7 @@ class Servers:
 
     def _create(self, target: int, request: Any) -> Any:
         if target == HOME:
+            self.incarnations = self.incarnations[1:] or self.incarnations
             self.spec.CopyFrom(request.spec)
             self.spec.durability = accumulator_pb2.DURABILITY_ROUND
         return messages_pb2.CreateAccumulatorResponse(info=self._info(request), created=True)
@@ -109,7 +113,8 @@ class Servers:
         return messages_pb2.GetAccumulatorResponse(info=info)
 
     def _delete(self, target: int, _request: Any) -> Any:
-        return messages_pb2.DeleteAccumulatorResponse(deleted=target == HOME)
+        gone = "gone-1" if target == HOME else ""
+        return messages_pb2.DeleteAccumulatorResponse(deleted=target == HOME, home_incarnation=gone)
 
     def _count(self, _target: int, _request: Any) -> Any:
         return messages_pb2.GetNumAccumulatedResponse(num_accumulated=5)
@@ -151,7 +156,7 @@ class Servers:
             accumulator=request.accumulator, spec=self.spec, server_incarnation="run-1", global_step=7
         )
         info.accumulator.container = "default"
-        info.accumulator.incarnation = self.incarnation
+        info.accumulator.incarnation = self.incarnations[0]
         return info
 
 
@@ -171,11 +176,15 @@ def servers() -> Servers:
 
 
 @pytest.fixture
-def net(servers: Servers) -> Iterator[gradserve.GradientAccumulator]:
+def client(servers: Servers) -> Iterator[gradserve.Client]:
     calls = ClientCalls.of_new_client(TimeLimits(), addresses=["a:1", "b:1", "c:1"])
-    client = gradserve.Client._over(FakeTransport(servers.answer), "nowhere", calls)
     with small_pieces():
-        yield client.gradient_accumulator(MODEL, NAME, sharded=True)
+        yield gradserve.Client._over(FakeTransport(servers.answer), "nowhere", calls)
+
+
+@pytest.fixture
+def net(client: gradserve.Client) -> gradserve.GradientAccumulator:
+    return client.gradient_accumulator(MODEL, NAME, sharded=True)
 
 
 def test_the_home_comes_first_and_all_get_its_durability(servers: Servers, net: gradserve.GradientAccumulator) -> None:
@@ -189,11 +198,66 @@ def test_the_home_comes_first_and_all_get_its_durability(servers: Servers, net: 
         accumulator_pb2.DURABILITY_ROUND,
         accumulator_pb2.DURABILITY_ROUND,
     ]
+    assert [each.home_incarnation for each in requests] == ["", "home-1", "home-1"]
     for each in requests:
         assert (each.spec.num_shards, each.spec.device) == (SIZE, "cpu")
         assert _pieces(each.spec, "w") == [(1, 2), (2, 2), (0, 2)]
         assert [count for _, count in _pieces(each.spec, "b")] == [0]
         assert [count for _, count in _pieces(each.spec, "t")] == [0]
+
+
+def _made(servers: Servers) -> list[tuple[str, str]]:
+    return [
+        (line, request.home_incarnation)
+        for line, request in zip(servers.log, servers.requests, strict=True)
+        if line.startswith("Create")
+    ]
+
+
+def test_what_was_deleted_while_it_was_made_is_made_again(servers: Servers, client: gradserve.Client) -> None:
+    servers.incarnations = ["none", "home-1", "home-2"]
+    servers.errors["CreateAccumulator 0"] = [EARLIER]
+    client.gradient_accumulator(MODEL, NAME, sharded=True)
+    assert _made(servers) == [
+        *[("CreateAccumulator 1", ""), ("CreateAccumulator 0", "home-1")],
+        *[("CreateAccumulator 1", ""), ("CreateAccumulator 0", "home-2"), ("CreateAccumulator 2", "home-2")],
+    ]
+
+
+def test_what_is_refused_though_the_home_has_it_is_an_error(servers: Servers, client: gradserve.Client) -> None:
+    """Its clock was set back."""
+    servers.errors["CreateAccumulator 0"] = [EARLIER] * 100
+    with pytest.raises(AbortedError, match="^it was deleted$"):
+        client.gradient_accumulator(MODEL, NAME, sharded=True)
+    assert [line for line, _ in _made(servers)] == ["CreateAccumulator 1", "CreateAccumulator 0"] * 2
+
+
+@pytest.mark.parametrize("method", ["StageGradient", "ReduceGradients"])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_server_that_knows_a_later_accumulator(
+    servers: Servers, net: gradserve.GradientAccumulator, method: str, *, is_there: bool
+) -> None:
+    """The home says what has become of the earlier one; nothing is made again."""
+    field = "home_incarnation" if method == "StageGradient" else "average.parts.home_incarnation"
+    refused = AbortedError("it was deleted", field=field)
+    servers.errors[f"{method} 0"] = [refused] * 2
+    error: GradserveError = refused
+    if not is_there:
+        error = NotFoundError("another one has this name now")
+        servers.errors["GetNumAccumulated 1"] = [error]
+    mark = len(servers.log)
+    with pytest.raises(type(error)) as raised:
+        net.push_pull(GRADIENT, 2, 7)
+    assert raised.value is error
+    assert servers.since(mark)[-2:] == [f"{method} 0", "GetNumAccumulated 1"]
+
+
+def test_what_is_deleted_while_a_server_gets_it_again(servers: Servers, net: gradserve.GradientAccumulator) -> None:
+    servers.errors["StageGradient 0"] = [NotFoundError("none")]
+    servers.errors["CreateAccumulator 0"] = [EARLIER]
+    servers.errors["GetNumAccumulated 1"] = [None, NotFoundError("another one has this name now")]
+    with pytest.raises(NotFoundError, match="another one has this name now"):
+        net.apply_grad(GRADIENT, 7)
 
 
 def test_a_gradient_is_staged_before_the_home_is_asked(servers: Servers, net: gradserve.GradientAccumulator) -> None:
@@ -337,6 +401,7 @@ def test_deletion_begins_at_the_home_and_attempts_all(servers: Servers, net: gra
     servers.errors["DeleteAccumulator 0"] = [UnavailableError("gone")]
     with pytest.raises(UnavailableError):
         net.delete()
+    assert [each.home_incarnation for each in servers.requests[mark:]] == ["", "gone-1", "gone-1"]
     assert servers.since(mark) == ["DeleteAccumulator 1", "DeleteAccumulator 0", "DeleteAccumulator 2"]
     assert net.delete()
 

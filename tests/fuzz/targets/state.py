@@ -21,8 +21,8 @@ from tests.fuzz.mutations import mutated_bytes
 from tests.fuzz.targets.target import Found
 
 _CHANGE = struct.Struct("<BBIH")
-_BEGINNING = 1 << 16
-"""The part of each file that is changed; the rest of a segment is empty."""
+_BEGINNING = 1 << 17
+"""The part of each file that is changed: all of the metadata; the rest of a segment is empty."""
 
 
 class State:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from tests.rpc.sharding.raw_shards import RawShards, running
 
 
@@ -19,5 +18,4 @@ def shards(servers: RawShards) -> Iterator[RawShards]:
     """A new accumulator on both servers."""
     servers.create()
     yield servers
-    for raw in servers.raw:
-        raw.call("DeleteAccumulator", messages_pb2.DeleteAccumulatorRequest(accumulator=servers.ref))
+    servers.delete()

@@ -14,6 +14,7 @@ from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve.wire.homes import home_of
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.configuration.servers import ClusterConfig
+from gradserve_server.parts import Parts
 from gradserve_server.testing import LocalServer
 from tests.servers.raw_calls import Failure, RawCalls
 from tests.servers.runtime import NOT_WARMED_UP
@@ -22,6 +23,7 @@ ROWS = (1, 3)
 """The rows of the component "w" on each server."""
 NAME = "sharded"
 HOME = home_of("", NAME, len(ROWS))
+OTHER = 1 - HOME
 
 
 def spec(**fields: Any) -> accumulator_pb2.AccumulatorSpec:
@@ -56,9 +58,36 @@ class RawShards:
 
     def create(self, **fields: Any) -> None:
         """Creates the accumulator on both servers, with some fields of its spec."""
+        self.create_at_home(**fields)
+        self.create_part(**fields)
+
+    def create_at_home(self, **fields: Any) -> str:
+        """Creates the accumulator at its home; returns its incarnation."""
         request = messages_pb2.CreateAccumulatorRequest(accumulator=self.ref, spec=spec(**fields))
-        infos = [each.call("CreateAccumulator", request).info for each in self.raw]
-        self.incarnation = infos[HOME].accumulator.incarnation
+        info = self.raw[HOME].call("CreateAccumulator", request).info
+        self.incarnation = info.accumulator.incarnation
+        return self.incarnation
+
+    def create_part(self, incarnation: str = "", **fields: Any) -> bool:
+        """Creates the part of the other server, of the latest incarnation or another one; returns whether it is new."""
+        return bool(self.raw[OTHER].call("CreateAccumulator", self.creating(incarnation, **fields)).created)
+
+    def creating(self, incarnation: str = "", **fields: Any) -> messages_pb2.CreateAccumulatorRequest:
+        """Returns the request that creates the part of the other server."""
+        return messages_pb2.CreateAccumulatorRequest(
+            accumulator=self.ref, spec=spec(**fields), home_incarnation=incarnation or self.incarnation
+        )
+
+    def delete_at_home(self) -> messages_pb2.DeleteAccumulatorRequest:
+        """Deletes the accumulator at its home; returns the request that does so on the other server."""
+        request = messages_pb2.DeleteAccumulatorRequest(accumulator=self.ref)
+        gone = self.raw[HOME].call("DeleteAccumulator", request).home_incarnation
+        assert gone
+        return messages_pb2.DeleteAccumulatorRequest(accumulator=self.ref, home_incarnation=gone)
+
+    def delete(self) -> None:
+        """Deletes the accumulator on both servers."""
+        self.raw[OTHER].call("DeleteAccumulator", self.delete_at_home())
 
     def staging(self, server: int, number: int, values: NDArray[np.float32], step: int = 0, **fields: Any) -> Any:
         """Returns the request that stages on one server what it has of a gradient."""
@@ -154,6 +183,15 @@ def running(folder: Path | None = None) -> Iterator[RawShards]:
         for raw, server in zip(shards.raw, shards.servers, strict=True):
             raw.__exit__()
             server.__exit__()
+
+
+def restart(shards: RawShards, server: int, folder: Path, parts: Parts | None = None) -> None:
+    """Ends a server, and starts it on its state directory again."""
+    shards.raw[server].__exit__()
+    shards.servers[server].__exit__()
+    shards.servers[server] = LocalServer(config_of(server, folder), parts)
+    shards.servers[server].__enter__()
+    shards.raw[server] = RawCalls(shards.servers[server].address)
 
 
 def config_of(index: int, folder: Path | None) -> ServerConfig:

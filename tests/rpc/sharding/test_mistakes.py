@@ -8,13 +8,13 @@ import pytest
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
-from tests.rpc.sharding.raw_shards import HOME, RawShards, gradient, spec
+from tests.rpc.sharding.raw_shards import HOME, OTHER, RawShards, gradient, spec
 
-OTHER = 1 - HOME
-INVALID, EXISTS, ABORTED = (
+INVALID, EXISTS, ABORTED, NOT_FOUND = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.ABORTED,
+    grpc.StatusCode.NOT_FOUND,
 )
 
 
@@ -47,6 +47,8 @@ def test_another_plan(
     wanted = spec()
     change(wanted)
     request = messages_pb2.CreateAccumulatorRequest(accumulator=shards.ref, spec=wanted)
+    if server == OTHER:
+        request.home_incarnation = shards.incarnation
     failure = shards.raw[server].fail("CreateAccumulator", request)
     assert (failure.code, text in failure.message) == (code, True), failure.message
 
@@ -73,7 +75,15 @@ def _without_parts(average: Any) -> None:
 
 
 def _old_incarnation(average: Any) -> None:
+    average.parts.home_incarnation = f"{'0' * 39}1"
+
+
+def _no_incarnation(average: Any) -> None:
     average.parts.home_incarnation = "another"
+
+
+def _later_incarnation(average: Any) -> None:
+    average.parts.home_incarnation = f"3{'f' * 31}"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +94,9 @@ def _old_incarnation(average: Any) -> None:
         (_twice, INVALID, "average.parts.part_ids", "got 2 ids, 1 different ones, and 2 weights"),
         (_without_weight, INVALID, "average.parts.part_ids", "got 1 ids, 1 different ones, and 0 weights"),
         (_without_parts, INVALID, "average.parts", "expected what the home has answered, got no parts"),
-        (_old_incarnation, ABORTED, "average.parts.part_ids", "this server has 0 of the 1 gradients of round 1"),
+        (_old_incarnation, ABORTED, "average.parts.home_incarnation", "that was deleted, as this server knows a later"),
+        (_no_incarnation, INVALID, "average.parts.home_incarnation", "at the home, got 'another'"),
+        (_later_incarnation, NOT_FOUND, "average.parts.home_incarnation", "has only an earlier accumulator"),
     ],
 )
 def test_forged_parts(

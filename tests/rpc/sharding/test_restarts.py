@@ -7,21 +7,10 @@ import pytest
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
-from gradserve_server.testing import LocalServer
-from tests.rpc.sharding.raw_shards import HOME, ROWS, RawShards, config_of, gradient, running
-from tests.servers.raw_calls import RawCalls
+from tests.rpc.sharding.raw_shards import OTHER, ROWS, gradient, restart, running
 
 BOTH = range(len(ROWS))
-OTHER = 1 - HOME
 LEVELS = [accumulator_pb2.DURABILITY_ROUND, accumulator_pb2.DURABILITY_GRADIENT]
-
-
-def restart(shards: RawShards, server: int, folder: Path) -> None:
-    shards.raw[server].__exit__()
-    shards.servers[server].__exit__()
-    shards.servers[server] = LocalServer(config_of(server, folder))
-    shards.servers[server].__enter__()
-    shards.raw[server] = RawCalls(shards.servers[server].address)
 
 
 @pytest.mark.parametrize("durability", LEVELS)
@@ -58,7 +47,8 @@ def test_what_no_round_needs_is_removed_from_the_disk(tmp_path: Path) -> None:
         for server in BOTH:
             restart(shards, server, tmp_path)
             assert shards.num_held(server) == 2, "of the round that the home keeps: one that counted, one that did not"
-            shards.raw[server].call("DeleteAccumulator", messages_pb2.DeleteAccumulatorRequest(accumulator=shards.ref))
+        shards.delete()
+        for server in BOTH:
             restart(shards, server, tmp_path)
             assert shards.blobs(server) == []
 

@@ -4,8 +4,7 @@ import grpc
 import numpy as np
 import pytest
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from tests.rpc.sharding.raw_shards import HOME, ROWS, RawShards, gradient, request_id
+from tests.rpc.sharding.raw_shards import ROWS, RawShards, gradient, request_id
 
 BOTH = range(len(ROWS))
 
@@ -96,8 +95,7 @@ def test_deleting_gives_all_memory_back(servers: RawShards) -> None:
     servers.push(1, gradient(1))
     servers.push(2, gradient(2))
     servers.reduce_on(0, servers.take(2))
-    for raw in servers.raw:
-        raw.call("DeleteAccumulator", messages_pb2.DeleteAccumulatorRequest(accumulator=servers.ref))
+    servers.delete()
     assert [used(server) for server in BOTH] == before
 
 
@@ -122,28 +120,6 @@ def test_one_round_cannot_be_reduced_in_two_ways(shards: RawShards) -> None:
     failure = shards.fail_to_reduce(0, average)
     assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "average.parts.part_ids")
     assert "with which round 1 of accumulator 'default/sharded' was reduced here" in failure.message
-
-
-def test_what_was_staged_for_an_earlier_life_of_the_home_is_forgotten(shards: RawShards) -> None:
-    shards.stage(1, gradient(1))
-    shards.push(2, gradient(2))
-    shards.reduce(shards.take(1))
-    shards.raw[HOME].call("DeleteAccumulator", messages_pb2.DeleteAccumulatorRequest(accumulator=shards.ref))
-    shards.create()
-    other = 1 - HOME
-    assert shards.num_held(other) == 1
-    shards.push(3, gradient(3))
-    np.testing.assert_array_equal(shards.reduce(shards.take(1)), gradient(3))
-    assert [shards.num_held(server) for server in BOTH] == [0, 0]
-
-
-def test_what_was_staged_for_a_life_of_the_home_without_rounds_is_forgotten(shards: RawShards) -> None:
-    shards.stage(1, gradient(1))
-    shards.raw[HOME].call("DeleteAccumulator", messages_pb2.DeleteAccumulatorRequest(accumulator=shards.ref))
-    shards.create()
-    shards.push(3, gradient(3))
-    np.testing.assert_array_equal(shards.reduce(shards.take(1)), gradient(3))
-    assert [shards.num_held(server) for server in BOTH] == [0, 0]
 
 
 def test_a_gradient_that_is_in_an_average_is_not_held_again(shards: RawShards) -> None:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, lease_pb2, tensor_pb2
-from tests.rpc.sharding.raw_shards import HOME, ROWS, RawShards, gradient, request_id, running, spec
-from tests.rpc.sharding.test_restarts import restart
+from tests.rpc.sharding.raw_shards import HOME, ROWS, RawShards, gradient, request_id, restart, running, spec
 from tests.servers.raw_calls import Failure
 
 BOTH = range(len(ROWS))

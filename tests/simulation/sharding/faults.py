@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 
 from gradserve.calls.accumulators.made import MadeAccumulators
+from gradserve_server.accumulators.durable.records import FileRecords
 from gradserve_server.accumulators.durable.shard_journal import FileShardJournal
 from gradserve_server.accumulators.identity import CallMemory
+from gradserve_server.accumulators.incarnations import OrderedIncarnations
+from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.shard_journal import PartKey
 from gradserve_server.accumulators.sharding.decision import Decision
+from gradserve_server.accumulators.sharding.parts import PartIncarnations
 from gradserve_server.accumulators.sharding.shard import Shard
 from tests.simulation.planting import Fault
 
@@ -46,8 +50,21 @@ def forget_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Shard, "_forget_before", forget_before)
 
 
-def keep_what_came_for_an_earlier_life(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Shard, "_hold", lambda self, key, part: self._parts.__setitem__(key, part))
+def make_parts_of_an_earlier_accumulator_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PartIncarnations, "check_is_not_earlier", lambda *_: None)
+
+
+def delete_parts_of_a_later_accumulator(patch: pytest.MonkeyPatch) -> None:
+    def delete(self: Any, key: Any, incarnation: str = "", *, home_incarnation: str = "") -> Any:
+        return real(self, key, incarnation)
+
+    real: Any = AccumulatorRegistry.delete
+    patch.setattr(AccumulatorRegistry, "delete", delete)
+
+
+def number_by_the_clock_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FileRecords, "note_number", lambda *_: None)
+    patch.setattr(OrderedIncarnations, "restored", lambda *_: None)
 
 
 def leave_out_a_gradient(patch: pytest.MonkeyPatch) -> None:
@@ -85,7 +102,9 @@ FAULTS: dict[str, Fault] = {
     "add in the order of arrival here": add_in_the_order_of_arrival_here,
     "acknowledge without writing": acknowledge_without_writing,
     "forget nothing": forget_nothing,
-    "keep what came for an earlier life": keep_what_came_for_an_earlier_life,
+    "make parts of an earlier accumulator again": make_parts_of_an_earlier_accumulator_again,
+    "delete parts of a later accumulator": delete_parts_of_a_later_accumulator,
+    "number by the clock alone": number_by_the_clock_alone,
     "leave out a gradient": leave_out_a_gradient,
     "decide in the order of arrival": decide_in_the_order_of_arrival,
     "count a call twice": count_a_call_twice,

@@ -66,15 +66,18 @@ class Run:
         is_gone: Whether it has been killed.
         memory: The quota of bytes.
         registry: Its accumulators.
-        heard: The incarnations at the home that each of its accumulators has heard of, in this order.
     """
 
     def __init__(
-        self, place: Member, folder: Path | None, chance: random.Random, monotonic: Callable[[], float]
+        self,
+        place: Member,
+        folder: Path | None,
+        chance: random.Random,
+        monotonic: Callable[[], float],
+        wall_clock: Callable[[], int],
     ) -> None:
         self.place = place
         self.is_gone = False
-        self.heard: dict[str, dict[str, None]] = {}
         self._tasks: dict[asyncio.Task[Any], None] = {}
         run = ServerRun(lambda: f"{chance.getrandbits(128):032x}")
         clock = ServiceClock(monotonic, LONGEST_TICK)
@@ -92,10 +95,11 @@ class Run:
             clock=clock,
             lifetimes=self._lifetimes,
             undelivered_lease_seconds=UNDELIVERED_LEASE,
+            wall_clock=wall_clock,
         )
         self.registry: Any = self._bench.registry
         self.registry._new_incarnation = run.new_id
-        self.registry._member = place
+        self.registry._member = self.registry._parts._member = place
         self.registry._accumulators._is_of_another_run = run.is_of_another
         device = _device()
         tensors = TensorStore(
@@ -138,9 +142,6 @@ class Run:
         """Restores what is on disk, and begins to serve."""
         if self.store is not None:
             await self._records.restore(self.registry, np.empty)
-            for each in self.accumulators():
-                if each.shard is not None:
-                    self.heard[each.incarnation] = dict.fromkeys(key.home_incarnation for key in each.shard._parts)
             self.store.start(lambda _: None)
         self.begin(self._expiry.run())
 
@@ -155,10 +156,6 @@ class Run:
         call = Call(method.full_name)
         try:
             response = await getattr(self._servicers[service], method.name)(request, call)
-            if method.name == "StageGradient":
-                self._hear(request.accumulator.name, request.home_incarnation)
-            elif method.name == "ReduceGradients":
-                self._hear(request.accumulator.name, request.average.parts.home_incarnation)
             encode = self._codecs[method.name].encode if method.name in self._codecs else None
             return (encode or encode_message)(response)
         finally:
@@ -172,15 +169,16 @@ class Run:
         member = server_messages_pb2.ClusterMember(cluster=place.cluster, index=place.index, size=place.size)
         return server_messages_pb2.GetServerInfoResponse(member=member)
 
-    def _hear(self, name: str, home_incarnation: str) -> None:
-        for each in self.accumulators():
-            if each.name == f"default/{name}":
-                self.heard.setdefault(each.incarnation, {}).setdefault(home_incarnation)
-
     def accumulators(self) -> Iterator[Any]:
         """Yields its accumulators."""
         for _, each in self.registry._accumulators:
             yield each
+
+    def at_home(self) -> Iterator[Any]:
+        """Yields the accumulators whose home it is."""
+        for key, each in self.registry._accumulators:
+            if self.place.is_home(key):
+                yield each
 
     # Its end
 

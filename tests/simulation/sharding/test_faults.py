@@ -9,9 +9,12 @@ from tests.simulation.sharding.world import FailedSeedError, World
 WORLDS = 100
 FIRST_WORLDS = {
     "reduce what is there": 26,
-    "add in the order of arrival here": 44,
+    "add in the order of arrival here": 22,
     "decide in the order of arrival": 12,
-    "count a call twice": 26,
+    "count a call twice": 1,
+    "make parts of an earlier accumulator again": 799,
+    "delete parts of a later accumulator": 31,
+    "number by the clock alone": 76,
 }
 """Where to begin with faults that take a coincidence, so that the test is short."""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradserve
 import gradserve.aio
+from gradserve.calls.accumulators.sharding.shard import is_of_earlier
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.cluster import Cluster
 from gradserve.calls.identity import RequestIds
@@ -60,7 +61,7 @@ class Worker:
             (0.12, self._read),
             (0.10, self._send_again),
             (0.03, self._set_step),
-            (0.015, self._delete),
+            (self._world.deletions, self._delete),
             (0.015, self._private),
         ]
         weights = [weight for weight, _ in actions]
@@ -109,6 +110,8 @@ class Worker:
         elif isinstance(error, gradserve.LostError):
             is_shared = error.accumulator in NAMES
             check(not (is_shared and self._world.is_durable(error.accumulator)), f"it is durable, and {error}")
+        elif is_of_earlier(error):
+            raise BrokenPromiseError(f"the home still has it, and {error}") from error
         elif isinstance(error, gradserve.AlreadyExistsError | gradserve.InternalError | gradserve.InvalidArgumentError):
             raise BrokenPromiseError(f"{type(error).__name__}: {error}") from error
 

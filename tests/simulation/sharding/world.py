@@ -5,6 +5,7 @@ import contextlib
 import random
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class World:
         truth: What was sent, decided and answered.
         network: What carries the calls.
         specs: The accumulators.
+        deletions: How likely a worker deletes an accumulator, and not something else.
         deleting: Those that somebody has begun to delete.
         trace: What happened.
         faults: How often each fault happened.
@@ -65,6 +67,7 @@ class World:
         self.trace: list[str] = []
         self.faults: Counter[str] = Counter()
         self._chance = chance = random.Random(seed)
+        self._clocks = random.Random(f"clocks {seed}")
         self._size = chance.choice([2, 3])
         kind = chance.choices(["all", "none", "some"], [0.55, 0.3, 0.15])[0]
         self._has_disk = [kind == "all" or (kind == "some" and chance.random() < 0.5) for _ in range(self._size)]
@@ -72,6 +75,7 @@ class World:
         self.specs = {
             name: Spec(chance.choice(levels), chance.random() < 0.4, chance.choice([1, 1, 2])) for name in NAMES
         }
+        self.deletions = 0.3 if seed % 4 == 3 else 0.015
         self.truth = Truth()
         self.deleting: set[str] = set()
         self._num_gradients = self._num_turns = 0
@@ -137,7 +141,7 @@ class World:
         incarnation = decided.parts.home_incarnation
         life = self.truth.lives[incarnation]
         is_over = max(life.decisions) > decided.round - 1
-        there = {each.incarnation: each for run in self._running for each in run.accumulators()}
+        there = {each.incarnation: each for run in self._running for each in run.at_home()}
         at_home = there.get(incarnation)
         is_deleted = at_home is None
         is_kept = all(self._has_disk) and at_home is not None and at_home.spec.durability.name != "NONE"
@@ -203,11 +207,16 @@ class World:
 
     async def _start(self, target: int) -> None:
         folder = self._folder / str(target) if self._has_disk[target] else None
-        run = Run(Member("train", target, self._size), folder, self._chance, self._loop.time)
+        run = Run(Member("train", target, self._size), folder, self._chance, self._loop.time, self._wall_clock(target))
         await run.begin(run.start())
         self.truth.observe(run)
         self.network.runs[target] = run
         self.note(f"server {target} starts {'with' if folder else 'without'} a disk")
+
+    def _wall_clock(self, target: int) -> Callable[[], int]:
+        """Returns a clock that a server with a disk starts with: it may have been set back."""
+        ahead = self._clocks.uniform(0.0, 30.0) if self._has_disk[target] else 30.0 * target
+        return lambda: int((1_800_000_000 + ahead + self._loop.time()) * 1e9)
 
     def _kill(self, target: int, when: str) -> None:
         run = self.network.runs[target]
@@ -292,14 +301,14 @@ class World:
             for each in run.accumulators():
                 if each.name == f"default/{name}" and each.shard is not None:
                     rounds = len(each.shard._reduced)
-                    heard = list(run.heard[each.incarnation])
-                    # One that has sent a part for an earlier life late may have left it.
-                    known = heard[: heard.index(incarnation) + 1]
+                    check(
+                        each.incarnation == incarnation,
+                        f"server {run.place.index} has {each.incarnation} of {name}, not {incarnation}",
+                    )
                     parts = [
                         key
                         for key, part in each.shard._parts.items()
-                        if key.home_incarnation in known[:-1]
-                        or (key.home_incarnation == incarnation and part.local_step < step - kept)
+                        if key.home_incarnation != incarnation or part.local_step < step - kept
                     ]
                     check(not parts, f"server {run.place.index} holds gradients of {name} that no round needs: {parts}")
                     check(rounds <= kept + 1, f"server {run.place.index} keeps {rounds} averages of {name}, not {kept}")

@@ -83,11 +83,18 @@ def create(request: messages_pb2.CreateAccumulatorRequest) -> Operation[accumula
     return reply.info
 
 
-def delete(ref: accumulator_pb2.AccumulatorRef) -> Operation[bool]:
-    """Deletes an accumulator; returns whether it existed."""
-    request = messages_pb2.DeleteAccumulatorRequest(accumulator=ref)
+def delete(
+    ref: accumulator_pb2.AccumulatorRef, home_incarnation: str = ""
+) -> Operation[messages_pb2.DeleteAccumulatorResponse]:
+    """Deletes an accumulator; returns whether it existed, and what is gone.
+
+    Args:
+        ref: Its name.
+        home_incarnation: On a server that is not its home: what the home has answered.
+    """
+    request = messages_pb2.DeleteAccumulatorRequest(accumulator=ref, home_incarnation=home_incarnation)
     reply: messages_pb2.DeleteAccumulatorResponse = yield Unary(_SERVICE, "DeleteAccumulator", request)
-    return reply.deleted
+    return reply
 
 
 def list_accumulators(container: str) -> Operation[list[AccumulatorInfo]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -23,6 +22,7 @@ from gradserve.calls.accumulators.session import AccumulatorSession
 from gradserve.calls.accumulators.settling import not_durable, settle
 from gradserve.calls.accumulators.sharding.choice import as_wish, is_sharded
 from gradserve.calls.accumulators.sharding.parts import Parts
+from gradserve.calls.accumulators.sharding.shard import is_of_earlier
 from gradserve.calls.accumulators.sharding.specs import add_plan
 from gradserve.calls.accumulators.sharding.wire import ShardedWire
 from gradserve.calls.accumulators.watch import Watch
@@ -35,7 +35,7 @@ from gradserve.calls.private_resources import PrivateResources
 from gradserve.calls.together import all_ended, at_target, together
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_text
-from gradserve.errors import NotDurableError, NotFoundError
+from gradserve.errors import AbortedError, NotDurableError, NotFoundError
 from gradserve.results import AccumulatorHandle, AccumulatorInfo, AccumulatorKind, DenseSpec, SparseSpec
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
@@ -99,12 +99,12 @@ class MadeAccumulators:
         """Deletes an accumulator by its name; returns whether it existed."""
         home = self._home_of(container, name)
         if self._cluster.size == 1 or (yield from home.has_whole(container, name)):
-            return (yield from home.delete(container, name))
+            return (yield from home.delete(container, name)).deleted
         # First at its home, which would name gradients that others have no more if it stayed. Then also what is left on
-        # other servers of one that its home has lost.
-        deleted = yield from home.delete(container, name)
-        others = [each for each in self._servers if each is not home]
-        return any([deleted, *(yield from all_ended(*[each.delete(container, name) for each in others]))])
+        # other servers of one that its home has lost, but nothing of one that somebody makes meanwhile.
+        at_home = yield from home.delete(container, name)
+        others = [each.delete(container, name, at_home.home_incarnation) for each in self._servers if each is not home]
+        return any(each.deleted for each in [at_home, *(yield from all_ended(*others))])
 
     def list_all(self, container: str) -> Operation[list[AccumulatorInfo]]:
         """Describes the accumulators of a container, on all servers, sorted by name."""
@@ -147,18 +147,26 @@ class MadeAccumulators:
         request = home.request(name, components, options, is_private=is_private)
         add_plan(request.spec, plan, self._cluster.size)
         request.accumulator.member = yield from self._cluster.member(home.target)
-        info = yield from at_target(home.target, home.made(request, is_private=is_private))
         members: dict[int, str] = {}
-        creations: dict[int, Callable[[], Operation[accumulator_pb2.AccumulatorInfo]]] = {}
         for target in parts.servers:
             members[target] = yield from self._cluster.member(target)
-            if target != home.target:
-                other = messages_pb2.CreateAccumulatorRequest()
-                other.CopyFrom(request)
-                other.accumulator.member = members[target]
-                other.spec.durability = info.spec.durability  # if that is none in particular, servers may differ
-                creations[target] = partial(self._created_part, target, other, is_private=is_private)
-        yield from together(*[create_part() for create_part in creations.values()])
+        earlier = ""
+        while True:
+            info = yield from at_target(home.target, home.made(request, is_private=is_private))
+            creations = {
+                target: partial(self._created_part, target, self._of_part(request, member, info), is_private=is_private)
+                for target, member in members.items()
+                if target != home.target
+            }
+            try:
+                yield from together(*[create_part(info.accumulator.incarnation) for create_part in creations.values()])
+            except AbortedError as error:
+                # It was deleted since. If it was not, its home makes incarnations that others take for earlier ones.
+                if not is_of_earlier(error) or info.accumulator.incarnation == earlier:
+                    raise
+                earlier = info.accumulator.incarnation
+            else:
+                break
         return ShardedWire(
             home.session(info, request, is_private=is_private),
             components,
@@ -172,9 +180,23 @@ class MadeAccumulators:
             idle_lease=None if options.idle_lease is None else float(options.idle_lease),
         )
 
+    @staticmethod
+    def _of_part(
+        request: messages_pb2.CreateAccumulatorRequest, member: str, info: accumulator_pb2.AccumulatorInfo
+    ) -> messages_pb2.CreateAccumulatorRequest:
+        """Returns the request for the part of another server than the home, which has answered a description."""
+        other = messages_pb2.CreateAccumulatorRequest()
+        other.CopyFrom(request)
+        other.accumulator.member = member
+        other.spec.durability = info.spec.durability  # if that is none in particular, servers may differ
+        return other
+
     def _created_part(
-        self, target: int, request: messages_pb2.CreateAccumulatorRequest, *, is_private: bool
+        self, target: int, of_part: messages_pb2.CreateAccumulatorRequest, home_incarnation: str, *, is_private: bool
     ) -> Operation[accumulator_pb2.AccumulatorInfo]:
+        request = messages_pb2.CreateAccumulatorRequest()
+        request.CopyFrom(of_part)
+        request.home_incarnation = home_incarnation
         return at_target(target, self._servers[target].made(request, is_private=is_private))
 
     def _deleted(self, container: str, name: str) -> None:
@@ -214,11 +236,13 @@ class _AccumulatorsOfServer:
         session = self.watch.session(ref) or AccumulatorSession(info, self._memory)
         return self._wire(session, Components.of_one_tensor(spec(handle.dtype)))
 
-    def delete(self, container: str, name: str) -> Operation[bool]:
+    def delete(
+        self, container: str, name: str, home_incarnation: str = ""
+    ) -> Operation[messages_pb2.DeleteAccumulatorResponse]:
         ref = accumulator_pb2.AccumulatorRef(container=container, name=name)
-        deleted = yield from at_target(self.target, delete(ref))
+        reply = yield from at_target(self.target, delete(ref, home_incarnation))
         self.deleted(container or DEFAULT_CONTAINER, name)
-        return deleted
+        return reply
 
     def deleted(self, container: str, name: str) -> None:
         """Forgets an accumulator that was deleted."""

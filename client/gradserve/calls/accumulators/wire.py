@@ -289,7 +289,7 @@ class AccumulatorWire:
         ref = accumulator_pb2.AccumulatorRef()
         ref.CopyFrom(self.ref)
         ref.server_incarnation = ""
-        deleted = yield from delete(ref)
+        deleted = (yield from delete(ref)).deleted
         self._deleted(ref.container, ref.name)
         return deleted
 

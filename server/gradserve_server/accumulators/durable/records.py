@@ -57,6 +57,7 @@ class FileRecords:
         self._registry: AccumulatorRegistry | None = None
         self._journals: dict[ResourceKey, FileJournal] = {}
         self._last_number = max((number for (number,) in store.rows("SELECT id FROM accumulator")), default=0)
+        ((self.newest_number,),) = store.rows("SELECT coalesce(max(number), 0) FROM newest_incarnation")
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(
@@ -90,6 +91,10 @@ class FileRecords:
         journal = self._journals.pop(key, None)
         if journal is not None:
             journal.end()
+
+    def note_number(self, number: int) -> None:
+        """See `RecordedNumber`."""
+        self._store.add(number_change(number))
 
     async def settle(self) -> None:
         """See `Records`."""
@@ -254,6 +259,17 @@ def read_ledger(
     for _, record in events:
         ledger.replay(from_record(json.loads(record)))
     return ledger, events[-1][0] if events else position
+
+
+def number_change(number: int) -> Change:
+    """Returns what records the number of an incarnation, unless a greater one is recorded."""
+    change = Change()
+    change.execute(
+        "INSERT INTO newest_incarnation (place, number) VALUES (0, ?) "
+        "ON CONFLICT (place) DO UPDATE SET number = max(number, excluded.number)",
+        number,
+    )
+    return change
 
 
 def _level(spec: AccumulatorSpec) -> Durability:

@@ -1,7 +1,6 @@
 """What one server has of a sharded accumulator."""
 
 import asyncio
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -92,9 +91,8 @@ class Shard:
         self._reduced: dict[tuple[str, int], _Reduced] = {}
         self._averaged: set[PartKey] = set()
         """The gradients in these rounds, which need not be held again."""
-        self._homes: dict[str, tuple[int, int] | None] = {}
-        """The incarnations at the home, in the order in which they were heard of, with the oldest round and step that
-        were heard of."""
+        self._oldest: tuple[int, int] | None = None
+        """The oldest round and step that were heard of."""
         self._tasks = OwnTasks()
         self._closed: ServiceError | None = None
 
@@ -231,7 +229,6 @@ class Shard:
 
     def _hold(self, key: PartKey, part: _Part) -> None:
         self._parts[key] = part
-        self._homes.setdefault(key.home_incarnation, None)
 
     async def _added(self, key: PartKey, local_step: int, given: Gradient, weight: float) -> bool:
         """Adds a gradient to others of its step; returns False if it has to be held."""
@@ -241,7 +238,6 @@ class Shard:
         running = self._running.get(place)
         if running is None:
             running = self._running[place] = RunningSum(self._make_running_sum())
-            self._homes.setdefault(key.home_incarnation, None)
         return await running.add(key.id, weight, given, self._check_rows)
 
     async def _held(self, local_step: int, given: Gradient, key: PartKey | None, *, is_sum: bool) -> _Part:
@@ -351,25 +347,16 @@ class Shard:
         return held
 
     async def _forget_before(self, parts: RoundParts) -> None:
-        """Forgets what no round from the oldest one on needs, and what belongs to an earlier life of the home."""
-        home, oldest = parts.home_incarnation, (parts.oldest_round, parts.oldest_step)
-        if self._homes.get(home) == oldest:
+        """Forgets what no round from the oldest one on needs."""
+        oldest = parts.oldest_round, parts.oldest_step
+        if self._oldest == oldest:
             return
-        self._homes[home] = oldest  # in its place, if parts for it came first
-        older = set(itertools.takewhile(lambda each: each != home, self._homes))
-        for each in older:
-            del self._homes[each]
-        rounds = [key for key in self._reduced if key[0] in older or (key[0] == home and key[1] < parts.oldest_round)]
-        for place in [
-            place for place in self._running if place[0] in older or (place[0] == home and place[1] < parts.oldest_step)
-        ]:
+        self._oldest = oldest
+        rounds = [key for key in self._reduced if key[1] < parts.oldest_round]
+        for place in [place for place in self._running if place[1] < parts.oldest_step]:
             self._running.pop(place).close()
         gone = [PartKey(key[0], part_id) for key in rounds for part_id in self._reduced.pop(key).parts.ids]
-        unneeded = [
-            key
-            for key, part in self._parts.items()
-            if key.home_incarnation in older or (key.home_incarnation == home and part.local_step < parts.oldest_step)
-        ]
+        unneeded = [key for key, part in self._parts.items() if part.local_step < parts.oldest_step]
         self._averaged.difference_update(gone)
         if gone or unneeded:
             self._journal.forget([*gone, *unneeded])

@@ -4,7 +4,7 @@ from gradserve.v1 import accumulator_pb2
 from gradserve_server.accumulators.gradient import Average, RoundParts
 from gradserve_server.accumulators.sharding.part_ids import NUM_BYTES
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.limits import MAX_NAME_BYTES, MAX_WORKER_ID_BYTES, check_length
+from gradserve_server.limits import MAX_WORKER_ID_BYTES, check_length
 
 _FIELD = "average.parts"
 
@@ -18,7 +18,6 @@ def decode_decided(average: accumulator_pb2.Average) -> Average:
     if not average.HasField("parts"):
         raise InvalidArgumentError("expected what the home has answered, got no parts", field=_FIELD)
     parts = average.parts
-    check_length(parts.home_incarnation, MAX_NAME_BYTES, f"{_FIELD}.home_incarnation")
     ids = tuple([each.hex() for each in parts.part_ids])
     if not ids or len(ids) != len(parts.weights) or len(set(ids)) < len(ids):
         raise InvalidArgumentError(

@@ -17,7 +17,6 @@ from gradserve_server.limits import (
     MAX_COMPONENTS,
     MAX_DIMENSIONS,
     MAX_ID_BYTES,
-    MAX_NAME_BYTES,
     MAX_SUMMANDS,
     MAX_UNANSWERED,
     MAX_WORKER_ID_BYTES,
@@ -69,9 +68,6 @@ def decode_staged(
     Raises:
         InvalidArgumentError: It has too many parts, or no name.
     """
-    check_length(request.home_incarnation, MAX_NAME_BYTES, "home_incarnation")
-    if not request.home_incarnation:
-        raise InvalidArgumentError("expected the incarnation at the home, got an empty one", field="home_incarnation")
     call = _request_id(request.request_id, b"", user)
     return PartKey(request.home_incarnation, part_id(call)), _given_gradient(request, payload, user)
 

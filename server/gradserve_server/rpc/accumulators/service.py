@@ -14,6 +14,7 @@ from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.given import GivenGradient, use_gradient
 from gradserve_server.accumulators.gradient import Contribution, OpenGradient
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.incarnations import check_is_of
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.results import AccumulatorState
 from gradserve_server.accumulators.sharding.decision import of_staged
@@ -98,9 +99,9 @@ class AccumulatorServicer:
         lifetime = decode_lifetime(request.lifetime, call.identity)
         work = PIECE_BYTES * len(request.spec.components)
         spec = await self._compute.run(work, _decode_spec, request.spec, self._member)
-        if call.may_only_open is not None and not self._registry.has(key):
+        if call.may_only_open is not None and not self._registry.has(key, request.home_incarnation):
             raise call.may_only_open
-        accumulator, created = self._registry.create(key, spec, lifetime)
+        accumulator, created = self._registry.create(key, spec, lifetime, request.home_incarnation)
         await self._registry.records.settle()
         return await self._with_info(
             messages_pb2.CreateAccumulatorResponse(created=created), key, accumulator, lifetime
@@ -135,9 +136,10 @@ class AccumulatorServicer:
     ) -> messages_pb2.DeleteAccumulatorResponse:
         self._check_server(request.accumulator)
         key = decode_key(request.accumulator, call.identity)
-        deleted = self._registry.delete(key, request.accumulator.incarnation)
+        deleted = self._registry.delete(key, request.accumulator.incarnation, home_incarnation=request.home_incarnation)
+        gone = self._registry.gone(key)
         await self._registry.records.settle()
-        return messages_pb2.DeleteAccumulatorResponse(deleted=deleted)
+        return messages_pb2.DeleteAccumulatorResponse(deleted=deleted, home_incarnation=gone)
 
     async def ApplyGradient(
         self, request: messages_pb2.ApplyGradientRequest, call: Call
@@ -210,6 +212,7 @@ class AccumulatorServicer:
             shard = _shard_of(accumulator)
             if request.is_sum:
                 check_may_add(accumulator.name, accumulator.spec, "is_sum")
+            check_is_of(request.home_incarnation, accumulator.name, accumulator.incarnation, "home_incarnation")
             sent = (request, call.payload, call.identity)
             key, given = await self._compute.run(PIECE_BYTES * len(request.gradient), decode_staged, *sent)
             opening = await self._opening(shard, given, call, is_sum=request.is_sum)
@@ -229,6 +232,9 @@ class AccumulatorServicer:
             self._delivery(request.placement, call) as delivery,
         ):
             shard = _shard_of(accumulator)
+            home = request.average.parts.home_incarnation
+            if request.average.HasField("parts"):
+                check_is_of(home, accumulator.name, accumulator.incarnation, "average.parts.home_incarnation")
             work = PIECE_BYTES * len(request.average.parts.part_ids)
             average = await shard.reduce(await self._compute.run(work, decode_decided, request.average))
             return await encode_reduced(average, delivery, self._compute)

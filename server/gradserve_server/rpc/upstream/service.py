@@ -18,12 +18,14 @@ from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.checking import checked_gradient, checking_work
 from gradserve_server.accumulators.given import GivenGradient, use_gradient
 from gradserve_server.accumulators.gradient import Average, Gradient, drop
+from gradserve_server.accumulators.incarnations import is_of_earlier
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.results import Applied
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
 from gradserve_server.errors import (
+    AbortedError,
     DeadlineExceededError,
     InvalidArgumentError,
     NotFoundError,
@@ -125,11 +127,19 @@ class AggregatingServicer:
                 raise call.may_only_open from None
         work = PIECE_BYTES * len(request.spec.components)
         sent = await self._compute.run(work, self._creation, request)
-        response = await self._link.call("CreateAccumulator", sent)
-        accumulator = await self._remember(response.info)
-        if accumulator.shards is not None:
-            await accumulator.shards.create()
-        return response
+        earlier = ""
+        while True:
+            response = await self._link.call("CreateAccumulator", sent)
+            accumulator = await self._remember(response.info)
+            try:
+                if accumulator.shards is not None:
+                    await accumulator.shards.create()
+            except AbortedError as error:  # it was deleted since
+                if not is_of_earlier(error) or accumulator.incarnation == earlier:
+                    raise
+                earlier = accumulator.incarnation
+            else:
+                return response
 
     async def GetAccumulator(self, request: messages_pb2.GetAccumulatorRequest, call: Call) -> Any:
         if self._is_local(request.accumulator, call):
@@ -156,7 +166,7 @@ class AggregatingServicer:
     async def DeleteAccumulator(self, request: messages_pb2.DeleteAccumulatorRequest, call: Call) -> Any:
         if self._is_local(request.accumulator, call):
             return await self._local.DeleteAccumulator(request, call)
-        return await delete(self._link, request.accumulator)
+        return await delete(self._link, request)
 
     async def GetNumAccumulated(self, request: messages_pb2.GetNumAccumulatedRequest, call: Call) -> Any:
         if self._is_local(request.accumulator, call):

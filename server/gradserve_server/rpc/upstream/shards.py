@@ -66,12 +66,15 @@ class UpstreamShards:
         if self._idle_lease is not None:
             lifetime.idle_lease.CopyFrom(info.idle_lease)
         named = accumulator_pb2.AccumulatorRef(container=ref.container, name=ref.name)
-        self._creation = messages_pb2.CreateAccumulatorRequest(accumulator=named, spec=info.spec, lifetime=lifetime)
+        self._creation = messages_pb2.CreateAccumulatorRequest(
+            accumulator=named, spec=info.spec, lifetime=lifetime, home_incarnation=self._incarnation
+        )
 
     async def create(self) -> None:
         """Creates the accumulator on the servers that have something of it, besides its home.
 
         Raises:
+            AbortedError: It was deleted meanwhile; see `is_of_earlier`.
             ServiceError: See `Upstream.call`.
         """
 
@@ -179,14 +182,18 @@ class UpstreamShards:
         for target in self._parts.servers:
             there = accumulator_pb2.AccumulatorRef(container=ref.container, name=ref.name)
             there.member = yield from self._cluster.member(target)
-            shards.append(Shard(there, target, partial(self._restore, ref, target)))
+            shards.append(Shard(there, target, partial(self._is_there, ref), partial(self._restore, target)))
         return shards
 
-    def _restore(self, ref: accumulator_pb2.AccumulatorRef, target: int) -> Operation[None]:
-        """Creates what a server has again, after it was started again without it."""
+    def _is_there(self, ref: accumulator_pb2.AccumulatorRef, incarnation: str) -> Operation[bool]:
+        """Asks the home whether it still has an incarnation."""
         # Whoever made the call has to know that the accumulator is gone, or that its home was started again.
         asked = messages_pb2.GetNumAccumulatedRequest(accumulator=ref)
         yield aimed_call(self._home, Unary(_SERVICE, "GetNumAccumulated", asked))
+        return incarnation == self._incarnation
+
+    def _restore(self, target: int, _incarnation: str) -> Operation[None]:
+        """Creates what a server has again, after it was started again without it."""
         if target != self._home:
             yield from self._created(target)
 

@@ -102,6 +102,10 @@ CREATE TABLE part (             -- what a shard holds of gradients, until no rou
     blob INTEGER NOT NULL REFERENCES blob,
     PRIMARY KEY (accumulator, home, id)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE newest_incarnation (  -- of sharded accumulators whose home this server is: later ones are greater
+    place INTEGER PRIMARY KEY CHECK (place = 0),
+    number INTEGER NOT NULL
+) STRICT;
 """
 
 _UPGRADES: dict[int, str] = {0: _FIRST, 1: _SECOND}

@@ -26,6 +26,11 @@ _AUTO = placement_of(keep=False)
 Step: TypeAlias = Callable[[], Operation[None]]
 
 
+def is_of_earlier(error: GradserveError) -> bool:
+    """Returns True if a server refused a call because it knows a later accumulator of this name."""
+    return isinstance(error, AbortedError) and (error.field or "").rpartition(".")[2] == "home_incarnation"
+
+
 class Shard:
     """The part of an accumulator that one server has.
 
@@ -34,16 +39,25 @@ class Shard:
         ref: The accumulator's name there.
     """
 
-    def __init__(self, ref: accumulator_pb2.AccumulatorRef, target: int, restore: Step) -> None:
+    def __init__(
+        self,
+        ref: accumulator_pb2.AccumulatorRef,
+        target: int,
+        is_there: Callable[[str], Operation[bool]],
+        restore: Callable[[str], Operation[None]],
+    ) -> None:
         """Takes the accumulator's name with the member of the cluster, the server, and what makes the part again.
 
         Args:
             ref: The accumulator's name, with the member of the cluster and without incarnations.
             target: The index of the server.
-            restore: Makes the part again after the server has lost it, if the accumulator is still on its home.
+            is_there: Asks the home whether it still has an incarnation of the accumulator. It raises NotFoundError
+                if it has none of which the client knows.
+            restore: Makes the part of an incarnation again after the server has lost it.
         """
         self.target = target
         self.ref = ref
+        self._is_there = is_there
         self._restore = restore
 
     def stage(
@@ -52,7 +66,7 @@ class Shard:
         values: Mapping[str, Sent],
         progress: Progress | None = None,
     ) -> Operation[None]:
-        """Brings what the server gets of a gradient there.
+        """Brings what the server gets of a gradient there, unless the home has another incarnation meanwhile.
 
         Args:
             staging: The request, without the accumulator and the gradient.
@@ -73,11 +87,19 @@ class Shard:
             call = call_with_arrays(_SERVICE, "StageGradient", arrays, request, released=True, progress=progress)
             return at_target(self.target, call)
 
+        incarnation = staging.home_incarnation
         try:
             yield from staged()
+        except AbortedError as error:
+            if not is_of_earlier(error) or (yield from self._is_there(incarnation)):
+                raise
         except NotFoundError:
-            yield from self._restore()
-            yield from staged()
+            if (yield from self._is_made_again(incarnation)):
+                try:
+                    yield from staged()
+                except (NotFoundError, AbortedError):
+                    if (yield from self._is_there(incarnation)):
+                        raise
 
     def reduce(
         self,
@@ -110,11 +132,14 @@ class Shard:
                 reduced = self._reduce(average, num_bytes, progress, in_place=in_place)
                 return (yield from at_target(self.target, reduced))
             except AbortedError as error:
+                if is_of_earlier(error) and not (yield from self._is_there(average.parts.home_incarnation)):
+                    raise self._lost(average) from error
                 if error.field != LOST_FIELD:
                     raise
                 failure = error
             except NotFoundError as error:
-                yield from self._restore()
+                if not (yield from self._is_made_again(average.parts.home_incarnation)):
+                    raise self._lost(average) from error
                 failure = error
             if left <= 0 and (again is None or not is_first):
                 raise self._lost(average) from failure
@@ -135,6 +160,18 @@ class Shard:
         call = Unary(_SERVICE, "ReduceGradients", request, in_place=in_place)
         reply: Reply = yield Whole(call, progress=progress, reply_bytes=num_bytes)
         return (yield from receive_values(reply, progress, in_place=in_place))
+
+    def _is_made_again(self, incarnation: str) -> Operation[bool]:
+        """Makes the part again after the server has lost it; returns False if the home has another incarnation now."""
+        if not (yield from self._is_there(incarnation)):
+            return False
+        try:
+            yield from self._restore(incarnation)
+        except AbortedError as error:
+            if not is_of_earlier(error) or (yield from self._is_there(incarnation)):
+                raise
+            return False
+        return True
 
     def _lost(self, average: accumulator_pb2.Average) -> AbortedError:
         return AbortedError(

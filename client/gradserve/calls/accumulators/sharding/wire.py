@@ -41,7 +41,7 @@ class ShardedWire(AccumulatorWire):
         *args: Any,
         parts: Parts,
         members: Mapping[int, str],
-        creations: Mapping[int, Callable[[], Operation[object]]],
+        creations: Mapping[int, Callable[[str], Operation[object]]],
         idle_lease: float | None = None,
         **kwargs: Any,
     ) -> None:
@@ -51,7 +51,7 @@ class ShardedWire(AccumulatorWire):
             *args: See `AccumulatorWire`.
             parts: What each server has.
             members: The servers that have something, as requests name them.
-            creations: Creates the parts of those servers that are not the home.
+            creations: Creates the parts of those servers that are not the home, of an incarnation there.
             idle_lease: Seconds without use after which a server deletes its part; None: never.
             **kwargs: See `AccumulatorWire`.
         """
@@ -72,10 +72,12 @@ class ShardedWire(AccumulatorWire):
         ref = accumulator_pb2.AccumulatorRef()
         ref.CopyFrom(self.ref)
         ref.server_incarnation = ""
-        deleted = yield from at_target(self.target, delete(ref))
-        yield from all_ended(*[at_target(each.target, delete(each.ref)) for each in self._others])
+        reply = yield from at_target(self.target, delete(ref))
+        yield from all_ended(
+            *[at_target(each.target, delete(each.ref, reply.home_incarnation)) for each in self._others]
+        )
         self._deleted(ref.container, ref.name)
-        return deleted
+        return reply.deleted
 
     def _unary(self, method: str, request: RequestOfAccumulator, wait: float = 0.0, *, in_place: bool = False) -> Unary:
         return aimed_call(self.target, super()._unary(method, request, wait, in_place=in_place))
@@ -231,13 +233,17 @@ class ShardedWire(AccumulatorWire):
 
     def _shard(self, target: int, member: str) -> Shard:
         ref = accumulator_pb2.AccumulatorRef(container=self.ref.container, name=self.ref.name, member=member)
-        return Shard(ref, target, partial(self._restore, target))
+        return Shard(ref, target, self._is_there, partial(self._restore, target))
 
-    def _restore(self, target: int) -> Operation[None]:
+    def _is_there(self, incarnation: str) -> Operation[bool]:
+        """Returns whether the home still has an incarnation; if it was started again without, it has another one."""
+        yield from self.num_accumulated()
+        return self.ref.incarnation == incarnation
+
+    def _restore(self, target: int, incarnation: str) -> Operation[None]:
         """Creates the part of a server again, after it was started again without it."""
-        yield from self.num_accumulated()  # it is still there; or its home was started again, and it is made anew
         if target in self._creations:
-            yield from self._creations[target]()
+            yield from self._creations[target](incarnation)
 
     def _num_bytes(self, shard: Shard) -> Operation[int]:
         try:
