@@ -223,3 +223,18 @@ def test_nothing_acknowledged_is_lost(started: Servers, lost: int) -> None:
     check(started.made[1].read_average(1), 0, 1)
     for each in at_once(lambda acc, at: push_pull(acc, at, 2, 1), started.made, range(2)):
         check(each, 0, 1)
+
+
+@pytest.mark.parametrize("started", ["round", "gradient"], indirect=True)
+@pytest.mark.parametrize("lost", [HOME, OTHER], ids=["home", "other"])
+def test_calls_that_wait_go_on(started: Servers, lost: int) -> None:
+    """At the server that is back, with the gradients that it had."""
+    with ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(push_pull, started.made[at], at, 3, 0) for at in range(2)]
+        eventually(started.direct.num_accumulated, (2).__eq__)
+        started.servers[lost].restart()
+        eventually(started.direct.num_accumulated, (2).__eq__)
+        check(push_pull(started.direct, 2, 3, 0), 0, 1, 2)
+        for each in calls:
+            check(each.result(), 0, 1, 2)
+    assert started.direct.info().global_step == 1
