@@ -3,6 +3,7 @@
 A server that is not the home decides by itself, from the incarnations in the requests.
 """
 
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -189,6 +190,21 @@ def test_what_a_home_with_a_state_directory_makes_is_later_even_if_its_clock_was
         late = shards.delete_at_home()
         restart(shards, HOME, tmp_path, Parts(wall_clock=lambda: 0))
         shards.create(durability=durability)
+        assert not shards.raw[OTHER].call("DeleteAccumulator", late).deleted
+        shards.push(1, gradient(2))
+        np.testing.assert_array_equal(shards.reduce(shards.take(1)), gradient(2))
+
+
+def test_a_home_to_which_an_accumulator_has_come_counts_on_from_there(tmp_path: Path) -> None:
+    """When the number of servers changed: the clock of its home before was ahead."""
+    with running(tmp_path) as shards:
+        shards.create(durability=accumulator_pb2.DURABILITY_GRADIENT)
+        with sqlite3.connect(tmp_path / str(HOME) / "metadata.sqlite") as database:
+            assert database.execute("DELETE FROM newest_incarnation").rowcount == 1
+        database.close()
+        restart(shards, HOME, tmp_path, Parts(wall_clock=lambda: 0))
+        late = shards.delete_at_home()
+        shards.create(durability=accumulator_pb2.DURABILITY_GRADIENT)
         assert not shards.raw[OTHER].call("DeleteAccumulator", late).deleted
         shards.push(1, gradient(2))
         np.testing.assert_array_equal(shards.reduce(shards.take(1)), gradient(2))

@@ -46,9 +46,10 @@ class _Reduced:
 class Shard:
     """Holds what gradients have of some components, and averages those that the accumulator's home names.
 
-    It decides nothing. A gradient that is held has no effect until somebody who knows the home's decision asks for the
-    average of its round. Then all who ask for that round get the same average, whichever other gradients are there.
-    What no round needs any more is forgotten, as the home's decisions say.
+    All of it is of one incarnation of the accumulator at its home. It decides nothing. A gradient that is held has no
+    effect until somebody who knows the home's decision asks for the average of its round. Then all who ask for that
+    round get the same average, whichever other gradients are there. What no round needs any more is forgotten, as the
+    home's decisions say.
 
     Lives on one event loop; threads do the arithmetic.
     """
@@ -85,10 +86,11 @@ class Shard:
         self._bookkeeping = Account(bookkeeping)
         self._place = make_sum().place
         self._parts: dict[PartKey, _Part] = {}
-        self._running: dict[tuple[str, int], RunningSum] = {}
-        """By the incarnation at the home, and the local step."""
+        self._running: dict[int, RunningSum] = {}
+        """By their local steps."""
         self._staging: dict[PartKey, asyncio.Task[None]] = {}
-        self._reduced: dict[tuple[str, int], _Reduced] = {}
+        self._reduced: dict[int, _Reduced] = {}
+        """By the numbers of the rounds."""
         self._averaged: set[PartKey] = set()
         """The gradients in these rounds, which need not be held again."""
         self._oldest: tuple[int, int] | None = None
@@ -143,7 +145,7 @@ class Shard:
         """
         self._check_open()
         under_way = self._staging.get(key)
-        running = self._running.get((key.home_incarnation, local_step))
+        running = self._running.get(local_step)
         is_there = key in self._parts or key in self._averaged or (running is not None and key.id in running.weights)
         if is_there or under_way is not None:
             if under_way is not None:
@@ -181,14 +183,14 @@ class Shard:
         self._check_open()
         assert decided.parts is not None, "the caller has checked that"
         parts = decided.parts
-        key = (parts.home_incarnation, decided.round_number)
-        known = self._reduced.get(key)
+        number = decided.round_number
+        known = self._reduced.get(number)
         if known is None:
-            known = self._reduced[key] = _Reduced(parts, self._tasks.begin(self._reduce(decided, parts, key)))
+            known = self._reduced[number] = _Reduced(parts, self._tasks.begin(self._reduce(decided, parts)))
         elif (known.parts.ids, known.parts.weights, known.parts.sums) != (parts.ids, parts.weights, parts.sums):
             raise InvalidArgumentError(
-                f"expected the gradients with which round {decided.round_number + 1} of accumulator {self._name!r} was "
-                f"reduced here, {len(known.parts.ids)} of them, got {len(parts.ids)} others",
+                f"expected the gradients with which round {number + 1} of accumulator {self._name!r} was reduced here, "
+                f" {len(known.parts.ids)} of them, got {len(parts.ids)} others",
                 field=_PARTS_FIELD,
             )
         average = await asyncio.shield(known.answer)
@@ -234,10 +236,9 @@ class Shard:
         """Adds a gradient to others of its step; returns False if it has to be held."""
         if self._make_running_sum is None or not given.live:
             return False
-        place = (key.home_incarnation, local_step)
-        running = self._running.get(place)
+        running = self._running.get(local_step)
         if running is None:
-            running = self._running[place] = RunningSum(self._make_running_sum())
+            running = self._running[local_step] = RunningSum(self._make_running_sum())
         return await running.add(key.id, weight, given, self._check_rows)
 
     async def _held(self, local_step: int, given: Gradient, key: PartKey | None, *, is_sum: bool) -> _Part:
@@ -275,30 +276,28 @@ class Shard:
                         field=f"{component.field}.sparse.values.shape",
                     )
 
-    async def _reduce(self, decided: Average, parts: RoundParts, key: tuple[str, int]) -> Average:
+    async def _reduce(self, decided: Average, parts: RoundParts) -> Average:
         try:
             average = await self._reduced_average(decided, parts)
         except BaseException:
-            self._reduced.pop(key, None)  # it may succeed later
+            self._reduced.pop(decided.round_number, None)  # it may succeed later
             raise
-        self._reduced[key].nbytes = average.nbytes
+        self._reduced[decided.round_number].nbytes = average.nbytes
         members = [PartKey(parts.home_incarnation, each) for each in parts.ids]
         self._averaged.update(members)
         await self._drop(members)
         return average
 
     async def _reduced_average(self, decided: Average, parts: RoundParts) -> Average:
-        place = await self._running_with(
-            decided, parts.home_incarnation, dict(zip(parts.ids, parts.weights, strict=True))
-        )
-        added = () if place is None else self._running[place].weights
+        step = await self._step_of_running(decided, dict(zip(parts.ids, parts.weights, strict=True)))
+        added = () if step is None else self._running[step].weights
         contributions = {
             part_id: contribution for part_id, contribution in parts.contributions.items() if part_id not in added
         }
         held = self._members(decided, parts.home_incarnation, contributions)
-        total = self._make_sum() if place is None else self._running.pop(place).sum
+        total = self._make_sum() if step is None else self._running.pop(step).sum
         try:
-            if place is None:
+            if step is None:
                 await total.borrow([each.sum for each in held], contributions.values())
             else:
                 for part, contribution in zip(held, contributions.values(), strict=True):
@@ -310,25 +309,19 @@ class Shard:
         self._check_open()
         return replace(decided, values=values, parts=None)
 
-    async def _running_with(
-        self, decided: Average, home_incarnation: str, weights: Mapping[str, float]
-    ) -> tuple[str, int] | None:
-        """Ends the running sum that has gradients of a round; returns its key, None if there is none.
+    async def _step_of_running(self, decided: Average, weights: Mapping[str, float]) -> int | None:
+        """Ends the running sum that has gradients of a round; returns its local step, None if there is none.
 
         Raises:
             AbortedError: It has others, too, or is not the only one: they are of no use, and gone now.
         """
-        found = [
-            key
-            for key, each in self._running.items()
-            if key[0] == home_incarnation and not weights.keys().isdisjoint(each.weights)
-        ]
-        for key in found:
-            await self._running[key].end()  # one more may have been under way
+        found = [step for step, each in self._running.items() if not weights.keys().isdisjoint(each.weights)]
+        for step in found:
+            await self._running[step].end()  # one more may have been under way
         if not found or (len(found) == 1 and self._running[found[0]].weights.items() <= weights.items()):
             return found[0] if found else None
-        for key in found:
-            self._running.pop(key).close()
+        for step in found:
+            self._running.pop(step).close()
         raise AbortedError(
             f"gradients of round {decided.round_number + 1} of accumulator {self._name!r} were added up with others, "
             "which the home has not accepted: stage them again",
@@ -352,10 +345,11 @@ class Shard:
         if self._oldest == oldest:
             return
         self._oldest = oldest
-        rounds = [key for key in self._reduced if key[1] < parts.oldest_round]
-        for place in [place for place in self._running if place[1] < parts.oldest_step]:
-            self._running.pop(place).close()
-        gone = [PartKey(key[0], part_id) for key in rounds for part_id in self._reduced.pop(key).parts.ids]
+        rounds = [number for number in self._reduced if number < parts.oldest_round]
+        for step in [step for step in self._running if step < parts.oldest_step]:
+            self._running.pop(step).close()
+        home = parts.home_incarnation
+        gone = [PartKey(home, part_id) for number in rounds for part_id in self._reduced.pop(number).parts.ids]
         unneeded = [key for key, part in self._parts.items() if part.local_step < parts.oldest_step]
         self._averaged.difference_update(gone)
         if gone or unneeded:
