@@ -21,6 +21,7 @@ from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
     ComponentSpec,
 )
+from gradserve_server.cluster import Member
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import Compute, InlineCompute
 from gradserve_server.devices.device import Allocate
@@ -57,6 +58,7 @@ class Bench:
         lifetimes: Lifetimes | None = None,
         places: Callable[[HostPlace], Places] | None = None,
         wall_clock: Callable[[], int] = time.time_ns,
+        member: Member | None = None,
         **limits: Any,
     ) -> None:
         self.now = 0.0
@@ -75,6 +77,7 @@ class Bench:
             clock=clock,
             new_incarnation=map(str, itertools.count()).__next__,
             wall_clock=wall_clock,
+            member=member,
             records=records or MemoryRecords(lambda _: journal or NoJournal()),
         )
 

@@ -96,10 +96,10 @@ class Run:
             lifetimes=self._lifetimes,
             undelivered_lease_seconds=UNDELIVERED_LEASE,
             wall_clock=wall_clock,
+            member=place,
         )
         self.registry: Any = self._bench.registry
         self.registry._new_incarnation = run.new_id
-        self.registry._member = self.registry._parts._member = place
         self.registry._accumulators._is_of_another_run = run.is_of_another
         device = _device()
         tensors = TensorStore(
