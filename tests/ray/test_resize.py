@@ -46,6 +46,29 @@ def resize(servers: int, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["cluster", "resize", NAME, "--servers", str(servers), *timeout, *arguments])
 
 
+def leave_server(index: int) -> None:
+    """Leaves the actor of a server that the cluster does not have, as a `resize` that is killed does."""
+    import ray
+
+    from gradserve.discovery.ray_connection import connected_to_ray
+    from gradserve.discovery.ray_names import NAMESPACE
+    from gradserve_server.on_ray.handles import directory_of, member_name
+    from gradserve_server.on_ray.member import Member
+
+    with connected_to_ray():
+        where: Any = {"name": member_name(NAME, index), "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
+        member = ray.remote(Member).options(**where).remote(directory_of(NAME), index, None, (), None)
+        ray.get(member.contents.remote())
+
+
+def check_none_is_left() -> None:
+    from gradserve.discovery.ray_connection import connected_to_ray
+    from gradserve_server.on_ray.handles import member_indexes
+
+    with connected_to_ray():
+        assert member_indexes(NAME) == []
+
+
 @pytest.fixture
 def sized(cluster: RayCluster, tmp_path: Path) -> Iterator[RayCluster]:
     """A second cluster of two durable servers, with accumulators of some rounds."""
@@ -60,6 +83,7 @@ def sized(cluster: RayCluster, tmp_path: Path) -> Iterator[RayCluster]:
         yield cluster
     finally:
         cluster.run("down", NAME)
+        check_none_is_left()
 
 
 def check(client: gradserve.Client, step: int, servers: int) -> None:
@@ -80,6 +104,7 @@ def test_a_cluster_grows_and_shrinks(sized: RayCluster) -> None:
     with connected() as old:
         stays = next(name for name in NAMES[2:] if home_of("", name, 3) == home_of("", name, 2) == 0)
         acc = opened(old, stays)
+        leave_server(2)
         done = resize(3)
         assert done.exit_code == 0, done.output
         with pytest.raises(
@@ -204,5 +229,6 @@ def test_what_is_volatile_may_end(sized: RayCluster) -> None:
     done = resize(1, "--drop-volatile")
     assert done.exit_code == 0, done.output
     assert "default/volatile: lost, its durability is none\n" in done.stdout
+    leave_server(7)
     listed: Any = json.loads(CliRunner().invoke(cli, ["ls", "--address", ADDRESS, "--json"]).stdout)
     assert {each["name"] for each in listed["accumulators"]} == set(NAMES)

@@ -45,6 +45,13 @@ def clusters() -> list[str]:
     return sorted(name for name in found if ":" not in name)
 
 
+def member_indexes(cluster: str) -> list[int]:
+    """Returns the numbers of the servers of a cluster that have actors, also of those that are no part of it yet."""
+    prefix = member_name(cluster, 0).removesuffix("0")
+    found = [name.removeprefix(prefix) for name in list_named_actors() if name.startswith(prefix)]
+    return sorted(int(each) for each in found if each.isdecimal())
+
+
 def only_cluster() -> str:
     """Returns the name of the only cluster on this Ray.
 

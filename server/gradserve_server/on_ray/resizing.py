@@ -12,7 +12,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import get_placement_group, placement_group_table
 
 from gradserve.discovery.ray_names import directory_name
-from gradserve_server.on_ray.ending import give_back, kill
+from gradserve_server.on_ray.ending import end_members, give_back, kill
 from gradserve_server.on_ray.errors import ClusterError
 from gradserve_server.on_ray.handles import REPLY_SECONDS, directory_of, find_actor, member_name
 from gradserve_server.on_ray.local_ray import LOOPBACK
@@ -99,6 +99,7 @@ def _member(name: str, index: int) -> Any:
 def _added(place: MemberPlace, before: int, servers: int, timeout: float) -> Iterator[list[Any]]:
     """Starts the actors of further servers, which do not start these yet; ends them if the block fails."""
     name = place.plan.name
+    end_members(name, before)
     groups: list[str] = []
     actors: list[Any] = []
     try:
