@@ -39,6 +39,7 @@ COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "scalar": {"s": gradserve.DenseSpec("float32", ())},  # One server has it, and all others nothing.
 }
 FIRST_ID = 1 << 40
+HOUR = 3_600_000_000_000
 Averages = dict[tuple[str, int], dict[str, Any]]
 
 
@@ -414,6 +415,26 @@ def test_gradients_that_a_server_has_lost(folder: Path) -> None:
     settle(folder, 3, 3)
     key = "default", MOVING
     assert [len(there.sharded[key].parts) for there in contents(folder, 3)] == [len(rows) - 1] * 3
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
+def test_what_is_made_after_the_change_is_later_than_what_was_deleted_before(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    """Even if its home was another server, whose clock is ahead by an hour."""
+    name = name_of("model", before, after, moves=True)
+    with cluster(tmp_path, before) as client:
+        client.gradient_accumulator(MODEL, name, durability="gradient")
+        client.delete_accumulator(name)
+    home = tmp_path / str(home_of("", name, before))
+    assert change(home, f"UPDATE newest_incarnation SET number = number + {HOUR}") == 1
+    numbers = [each.newest_number for each in contents(tmp_path, before)]
+    move_accumulators(states(tmp_path, 3), before, after)
+    settle(tmp_path, after, 3)
+    assert [each.newest_number for each in contents(tmp_path, after)] == [max(numbers)] * after
+    with cluster(tmp_path, after) as client:
+        incarnation = client.gradient_accumulator(MODEL, name, durability="gradient").info().incarnation
+    assert int(incarnation[-32:-16], 16) > max(numbers)
 
 
 def test_what_an_interrupted_deletion_has_left_goes(folder: Path) -> None:

@@ -113,6 +113,10 @@ class Member:
         """See `MemberState`."""
         return self._given().part_digests(key, parts, held, cuts, incoming=incoming)
 
+    def note_number(self, number: int) -> None:
+        """See `MemberState`."""
+        self._given().note_number(number)
+
     def begin(self, mark: ResizeMark) -> None:
         """See `MemberState`."""
         self._given().begin(mark)

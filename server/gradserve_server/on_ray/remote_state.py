@@ -47,6 +47,10 @@ class RemoteState:
         found: PartDigests = _reply(self._member.part_digests.remote(key, parts, held, cuts, incoming=incoming))
         return found
 
+    def note_number(self, number: int) -> None:
+        """See `MemberState`."""
+        _reply(self._member.note_number.remote(number))
+
     def begin(self, mark: ResizeMark) -> None:
         """See `MemberState`."""
         _reply(self._member.begin.remote(mark))

@@ -28,6 +28,7 @@ from gradserve_server.accumulators.durable.moving.rows import (
     removal_of_incoming,
 )
 from gradserve_server.accumulators.durable.moving.whole import made_whole
+from gradserve_server.accumulators.durable.records import newest_number, number_change
 from gradserve_server.accumulators.shard_journal import PartKey
 from gradserve_server.resizing import mark as marks
 from gradserve_server.resizing.mark import ResizeMark
@@ -64,11 +65,14 @@ class Contents:
         digests: The accumulators, each with the digest of all that there is of it, but for gradients that are held.
         num_layers: The number of batch normalization layers.
         sharded: Those that are sharded.
+        newest_number: The number of the newest incarnation of sharded accumulators whose home the server was; 0 if
+            there was none.
     """
 
     digests: Mapping[Key, str]
     num_layers: int
     sharded: Mapping[Key, Sharded] = field(default_factory=dict)
+    newest_number: int = field(default=0, compare=False)
 
     def held_for(self, key: Key, home_incarnation: str) -> dict[PartKey, int]:
         """Returns the gradients that are held for an accumulator in its present life, with their local steps."""
@@ -118,7 +122,8 @@ class MemberState:
                 for key, found in movable.items()
                 if json.loads(found.spec).get("num_shards")
             }
-        return Contents({key: found.digest for key, found in movable.items()}, num_layers, sharded)
+            number = newest_number(store)
+        return Contents({key: found.digest for key, found in movable.items()}, num_layers, sharded, number)
 
     def read(self, key: Key) -> MovableAccumulator:
         """Returns an accumulator, without gradients that are held."""
@@ -145,6 +150,11 @@ class MemberState:
         with self._opened() as store:
             number = number_of(store, key, incoming=incoming)
             return {part: digests_of(store, number, part, held, cuts) for part in parts}
+
+    def note_number(self, number: int) -> None:
+        """Makes the server number sharded accumulators from there on, whether the change holds or not."""
+        with self._opened() as store:
+            _carry_out(store, number_change(number))
 
     def begin(self, mark: ResizeMark) -> None:
         """Notes which change begins."""

@@ -42,6 +42,9 @@ class StateAccess(Protocol):
     ) -> PartDigests:
         """See `MemberState`."""
 
+    def note_number(self, number: int) -> None:
+        """See `MemberState`."""
+
     def begin(self, mark: ResizeMark) -> None:
         """See `MemberState`."""
 
@@ -188,6 +191,10 @@ class _Moving:
 
     def carry_out(self, change: str, before: int, after: int) -> None:
         """Brings everything to its place beside what is there, checks it, and decides that it holds."""
+        newest = max(each.newest_number for each in self._old.values())
+        for index, state in enumerate(self._states[:after]):
+            if self._old[index].newest_number < newest:  # It may be the home of what another one has made before.
+                state.note_number(newest)
         outgoing, incoming = self._outgoing(), self._incoming()
         if not outgoing and not incoming:
             return

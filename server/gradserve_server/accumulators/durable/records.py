@@ -57,7 +57,7 @@ class FileRecords:
         self._registry: AccumulatorRegistry | None = None
         self._journals: dict[ResourceKey, FileJournal] = {}
         self._last_number = max((number for (number,) in store.rows("SELECT id FROM accumulator")), default=0)
-        ((self.newest_number,),) = store.rows("SELECT coalesce(max(number), 0) FROM newest_incarnation")
+        self.newest_number = newest_number(store)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(
@@ -259,6 +259,12 @@ def read_ledger(
     for _, record in events:
         ledger.replay(from_record(json.loads(record)))
     return ledger, events[-1][0] if events else position
+
+
+def newest_number(store: StateStore) -> int:
+    """Returns the number of the newest incarnation that is recorded; 0 if there is none."""
+    ((found,),) = store.rows("SELECT coalesce(max(number), 0) FROM newest_incarnation")
+    return int(found)
 
 
 def number_change(number: int) -> Change:
