@@ -1,12 +1,11 @@
 """Operations on one of several servers, and operations that run at the same time."""
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from gradserve.calls.exchange import Allocate, Background, Exchange, Operation, Pause, Together, Track, Unary, Whole
 from gradserve.calls.passing_on import passed_on
-from gradserve.errors import GradserveError
+from gradserve.errors import CallCancelledError, GradserveError
 
 T = TypeVar("T")
 
@@ -46,10 +45,13 @@ def with_beside(operation: Operation[T], beside: Operation[None]) -> Operation[T
 
     def ended() -> Operation[None]:
         outcome.append((yield from _outcome(operation)))
-        raise _HasEndedError("the operation beside which it ran has ended")
+        raise CallCancelledError("cancelled: the operation beside which it ran has ended")
 
-    with suppress(_HasEndedError):
+    try:
         yield from together(ended(), _without_result(beside))
+    except CallCancelledError:
+        if not outcome:
+            raise
     ((result, error),) = outcome
     if error is None:
         return result  # type: ignore[no-any-return]
@@ -76,10 +78,6 @@ def _outcome(operation: Operation[T]) -> Operation[tuple[Any, GradserveError | N
         return (yield from operation), None
     except GradserveError as error:
         return None, error
-
-
-class _HasEndedError(GradserveError):
-    """Ends what runs beside an operation that has ended."""
 
 
 def _without_result(operation: Operation[None]) -> Operation[None]:
