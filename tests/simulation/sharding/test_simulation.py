@@ -7,7 +7,7 @@ from collections import Counter
 
 from tests.simulation.sharding.world import World
 
-SEEDS = 30
+SEEDS = 20
 """As many as contain each fault."""
 SAME = 15
 """The seed of a world in which much happens."""
