@@ -290,7 +290,7 @@ class Accumulator:
         one_per_worker: bool,
     ) -> Applied:
         try:
-            with self._ledger.room_for(call), self._ledger.room_for_sum(contribution):
+            with self._ledger.room_for(call, *contribution.calls):
                 return await open_gradient(
                     lambda given: self._once_written(
                         self._exclusively(self._answer, call, contribution, given, pull, one_per_worker)

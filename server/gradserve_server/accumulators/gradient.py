@@ -159,12 +159,12 @@ class Contribution:
     @property
     def workers(self) -> tuple[str, ...]:
         """The ids of the workers that computed it, one for each gradient; may be empty."""
-        return tuple(each.worker_id for each in self.sum_of) if self.sum_of else (self.worker_id,)
+        return tuple([each.worker_id for each in self.sum_of]) if self.sum_of else (self.worker_id,)
 
     @property
     def calls(self) -> tuple[RequestId, ...]:
         """The ids of the calls that brought the gradients of a sum."""
-        return tuple(each.call for each in self.sum_of if each.call is not None)
+        return tuple([each.call for each in self.sum_of if each.call is not None]) if self.sum_of else ()
 
 
 class OpenGradient(Protocol):

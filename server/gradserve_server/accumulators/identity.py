@@ -1,8 +1,8 @@
 """Request ids, and the memory of calls that makes each count once, however often it is sent."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -180,12 +180,12 @@ class CallMemory(Generic[RecordT]):
         self._clients.clear()
         self._account.settle(0)
 
-    def room_for(self, call: RequestId | None) -> AbstractContextManager[None]:
-        """Makes sure that the outcome of a call can be remembered at the end of a block.
+    def room_for(self, *calls: RequestId | None) -> AbstractContextManager[None]:
+        """Makes sure that the outcomes of calls can be remembered at the end of a block.
 
         At its beginning, ResourceExhaustedError says that too many clients are remembered already.
         """
-        return nullcontext() if call is None else _Running(self, call)
+        return _Running(self, calls)
 
     def begin(self, call: RequestId) -> ClientWindow[RecordT]:
         """Notes that a call has begun; returns the window of its client.
@@ -241,16 +241,24 @@ class CallMemory(Generic[RecordT]):
 
 
 class _Running(AbstractContextManager[None]):
-    """A call while it is carried out."""
+    """Calls while they are carried out; those without an id are not remembered."""
 
-    __slots__ = ("_call", "_memory", "_window")
+    __slots__ = ("_begun", "_calls", "_memory")
 
-    def __init__(self, memory: CallMemory[Any], call: RequestId) -> None:
+    def __init__(self, memory: CallMemory[Any], calls: Sequence[RequestId | None]) -> None:
         self._memory = memory
-        self._call = call
+        self._calls = calls
+        self._begun: list[tuple[RequestId, ClientWindow[Any]]] = []
 
     def __enter__(self) -> None:
-        self._window = self._memory.begin(self._call)
+        try:
+            for call in self._calls:
+                if call is not None:
+                    self._begun.append((call, self._memory.begin(call)))
+        except ResourceExhaustedError:
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
-        self._memory.end(self._call, self._window)
+        for call, window in self._begun:
+            self._memory.end(call, window)

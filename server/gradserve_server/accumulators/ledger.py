@@ -1,7 +1,6 @@
 """The rounds of an accumulator, and the outcomes of the calls that changed them."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from gradserve_server.accumulators.events import (
@@ -53,17 +52,9 @@ class Ledger:
         """
         return self.calls.recall(call)
 
-    def room_for(self, call: RequestId | None) -> AbstractContextManager[None]:
-        """Makes sure that the outcome of a call can be remembered; see `CallMemory.room_for`."""
-        return self.calls.room_for(call)
-
-    @contextmanager
-    def room_for_sum(self, contribution: Contribution) -> Iterator[None]:
-        """Does the same for the calls that brought the gradients of a sum."""
-        with ExitStack() as stack:
-            for call in contribution.calls:
-                stack.enter_context(self.calls.room_for(call))
-            yield
+    def room_for(self, *calls: RequestId | None) -> AbstractContextManager[None]:
+        """Makes sure that the outcomes of calls can be remembered; see `CallMemory.room_for`."""
+        return self.calls.room_for(*calls)
 
     @property
     def awaiting(self) -> frozenset[RequestId]:
@@ -98,15 +89,17 @@ class Ledger:
         """
         if self.rounds.is_stale(contribution):
             return Outcome.STALE
-        if one_per_worker and not self._are_new(contribution.workers):
+        if one_per_worker and not self._has_new_workers(contribution):
             return Outcome.ALREADY_COUNTED
         return Outcome.ACCEPTED
 
-    def _are_new(self, workers: Sequence[str]) -> bool:
-        """Returns True if no worker with an id is in the round, or twice among these."""
+    def _has_new_workers(self, contribution: Contribution) -> bool:
+        """Returns True if no worker with an id is in the round already, or twice in a sum."""
         present = self.rounds.members.workers
-        named = [each for each in workers if each]
-        return len(set(named)) == len(named) and not any(each in present for each in named)
+        if not contribution.sum_of:
+            return contribution.worker_id not in present
+        named = [each for each in contribution.workers if each]
+        return len(set(named)) == len(named) and present.keys().isdisjoint(named)
 
     def answer(self, event: GradientAnswered) -> Applied:
         """Applies the decision on a gradient; returns the answer to its call."""

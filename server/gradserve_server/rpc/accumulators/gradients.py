@@ -57,7 +57,7 @@ def decode_gradient(
     """
     contribution = _contribution(request, user)
     given = _given_gradient(request, payload, user)
-    return _gradient_id(request, given, user), contribution, given
+    return _gradient_id(request, contribution, given, user), contribution, given
 
 
 def decode_staged(
@@ -96,7 +96,9 @@ def _given(part: accumulator_pb2.ComponentGradient, payload: Payload, user: Iden
     return GivenComponent(part.name, value)
 
 
-def _gradient_id(request: GradientRequest, given: GivenGradient, user: Identity) -> RequestId | None:
+def _gradient_id(
+    request: GradientRequest, contribution: Contribution, given: GivenGradient, user: Identity
+) -> RequestId | None:
     """Returns the id of an apply or push_pull, None if it has none.
 
     Its fingerprint covers everything that a caller repeats when it sends a gradient again; not handles, which change
@@ -107,11 +109,11 @@ def _gradient_id(request: GradientRequest, given: GivenGradient, user: Identity)
     pull = None
     if isinstance(request, messages_pb2.PushPullRequest):
         pull = (request.num_required, counts_one_per_worker(request))
-    weight = weight_of(request)
-    what = (type(request).__name__, pull, request.local_step, weight, request.worker_id)
+    what = (type(request).__name__, pull, request.local_step, contribution.factor, request.worker_id)
     digest = blake2b(repr(what).encode(), digest_size=16)
-    for each in request.sum_of:
-        digest.update(each.SerializeToString(deterministic=True))
+    if contribution.sum_of:
+        for each in request.sum_of:
+            digest.update(each.SerializeToString(deterministic=True))
     _add_gradient(digest, given, unread=request.unread_contents)
     return _request_id(request.request_id, digest.digest(), user)
 
@@ -180,18 +182,21 @@ def _request_id(message: accumulator_pb2.RequestId, fingerprint: bytes, user: Id
 def _contribution(request: GradientRequest, user: Identity) -> Contribution:
     check_length(request.worker_id, MAX_WORKER_ID_BYTES, "worker_id")
     is_again = isinstance(request, messages_pb2.ApplyGradientRequest) and request.accepted_before
-    check_count(request.sum_of, MAX_SUMMANDS, "gradients", "sum_of")
-    sum_of = tuple([_summand(each, f"sum_of[{index}]", user) for index, each in enumerate(request.sum_of)])
-    if sum_of and request.HasField("weight"):
-        raise InvalidArgumentError("expected no weight beside those of sum_of, got one", field="weight")
-    weight = weight_of(request)
+    sum_of = _summands(request, user) if request.sum_of else ()
     return Contribution(
         local_step=_NEVER_OVER if is_again else request.local_step,
-        weight=sum([each.weight for each in sum_of]) if sum_of else weight,
+        weight=sum([each.weight for each in sum_of]) if sum_of else weight_of(request),
         worker_id=request.worker_id,
         sequence=request.request_id.sequence,
         sum_of=sum_of,
     )
+
+
+def _summands(request: GradientRequest, user: Identity) -> tuple[Summand, ...]:
+    check_count(request.sum_of, MAX_SUMMANDS, "gradients", "sum_of")
+    if request.HasField("weight"):
+        raise InvalidArgumentError("expected no weight beside those of sum_of, got one", field="weight")
+    return tuple([_summand(each, f"sum_of[{index}]", user) for index, each in enumerate(request.sum_of)])
 
 
 def _summand(message: accumulator_pb2.Summand, field: str, user: Identity) -> Summand:
