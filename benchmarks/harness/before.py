@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,8 +26,7 @@ def check_out(commit: str, folder: Path) -> None:
     archive = subprocess.run(["git", "archive", commit, *_PACKAGES], cwd=ROOT, capture_output=True, check=False)
     if archive.returncode:
         raise ValueError(archive.stderr.decode(errors="replace").strip())
-    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-        files.extractall(folder, filter="data")
+    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
 
 
 def against_before(comparison: Comparison, folder: Path) -> list[Comparison]:
