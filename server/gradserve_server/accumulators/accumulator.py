@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import ParamSpec, TypeVar
 
 from gradserve_server.accumulators.arguments import check_contribution, check_num_required, not_as_a_sum
 from gradserve_server.accumulators.averages import KeptAverages
-from gradserve_server.accumulators.events import GradientAnswered, RoundEnded, StepSet
+from gradserve_server.accumulators.changes import RoundChanges
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient, drop
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournal
@@ -16,7 +15,7 @@ from gradserve_server.accumulators.ledger import Ledger, Taken
 from gradserve_server.accumulators.member_bytes import MemberBytes
 from gradserve_server.accumulators.observer import AccumulatorObserver
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.results import AccumulatorState, Applied, Outcome
+from gradserve_server.accumulators.results import AccumulatorState, Applied
 from gradserve_server.accumulators.round_gate import RoundGate
 from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.rounds import Rounds
@@ -30,18 +29,12 @@ from gradserve_server.errors import ServiceError
 from gradserve_server.own_tasks import OwnTasks
 from gradserve_server.tensors.quotas import Quota
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 
 class Accumulator:
     """Averages gradients in rounds. For the semantics see `AccumulatorService` in the protos.
 
-    Lives on one event loop. Whatever changes the round holds a lock, in order of arrival, even while threads do the
-    arithmetic; a change that has begun is finished even if its caller goes away. Waiting takes no thread.
-
-    Every change is an event. First the arithmetic is staged, which can fail. Then the journal takes the event. Last,
-    the arithmetic is committed and the ledger applies the event, which cannot fail.
+    Lives on one event loop. A call with an id counts once, however often it is sent; a change that has begun is
+    finished even if its caller goes away. Waiting takes no thread.
     """
 
     def __init__(
@@ -82,18 +75,24 @@ class Accumulator:
         self._ledger = ledger
         self._sum = round_sum
         self._averages = averages
-        self._journal = journal
         self._waiter_quota = waiters
-        self._member_bytes = MemberBytes(bookkeeping, ledger, holds_gradients=spec.deterministic)
         self.queue = TakeQueue()
         """The calls that wait."""
         self._observer = observer
-        self._gate = gate or RoundGate()
+        self._changes = RoundChanges(
+            ledger=ledger,
+            round_sum=round_sum,
+            averages=averages,
+            journal=journal,
+            queue=self.queue,
+            member_bytes=MemberBytes(bookkeeping, ledger, holds_gradients=spec.deterministic),
+            gate=gate or RoundGate(),
+            observer=observer,
+            shard=shard,
+        )
         self._under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter] = CallsUnderWay()
         self._waits = Waits(name, ledger.rounds, self.queue, observer)
-        self._lock = asyncio.Lock()
         self._tasks = OwnTasks()
-        self._closed: ServiceError | None = None
         self.shard = shard
         """What this server has of it, if it is sharded."""
 
@@ -115,7 +114,7 @@ class Accumulator:
     @property
     def is_changing(self) -> bool:
         """True while a gradient is being added or a round ended, which `num_accumulated` does not show yet."""
-        return self._lock.locked()
+        return self._changes.is_under_way
 
     @property
     def rounds(self) -> Rounds:
@@ -163,7 +162,7 @@ class Accumulator:
         await self._forget_overdue(call)
         taken = self._recall(call)
         first = self._under_way.find(call)
-        self._check_open()
+        self._changes.check_open()
         with self._waiter_quota.hold(), self._ledger.room_for(call):
             if call is not None and (isinstance(taken, Applied) or isinstance(first, asyncio.Task)):
                 raise call.other_content()
@@ -175,7 +174,7 @@ class Accumulator:
                 return await self._waits.until_answered(first, timeout, self._gave_up), True
             waiter = Waiter(num_required, call=call)
             self.queue.append(waiter)
-            self._wake()
+            self._changes.serve_takers()
             if not waiter.answer.done():
                 self._under_way.begin(call, waiter)
                 waiter.answer.add_done_callback(lambda _: self._under_way.end(call, waiter))
@@ -221,10 +220,10 @@ class Accumulator:
                 if duplicate:
                     if applied.round.step is not None:
                         return applied, self._averages.of_round(applied.round), duplicate
-                    self._check_open()
+                    self._changes.check_open()
                     waiter.round = applied.round
                     self.queue.append(waiter)
-                    self._wake()
+                    self._changes.serve_takers()
                 return applied, await self._waits.until_answered(waiter, timeout, self._gave_up), duplicate
             finally:
                 self._waits.leave(waiter, self._gave_up)
@@ -236,25 +235,17 @@ class Accumulator:
             OutOfRangeError: The average is not kept, or no round led to that step.
             DeadlineExceededError: No round led there within `timeout` seconds.
         """
-        self._check_open()
+        self._changes.check_open()
         with self._waiter_quota.hold():
             return await self._waits.until_read(self._averages.history, step, timeout)
 
     async def set_global_step(self, step: int) -> None:
         """Sets the step; gradients in the round stay in it."""
-        await self._tasks.finish(self._exclusively(self._set_global_step, step))
+        await self._changes.set_global_step(step)
 
     def close(self, error: ServiceError) -> None:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
-        self._closed = error
-        if self.shard is not None:
-            self.shard.close(error)
-        self._observer.on_close()
-        self.queue.fail_all(error)
-        self._averages.close(error)
-        self._sum.close()
-        self._ledger.close()
-        self._member_bytes.close()
+        self._changes.close(error)
 
     # Recovery
 
@@ -272,151 +263,7 @@ class Accumulator:
         """Keeps the average of a round that has ended, before any call, as at its end."""
         await self._averages.keep_again(average, answered)
 
-    # Changes
-
-    async def _set_global_step(self, step: int) -> None:
-        event = StepSet(step)
-        await self._journal.append(event)
-        self._ledger.replay(event)
-        self._averages.history.step_set(step)
-
-    async def _apply(
-        self,
-        call: RequestId | None,
-        contribution: Contribution,
-        open_gradient: OpenGradient,
-        pull: Waiter | None,
-        *,
-        one_per_worker: bool,
-    ) -> Applied:
-        try:
-            with self._ledger.room_for(call, *contribution.calls):
-                return await open_gradient(
-                    lambda given: self._once_written(
-                        self._exclusively(self._answer, call, contribution, given, pull, one_per_worker)
-                    )
-                )
-        except ServiceError:
-            self._observer.on_refusal()
-            raise
-
-    async def _once_written(self, answering: Awaitable[tuple[Applied, asyncio.Future[None] | None]]) -> Applied:
-        applied, written = await answering
-        if written is not None:
-            # Without the lock, so that the disk has the next gradient before it has this one.
-            try:
-                await written
-            except ServiceError as error:
-                # It is in the sum, and nobody knows whether it is on disk.
-                self.close(error)
-                raise
-        return applied
-
-    async def _answer(
-        self,
-        call: RequestId | None,
-        contribution: Contribution,
-        given: Gradient,
-        pull: Waiter | None,
-        one_per_worker: bool,
-    ) -> tuple[Applied, asyncio.Future[None] | None]:
-        outcome = self._ledger.judge(contribution, one_per_worker=one_per_worker)
-        if contribution.sum_of and outcome is Outcome.ALREADY_COUNTED:
-            raise not_as_a_sum("a worker is in the round already, or twice in the sum")
-        if outcome is Outcome.ACCEPTED:
-            self._gate.check(self._ledger.rounds.num_accumulated)
-        is_stale = outcome is Outcome.STALE
-        gradient = await self._sum.check(given, joins=not is_stale, is_sum=bool(contribution.sum_of))
-        event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
-        written = None
-        if outcome is Outcome.ACCEPTED:
-            self._member_bytes.grow(contribution)
-            try:
-                written = await self._add(gradient, event)
-            except BaseException:
-                self._member_bytes.settle()
-                raise
-        else:
-            await self._journal.append(event)
-        applied = self._ledger.answer(event)
-        self._observer.on_answer(contribution, outcome, gradient.nbytes)
-        if self._closed is not None:
-            self._member_bytes.settle()
-        if pull is not None and applied.round is not None and not pull.answer.cancelled():
-            pull.round = applied.round
-            self.queue.append(pull)
-        return applied, written
-
-    async def _add(self, gradient: Gradient, event: GradientAnswered) -> asyncio.Future[None] | None:
-        staged = await self._sum.stage(gradient, event.contribution)
-        try:
-            written = await self._journal.accept(event, gradient)
-            if written is not None and gradient.is_adoptable:
-                await written  # the sum may take over the memory that is being written
-        except BaseException:
-            self._sum.settle()
-            raise
-        await self._sum.commit(staged)
-        return written
-
-    async def _end_round(self, head: Waiter) -> None:
-        staged = await self._sum.stage_average(self._ledger.rounds.members.total_weight)
-        event = RoundEnded(head.call if head.round is None else None)
-        try:
-            await self._journal.reserve(self._sum.nbytes)
-            await self._journal.append(event)
-        except BaseException:
-            self._sum.settle()
-            raise
-        values = await self._sum.commit_average(staged)
-        average = self._averages.of_current(self._ledger.rounds, values)
-        answered = self._ledger.answered_by(event)
-        if self._journal.is_durable:
-            try:
-                await self._journal.settle(average, answered)
-            except ServiceError as error:
-                # The sum is used up, and nobody knows whether the round is on disk.
-                self.close(error)
-                raise
-        ended = self._ledger.end_round(event)
-        self._observer.on_round_end(ended, head.num_required)
-        self._member_bytes.settle()
-        if self._closed is None:
-            self._averages.add(average, answered)
-            self._sum.settle()
-            self.queue.serve(head, ended, average)
-        else:
-            average.release()
-
-    async def _exclusively(self, change: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Makes a change under the lock; serves waiting takes and finishes the sum before releasing it."""
-        try:
-            async with self._lock:
-                self._check_open()
-                try:
-                    return await change(*args, **kwargs)
-                finally:
-                    try:
-                        await self._serve_takers()
-                    finally:
-                        await self._sum.finish()
-        finally:
-            self._wake()  # for a take that came while the sum was finished
-
-    async def _serve_takers(self) -> None:
-        while self._closed is None:
-            head = self.queue.head(self.num_accumulated)
-            if head is None:
-                return
-            head.serving = True
-            try:
-                await self._end_round(head)
-            except Exception as error:
-                # An error of the taker, not of the lock's holder, whose change is done.
-                self.queue.remove(head)
-                head.fail(error)
-
-    # Calls, and waits
+    # Calls that count once
 
     async def _apply_once(
         self,
@@ -451,6 +298,24 @@ class Accumulator:
             task.add_done_callback(partial(self._under_way.end, each))
         return await asyncio.shield(task), False
 
+    async def _apply(
+        self,
+        call: RequestId | None,
+        contribution: Contribution,
+        open_gradient: OpenGradient,
+        pull: Waiter | None,
+        *,
+        one_per_worker: bool,
+    ) -> Applied:
+        try:
+            with self._ledger.room_for(call, *contribution.calls):
+                return await open_gradient(
+                    lambda given: self._changes.add(call, contribution, given, pull, one_per_worker=one_per_worker)
+                )
+        except ServiceError:
+            self._observer.on_refusal()
+            raise
+
     async def _check_sum(self, contribution: Contribution) -> None:
         """Checks that none of the calls whose gradients are in a sum has been answered, or is under way."""
         for call in contribution.calls:
@@ -461,16 +326,10 @@ class Accumulator:
 
     async def _forget_overdue(self, call: RequestId | None) -> None:
         """Forgets what is no longer needed once a call has arrived, by events of their own."""
-        if self._closed is not None or not self._ledger.overdue(call):
+        if self._changes.is_closed or not self._ledger.overdue(call):
             return
         self._ledger.recall(call)  # Raises for a call that is refused, which shows nothing.
-        try:
-            async with self._lock:
-                for event in self._ledger.overdue(call):
-                    await self._journal.append(event)
-                    self._ledger.replay(event)
-        finally:
-            self._wake()
+        await self._changes.forget_overdue(call)
 
     def _recall(self, call: RequestId | None) -> Applied | Taken | None:
         """Returns the outcome of a call, and releases the averages that its client has received."""
@@ -482,19 +341,4 @@ class Accumulator:
     def _gave_up(self, waiter: Waiter) -> None:
         # At once, not in a callback: the same call may arrive again in this turn of the loop.
         self._under_way.end(waiter.call, waiter)
-        self._wake()
-
-    def _wake(self) -> None:
-        """Serves takers, unless the lock is held: its holder serves them before releasing it."""
-        if not self._lock.locked() and self.queue.head(self.num_accumulated) is not None:
-            serving = Begun(self._exclusively(_change_nothing))  # whose errors are those of the takers
-            if not serving.is_done:
-                self._tasks.begin(serving.rest())
-
-    def _check_open(self) -> None:
-        if self._closed is not None:
-            raise self._closed.with_traceback(None)
-
-
-async def _change_nothing() -> None:
-    """A change for the sake of what follows every change."""
+        self._changes.serve_takers()

@@ -1,0 +1,276 @@
+"""What changes the rounds of an accumulator: gradients join them, takes end them, and steps are set."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec, TypeVar
+
+from gradserve_server.accumulators.arguments import not_as_a_sum
+from gradserve_server.accumulators.averages import KeptAverages
+from gradserve_server.accumulators.events import GradientAnswered, RoundEnded, StepSet
+from gradserve_server.accumulators.gradient import Contribution, Gradient
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.journal import AccumulatorJournal
+from gradserve_server.accumulators.ledger import Ledger
+from gradserve_server.accumulators.member_bytes import MemberBytes
+from gradserve_server.accumulators.observer import AccumulatorObserver
+from gradserve_server.accumulators.results import Applied, Outcome
+from gradserve_server.accumulators.round_gate import RoundGate
+from gradserve_server.accumulators.round_sum import RoundSum
+from gradserve_server.accumulators.sharding.shard import Shard
+from gradserve_server.accumulators.waiting import TakeQueue, Waiter
+from gradserve_server.eager import Begun
+from gradserve_server.errors import ServiceError
+from gradserve_server.own_tasks import OwnTasks
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class RoundChanges:
+    """Changes the rounds of one accumulator, one change after the other, in order of arrival.
+
+    A change holds a lock, even while threads do the arithmetic. Whoever has the lock also serves the takes that the
+    change was enough for, before anybody else changes the round.
+
+    Every change is an event. First the arithmetic is staged, which can fail. Then the journal takes the event. Last,
+    the arithmetic is committed and the ledger applies the event, which cannot fail.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        round_sum: RoundSum,
+        averages: KeptAverages,
+        journal: AccumulatorJournal,
+        queue: TakeQueue,
+        member_bytes: MemberBytes,
+        gate: RoundGate,
+        observer: AccumulatorObserver,
+        shard: Shard | None,
+    ) -> None:
+        """Takes the parts.
+
+        Args:
+            ledger: Decides which gradients count, and remembers the decisions.
+            round_sum: Adds up the round.
+            averages: Keeps the averages of past rounds.
+            journal: Takes every change before it takes effect.
+            queue: The calls that wait for a round to end.
+            member_bytes: Counts the memory of what is kept of the members of a round.
+            gate: Says whether rounds may begin.
+            observer: Learns what happens.
+            shard: What this server has of the accumulator, if it is sharded: ends with it.
+        """
+        self._ledger = ledger
+        self._sum = round_sum
+        self._averages = averages
+        self._journal = journal
+        self._queue = queue
+        self._member_bytes = member_bytes
+        self._gate = gate
+        self._observer = observer
+        self._shard = shard
+        self._lock = asyncio.Lock()
+        self._tasks = OwnTasks()
+        self._closed: ServiceError | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """True while a change is being made, which the ledger does not show yet."""
+        return self._lock.locked()
+
+    @property
+    def is_closed(self) -> bool:
+        """True once nothing changes any more."""
+        return self._closed is not None
+
+    def check_open(self) -> None:
+        """Raises the error of `close`, once it was called."""
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)
+
+    async def add(
+        self,
+        call: RequestId | None,
+        contribution: Contribution,
+        gradient: Gradient,
+        pull: Waiter | None,
+        *,
+        one_per_worker: bool,
+    ) -> Applied:
+        """Adds a gradient to the round, or drops it; returns the answer to its call once a journal on disk has it.
+
+        Args:
+            call: The id of its call, if it has one.
+            contribution: Its sender, step and weight.
+            gradient: Its values.
+            pull: Queued for the average of the round, if the gradient or its worker is in it.
+            one_per_worker: Whether to drop it if its worker is in the round already.
+
+        Raises:
+            InvalidArgumentError: It is not valid here; nothing has changed.
+            ServiceError: A limit was reached, and nothing has changed; or the journal failed, which ends everything.
+        """
+        applied, written = await self._exclusively(self._answer, call, contribution, gradient, pull, one_per_worker)
+        if written is not None:
+            # Without the lock, so that the disk has the next gradient before it has this one.
+            try:
+                await written
+            except ServiceError as error:
+                # It is in the sum, and nobody knows whether it is on disk.
+                self.close(error)
+                raise
+        return applied
+
+    async def set_global_step(self, step: int) -> None:
+        """Sets the step, even if the caller goes away; gradients in the round stay in it."""
+        await self._tasks.finish(self._exclusively(self._set_global_step, step))
+
+    async def forget_overdue(self, call: RequestId | None) -> None:
+        """Forgets what is no longer needed once a call has arrived, by events of their own."""
+        try:
+            async with self._lock:
+                for event in self._ledger.overdue(call):
+                    await self._journal.append(event)
+                    self._ledger.replay(event)
+        finally:
+            self.serve_takers()
+
+    def serve_takers(self) -> None:
+        """Ends the rounds that waiting takes have enough gradients for.
+
+        Nothing is to be done while the lock is held: its holder serves them before releasing it.
+        """
+        if not self._lock.locked() and self._queue.head(self._ledger.rounds.num_accumulated) is not None:
+            serving = Begun(self._exclusively(_change_nothing))  # whose errors are those of the takers
+            if not serving.is_done:
+                self._tasks.begin(serving.rest())
+
+    def close(self, error: ServiceError) -> None:
+        """Ends every wait with `error`, refuses later changes with it, and frees the memory."""
+        self._closed = error
+        if self._shard is not None:
+            self._shard.close(error)
+        self._observer.on_close()
+        self._queue.fail_all(error)
+        self._averages.close(error)
+        self._sum.close()
+        self._ledger.close()
+        self._member_bytes.close()
+
+    async def _exclusively(self, change: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Makes a change under the lock; serves waiting takes and finishes the sum before releasing it."""
+        try:
+            async with self._lock:
+                self.check_open()
+                try:
+                    return await change(*args, **kwargs)
+                finally:
+                    try:
+                        await self._end_rounds()
+                    finally:
+                        await self._sum.finish()
+        finally:
+            self.serve_takers()  # for a take that came while the sum was finished
+
+    async def _end_rounds(self) -> None:
+        while self._closed is None:
+            head = self._queue.head(self._ledger.rounds.num_accumulated)
+            if head is None:
+                return
+            head.serving = True
+            try:
+                await self._end_round(head)
+            except Exception as error:
+                # An error of the taker, not of the lock's holder, whose change is done.
+                self._queue.remove(head)
+                head.fail(error)
+
+    # Under the lock
+
+    async def _set_global_step(self, step: int) -> None:
+        event = StepSet(step)
+        await self._journal.append(event)
+        self._ledger.replay(event)
+        self._averages.history.step_set(step)
+
+    async def _answer(
+        self,
+        call: RequestId | None,
+        contribution: Contribution,
+        given: Gradient,
+        pull: Waiter | None,
+        one_per_worker: bool,
+    ) -> tuple[Applied, asyncio.Future[None] | None]:
+        outcome = self._ledger.judge(contribution, one_per_worker=one_per_worker)
+        if contribution.sum_of and outcome is Outcome.ALREADY_COUNTED:
+            raise not_as_a_sum("a worker is in the round already, or twice in the sum")
+        if outcome is Outcome.ACCEPTED:
+            self._gate.check(self._ledger.rounds.num_accumulated)
+        is_stale = outcome is Outcome.STALE
+        gradient = await self._sum.check(given, joins=not is_stale, is_sum=bool(contribution.sum_of))
+        event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
+        written = None
+        if outcome is Outcome.ACCEPTED:
+            self._member_bytes.grow(contribution)
+            try:
+                written = await self._accept(gradient, event)
+            except BaseException:
+                self._member_bytes.settle()
+                raise
+        else:
+            await self._journal.append(event)
+        applied = self._ledger.answer(event)
+        self._observer.on_answer(contribution, outcome, gradient.nbytes)
+        if self._closed is not None:
+            self._member_bytes.settle()
+        if pull is not None and applied.round is not None and not pull.answer.cancelled():
+            pull.round = applied.round
+            self._queue.append(pull)
+        return applied, written
+
+    async def _accept(self, gradient: Gradient, event: GradientAnswered) -> asyncio.Future[None] | None:
+        staged = await self._sum.stage(gradient, event.contribution)
+        try:
+            written = await self._journal.accept(event, gradient)
+            if written is not None and gradient.is_adoptable:
+                await written  # the sum may take over the memory that is being written
+        except BaseException:
+            self._sum.settle()
+            raise
+        await self._sum.commit(staged)
+        return written
+
+    async def _end_round(self, head: Waiter) -> None:
+        staged = await self._sum.stage_average(self._ledger.rounds.members.total_weight)
+        event = RoundEnded(head.call if head.round is None else None)
+        try:
+            await self._journal.reserve(self._sum.nbytes)
+            await self._journal.append(event)
+        except BaseException:
+            self._sum.settle()
+            raise
+        values = await self._sum.commit_average(staged)
+        average = self._averages.of_current(self._ledger.rounds, values)
+        answered = self._ledger.answered_by(event)
+        if self._journal.is_durable:
+            try:
+                await self._journal.settle(average, answered)
+            except ServiceError as error:
+                # The sum is used up, and nobody knows whether the round is on disk.
+                self.close(error)
+                raise
+        ended = self._ledger.end_round(event)
+        self._observer.on_round_end(ended, head.num_required)
+        self._member_bytes.settle()
+        if self._closed is None:
+            self._averages.add(average, answered)
+            self._sum.settle()
+            self._queue.serve(head, ended, average)
+        else:
+            average.release()
+
+
+async def _change_nothing() -> None:
+    """A change for the sake of what follows every change."""
