@@ -113,6 +113,21 @@ def test_a_directory_that_is_killed_soon_knows_all_servers(cluster: RayCluster) 
     assert after == before
 
 
+def test_what_ray_prints_is_not_in_the_output_of_commands(
+    cluster: RayCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A thread of Ray prints to standard output that a node has gone, among the JSON of `status`, for one."""
+    from ray._private.worker import print_to_stdstream
+
+    from gradserve.discovery.ray_connection import connected_to_ray
+
+    with connected_to_ray():
+        print_to_stdstream({"lines": ["The node has gone"], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert "The node has gone" in errors
+
+
 def test_a_server_that_is_elsewhere_does_not_serve(cluster: RayCluster) -> None:
     """The status says why, for each of them."""
     done = cluster.run("status", "--tls", fails=True)

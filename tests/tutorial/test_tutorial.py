@@ -84,6 +84,8 @@ def test_the_tutorial_does_what_it_says(hosts: tuple[Host, Host]) -> None:
     assert re.fullmatch(r"step 300, y = (3\.0|2\.9)\d+ \* x \+ -(1\.0|0\.9)\d+", lines[0]), lines[0]
 
     assert first.run(printed.commands()) == "deleted line\n"
+    worker = first.folder / "worker.py"  # As slow as it is printed: it must not end before it is interrupted.
+    worker.write_text(worker.read_text().replace("time.sleep(0.01)", "time.sleep(0.05)"))
     anna, ben = first.begin(start_anna), first.begin(start_ben)
     until(lambda: "ENDED AGO" in first.run("gradserve show accumulator line || true"), "rounds end")
     ben.interrupt()

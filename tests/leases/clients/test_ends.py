@@ -153,3 +153,31 @@ def test_a_fork_finds_no_call_under_way(server: AgingServer) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+PAUSING_PROGRAM = """
+import os, threading
+from gradserve.calls.exchange import Pause
+from gradserve.transport.blocking.background import BackgroundThread
+from gradserve.transport.settings import ConnectionSettings
+
+has_gone_on = threading.Event()
+
+def operation():
+    yield Pause(60)
+    has_gone_on.set()
+
+thread = BackgroundThread(operation(), ConnectionSettings(), None, None)
+pid = os.fork()
+if pid == 0:
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+assert has_gone_on.wait(30)
+"""
+
+
+def test_a_fork_ends_no_operation_that_pauses() -> None:
+    """An operation pauses after each call that a fork has ended, so the next of many forks may find it there."""
+    command = [sys.executable, "-W", "ignore", "-c", PAUSING_PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -30,6 +30,10 @@ class _StoppedError(Exception):
     """The operation is to stop."""
 
 
+class _ForkedError(Exception):
+    """The process was forked meanwhile."""
+
+
 class _Fork:
     """A fork for which a background call is cancelled: gRPC can be forked safely only between calls."""
 
@@ -41,7 +45,7 @@ class _Fork:
 class BackgroundThread:
     """Carries out an operation of exchanges and pauses in a daemon thread.
 
-    A fork of the process cancels its unary call, as if the server were unavailable for a moment.
+    A fork of the process cancels its unary call, as if the server were unavailable for a moment, and ends a pause.
     """
 
     def __init__(
@@ -98,7 +102,8 @@ class BackgroundThread:
             case Attempt():
                 return self._call_with_tensors(step)
             case Pause(seconds):
-                with suppress(queue.Empty):
+                # Nothing has failed if a fork ends it: an operation expects no error of a pause.
+                with suppress(queue.Empty, _ForkedError):
                     self._react(self._events.get(timeout=seconds))
                 return None
         raise TypeError(f"expected an exchange or a pause, got {step!r}")
@@ -125,6 +130,8 @@ class BackgroundThread:
             return call.result()
         except grpc.FutureCancelledError:
             raise _StoppedError from None
+        except _ForkedError:
+            raise UnavailableError("the process was forked") from None
         except grpc.RpcError:
             raise error_from_status(call.code(), call.details(), call.trailing_metadata()) from None
         finally:
@@ -143,7 +150,7 @@ class BackgroundThread:
             event.is_over.wait(_FORK_SECONDS)
             for each in later:
                 self._events.put(each)
-            raise UnavailableError("the process was forked")
+            raise _ForkedError
 
 
 # Known to the hooks of forks, which cannot be unregistered.
