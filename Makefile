@@ -1,4 +1,4 @@
-# Every target works on a fresh machine with Python 3.11 or newer and make; `test` and `lint` need Node.js too.
+# Every target works on a fresh machine with Python 3.11 or newer and make; `test-all` and `lint` need Node.js too.
 # What a target needs is installed first, and no more than that.
 
 PYTHON ?= python3
@@ -43,7 +43,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus cpp demo serve test coverage lint types protos check-protos dist check-pythons check-floors sbom face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image docs constraints clean
+.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus cpp demo serve test test-all coverage lint types protos check-protos dist check-pythons check-floors sbom face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image docs constraints clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -107,11 +107,14 @@ demo: $(DEMO_INSTALLED)  ## Train on real data with four workers, beside one pro
 serve: $(SERVER_INSTALLED)  ## Run a server on 127.0.0.1:50051
 	$(BIN)/gradserve serve $(SERVE_FLAGS)
 
-test: $(INSTALLED) $(NODE_INSTALLED)  ## Run every test, or those of TEST_FLAGS
-	$(BIN)/python -m pytest $(TEST_FLAGS)
+test: $(INSTALLED)  ## Run the short suite, in five minutes: all that a change can break in what is promised
+	$(BIN)/python -m tests $(TEST_FLAGS)
+
+test-all: $(INSTALLED) $(NODE_INSTALLED)  ## Run the whole suite: floods, kills, links, emulated GPUs, other languages and more
+	$(BIN)/python -m tests --suite all $(TEST_FLAGS)
 
 coverage: $(INSTALLED) $(NODE_INSTALLED)  ## Run the tests and measure which lines and branches they run
-	PYTEST_PLUGINS=tests.coverage $(BIN)/python -m pytest --ignore=tests/floods  # which count calls: measuring makes more
+	PYTEST_PLUGINS=tests.coverage $(BIN)/python -m pytest --suite all --ignore=tests/floods  # they count calls: measuring makes more
 
 lint: $(INSTALLED)  ## Check style, layers, protos, and what has changed since the newest release
 	$(BIN)/ruff check .

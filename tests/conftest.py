@@ -19,13 +19,23 @@ from tests.devices.cuda.gpu import has_gpu
 from tests.devices.cuda.stand_in.fixtures import gpu_client, gpu_process, gpu_server, gpu_settings, stand_in
 from tests.servers.kernels import compile_once
 from tests.servers.polling import PATIENCE_SECONDS
+from tests.suite import selection, tables
+from tests.suite.progress import Progress
+from tests.suite.selection import pytest_addoption, pytest_ignore_collect
+from tests.suite.tables import pytest_runtest_protocol
 
 __all__ = ["gpu_client", "gpu_process", "gpu_server", "gpu_settings", "stand_in"]  # fixtures of every test
+__all__ += ["pytest_addoption", "pytest_ignore_collect", "pytest_runtest_protocol"]  # hooks
 
 os.environ["GRADSERVE_RESTART_PATIENCE"] = "0"  # servers that are gone do not come back, but for the tests of that
 os.environ["GRADSERVE_WARM_UP"] = "false"  # most servers in processes of their own need no kernels: a second for each
 settings.register_profile("no limit of time", deadline=None)  # a busy machine is slow
 settings.load_profile("no limit of time")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and config.get_verbosity() < 0:
+        config.pluginmanager.register(Progress(config))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -37,16 +47,16 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         return (yield)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a GPU, one case of each table says that it needs one; skipping takes longer than many a test."""
-    marked = [item for item in items if item.get_closest_marker("cuda")]
-    if marked and not config.getoption("collectonly") and not has_gpu():
-        of_each_table = {item.nodeid.partition("[")[0]: item for item in marked}.values()
-        for item in of_each_table:
-            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and CuPy"))
-        left_out = set(marked).difference(of_each_table)
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=list(left_out))
+    left_out = selection.select(config, items)
+    if not config.getoption("collectonly"):
+        if not has_gpu():
+            for item in items:
+                if item.get_closest_marker("cuda"):
+                    item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and CuPy"))
+        tables.fold(items)
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session", autouse=True)

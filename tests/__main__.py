@@ -1,0 +1,47 @@
+"""Runs a suite: `python -m tests [--suite short|rest|all] [arguments of pytest]`.
+
+The short suite has what a change can break, and nothing that depends on the speed of the machine. The rest has what is
+exhaustive and, last and one at a time, what depends on time.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+_NO_TESTS = 5
+"""Pytest's exit status if no test was selected."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs a suite; returns 0 if nothing failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests", allow_abbrev=False)
+    parser.add_argument("--suite", choices=("short", "rest", "all"), default="short")
+    chosen, others = parser.parse_known_args(arguments)
+    _compile_kernels()
+    statuses = []
+    for suite in ("short", "rest") if chosen.suite == "all" else (chosen.suite,):
+        print(f"The {suite} suite" if suite == "short" else "The rest: exhaustive tests", flush=True)
+        statuses.append(_pytest("--suite", suite, f"-n{max(4, os.cpu_count() or 1)}", "-m", "not timing", *others))
+    if chosen.suite != "short":
+        print("Tests that depend on time, one at a time", flush=True)
+        statuses.append(_pytest("--suite", "rest", "-n0", "-m", "timing", *others))
+    return max([status for status in statuses if status != _NO_TESTS] or [_NO_TESTS])
+
+
+def _compile_kernels() -> None:
+    """Compiles the kernels of the CPU into their cache: inside a test this would count against the test's time."""
+    print("Compiling kernels, unless they are in the cache", flush=True)
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-m", "tests.servers.kernels"], check=True)
+    print(f"Kernels ready after {time.monotonic() - start:.0f} s", flush=True)
+
+
+def _pytest(*arguments: str) -> int:
+    return subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

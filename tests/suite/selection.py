@@ -1,0 +1,99 @@
+"""Chooses the tests of a run: `make test` has the short suite, `make test-all` the rest as well."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+EXHAUSTIVE: Mapping[str, str] = {
+    "accumulators/durable/test_kills.py": "hundreds of kills of a server",
+    "accumulators/test_killed_workers.py": "workers killed amid thousands of gradients",
+    "benchmarks": "the benchmarks themselves, which start peers",
+    "cluster/sharding/test_kill_matrix.py": "a matrix of kills of several servers",
+    "cluster/test_restarts.py": "restarts of several servers under load",
+    "demo": "training runs on real data",
+    "devices/cuda/reduction/test_emulated.py": "emulated GPU kernels",
+    "devices/cuda/sharing": "GPU memory between processes, on a simulated GPU",
+    "devices/cuda/stand_in": "the service on a simulated GPU",
+    "devices/cuda/test_compiles.py": "kernels compiled for every GPU",
+    "devices/cuda/traffic": "memory traffic of every kernel",
+    "endurance": "runs of minutes",
+    "floods": "floods of requests",
+    "fuzz": "mutated requests and files",
+    "jax": "PyTorch and JAX are installed by make install-frameworks",
+    "kubernetes": "manifests under a kubelet",
+    "languages": "workers in JavaScript and C++",
+    "layers/cuda": "emulated GPU kernels",
+    "layers/durable/test_kills.py": "kills of a server",
+    "links": "emulated links",
+    "monitoring": "Prometheus",
+    "observe/page": "the status page in a browser",
+    "ops/activation/test_cuda.py": "emulated GPU kernels",
+    "ops/batch_norm/cuda/test_emulated.py": "emulated GPU kernels",
+    "ops/cudnn_rnn/cuda/test_stand_in.py": "a simulated cuDNN",
+    "ops/gru/test_cuda.py": "emulated GPU kernels",
+    "ops/layer_norm/test_cuda.py": "emulated GPU kernels",
+    "process/test_shutdown_under_load.py": "shutdowns under load",
+    "processors": "kernels for other processors",
+    "project": "documentation, distributions and comparisons with releases",
+    "ray": "clusters on Ray",
+    "simulation": "many simulated worlds",
+    "torch": "PyTorch and JAX are installed by make install-frameworks",
+    "tutorial": "the tutorial, typed into network namespaces",
+}
+"""Folders and files that the short suite leaves out, relative to tests/, with their contents. Single tests have the
+marker `exhaustive`."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option that chooses."""
+    parser.addoption(
+        "--suite",
+        choices=("short", "rest", "all"),
+        default="short",
+        help="short: what every change needs (make test); rest: what that leaves out; all: both",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Does not even import exhaustive tests for the short suite, unless they are asked for by name."""
+    if config.getoption("--suite") != "short" or not collection_path.is_relative_to(TESTS):
+        return None
+    if str(collection_path.relative_to(TESTS)) not in EXHAUSTIVE:
+        return None
+    return None if any(path.is_relative_to(collection_path) for path in _named(config)) else True
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> Sequence[pytest.Item]:
+    """Takes tests of the other suite out of `items`, and returns them.
+
+    Tests stay if the command line names them, their file, or a folder of exhaustive tests.
+    """
+    suite = config.getoption("--suite")
+    if suite == "all":
+        return ()
+    named = [path for path in _named(config) if path.is_file() or _is_exhaustive(path)]
+    left_out = {
+        item
+        for item in items
+        if _is_extra(item) != (suite == "rest") and not any(item.path.is_relative_to(path) for path in named)
+    }
+    items[:] = [item for item in items if item not in left_out]
+    return list(left_out)
+
+
+def _is_extra(item: pytest.Item) -> bool:
+    markers = ("exhaustive", "timing")
+    return any(item.get_closest_marker(marker) for marker in markers) or _is_exhaustive(item.path)
+
+
+def _is_exhaustive(path: Path) -> bool:
+    return any(path.is_relative_to(TESTS / each) for each in EXHAUSTIVE)
+
+
+def _named(config: pytest.Config) -> Iterator[Path]:
+    """Yields the files and folders that the command line names."""
+    for argument in config.args:
+        yield (config.invocation_params.dir / argument.partition("::")[0]).resolve()

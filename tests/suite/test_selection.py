@@ -1,0 +1,68 @@
+"""The short suite leaves out what is exhaustive or depends on time; the rest is that, and nothing else."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.suite import selection
+
+pytest_plugins = "pytester"
+
+CONFTEST = """
+from tests.suite import selection
+pytest_addoption, pytest_ignore_collect = selection.pytest_addoption, selection.pytest_ignore_collect
+def pytest_collection_modifyitems(config, items): selection.select(config, items)
+"""
+MARKED = """
+import pytest
+def test_plain(): pass
+@pytest.mark.exhaustive
+def test_exhaustive(): pass
+@pytest.mark.timing
+def test_timing(): pass
+"""
+MARKERS = """
+[pytest]
+markers =
+    exhaustive
+    timing
+"""
+FILES = {
+    "floods/test_flood": "def test_flood(): pass",
+    "some/test_kills": "def test_kill(): pass",
+    "some/test_some": MARKED,
+}
+SHORT, REST = {"test_plain"}, {"test_exhaustive", "test_timing", "test_flood", "test_kill"}
+
+
+def test_what_is_left_out_exists() -> None:
+    assert [path for path in selection.EXHAUSTIVE if not (selection.TESTS / path).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], SHORT),
+        (["--suite", "rest"], REST),
+        (["--suite", "all"], SHORT | REST),
+        (["floods"], {"test_flood"}),
+        (["floods/test_flood.py"], {"test_flood"}),
+        (["some"], SHORT),
+        (["some/test_kills.py"], {"test_kill"}),
+        (["some/test_some.py"], {"test_plain", "test_exhaustive", "test_timing"}),
+        (["some/test_some.py::test_timing"], {"test_timing"}),
+    ],
+)
+def test_choice(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], expected: set[str]
+) -> None:
+    monkeypatch.setattr(selection, "TESTS", pytester.path)
+    monkeypatch.setattr(selection, "EXHAUSTIVE", {"floods": "", "some/test_kills.py": ""})
+    pytester.makeconftest(CONFTEST)
+    pytester.makeini(MARKERS)
+    for name, source in FILES.items():
+        path = pytester.path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source)
+    done = pytester.runpytest("-p", "no:asyncio", "-n0", "--collect-only", "-q", *arguments)
+    assert {line.partition("::")[2] for line in done.outlines if "::" in line} == expected
