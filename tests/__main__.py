@@ -40,7 +40,8 @@ def _compile_kernels() -> None:
 
 
 def _pytest(*arguments: str) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
+    environment = {"GRPC_VERBOSITY": "NONE", **os.environ}  # its core would write into the line that shows progress
+    return subprocess.run([sys.executable, "-m", "pytest", *arguments], env=environment, check=False).returncode
 
 
 if __name__ == "__main__":
