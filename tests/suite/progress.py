@@ -38,12 +38,10 @@ class Progress:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:
-        """Has pytest count tests that passed or were skipped without a sign for each."""
-        if report.passed and report.when == "call":
-            return "passed", "", ""
-        if report.skipped and not hasattr(report, "wasxfail"):
-            return "skipped", "", ""
-        return None
+        """Has pytest count tests without a letter for each."""
+        if hasattr(report, "wasxfail") or (report.passed and report.when != "call"):
+            return None
+        return "error" if report.failed and report.when != "call" else report.outcome, "", ""
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
