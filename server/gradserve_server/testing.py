@@ -13,7 +13,7 @@ from gradserve_server.parts import Parts
 
 T = TypeVar("T")
 
-_START_SECONDS = 30.0
+_START_SECONDS = 120.0
 
 
 class LocalServer:

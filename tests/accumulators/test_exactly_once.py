@@ -117,7 +117,7 @@ def check_nothing_is_left(server: LocalServer, before: Held) -> None:
     with gradserve.connect(server.address, transport="grpc", timeout=PATIENCE_SECONDS) as client:
         for each in client.list_accumulators():
             client.delete_accumulator(each.name)
-    eventually(lambda: held_by(server), lambda held: held.is_no_more_than(before), within=20)
+    eventually(lambda: held_by(server), lambda held: held.is_no_more_than(before))
 
 
 def one_hot(position: int, size: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from tests.accumulators.doomed_worker import COMPONENT, SIZE, STAGES, Round, Way
 from tests.accumulators.forks import FORKS
 from tests.servers.held import Held, held_by
 from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.processes import end_process
 from tests.servers.runtime import NOT_WARMED_UP
 
 
@@ -48,9 +49,7 @@ class Crew:
                 eventually(lambda: held_by(self.local).waiters, (1).__eq__)
             yield
         finally:
-            worker.kill()
-            worker.join()
-            worker.close()
+            end_process(worker)
             here.close()
 
 
@@ -91,4 +90,4 @@ def test_the_round_stays_exact_and_nothing_is_left(crew: Crew, name: str, stage:
     finish_round(acc, acc.num_accumulated())
     acc.delete()
     crew.survivor.delete(handle)
-    eventually(crew.held, lambda held: held.is_no_more_than(before), within=20)
+    eventually(crew.held, lambda held: held.is_no_more_than(before))

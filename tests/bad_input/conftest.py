@@ -11,7 +11,8 @@ from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.bad_input.layer_tables import LAYER_CALLS
 from tests.bad_input.requests import BEGIN, OK, SPECS, USED, Apply, Create, Take, dense, ref, state
-from tests.servers.raw_calls import RawCalls, eventually
+from tests.servers.polling import eventually
+from tests.servers.raw_calls import RawCalls
 from tests.servers.runtime import NOT_WARMED_UP
 
 

@@ -37,8 +37,8 @@ from tests.bad_input.requests import (
     state,
 )
 from tests.bad_input.test_streams import chunk, header
-from tests.servers.polling import PATIENCE_SECONDS
-from tests.servers.raw_calls import METHODS, RawCalls, eventually, failure_of
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.raw_calls import METHODS, RawCalls, failure_of
 
 
 def test_values_that_are_no_numbers_are_numbers(client: gradserve.Client) -> None:

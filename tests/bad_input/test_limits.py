@@ -28,7 +28,8 @@ from tests.bad_input.requests import (
     zeros,
 )
 from tests.bad_input.test_streams import chunk, header
-from tests.servers.raw_calls import Failure, RawCalls, eventually
+from tests.servers.polling import eventually
+from tests.servers.raw_calls import Failure, RawCalls
 from tests.servers.runtime import NOT_WARMED_UP
 
 TINY = LimitsConfig(

@@ -35,8 +35,8 @@ from tests.bad_input.requests import (
     zeros,
 )
 from tests.bad_input.test_tables import Put
-from tests.servers.polling import PATIENCE_SECONDS
-from tests.servers.raw_calls import RawCalls, eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.raw_calls import RawCalls
 
 
 def header(*shapes: Sequence[int], dtype: Any = F32, **fields: Any) -> Put:

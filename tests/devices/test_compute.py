@@ -145,7 +145,7 @@ class TestMemoryOfWorkThatEndsWithAnError:
         with pytest.raises(BoomError):
             await compute.run_in_thread(work, inputs)
         del inputs
-        await asyncio.to_thread(eventually, lambda: gone() is None, within=5)
+        await asyncio.to_thread(eventually, lambda: gone() is None)
 
     async def test_that_was_cancelled(self, compute: ThreadCompute) -> None:
         endless, inputs = Endless(), Inputs()
@@ -160,4 +160,4 @@ class TestMemoryOfWorkThatEndsWithAnError:
         await asyncio.wait([call])
         assert call.cancelled()
         del inputs, call
-        await asyncio.to_thread(eventually, lambda: gone() is None, within=5)
+        await asyncio.to_thread(eventually, lambda: gone() is None)

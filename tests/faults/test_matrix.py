@@ -154,7 +154,7 @@ def held(crew: Crew, name: str) -> Iterator[None]:
     crew.network.heal()
     crew.faults.clear()
     crew.clear()
-    eventually(crew.held, lambda held: held.is_no_more_than(before), within=20)
+    eventually(crew.held, lambda held: held.is_no_more_than(before))
 
 
 async def _cancel(crew: Crew, tasks: dict[str, asyncio.Task[Any]]) -> None:

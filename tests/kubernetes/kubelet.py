@@ -1,7 +1,6 @@
 """A small kubelet: runs the pods of rendered manifests on this machine, with their probes, volumes and time to stop."""
 
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,19 +11,15 @@ from typing import Any, Self
 import grpc
 from grpc_health.v1 import health_pb2
 
+from gradserve.testing.ports import free_ports
 from tests.kubernetes.machine import Container, Image, Mount, image
 from tests.kubernetes.manifests import Manifest
-from tests.servers.polling import PATIENCE_SECONDS
+from tests.servers.polling import eventually
 
 _DEFAULTS = {"periodSeconds": 10, "timeoutSeconds": 1, "failureThreshold": 3, "initialDelaySeconds": 0}
 _LOOK_SECONDS = 0.02
 _UNITS = {"": 1, "Mi": 1 << 20, "Gi": 1 << 30}
 _CPU_PERIOD = 100_000
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 @dataclass
@@ -44,7 +39,7 @@ class Cluster:
 
     @classmethod
     def with_ports(cls, folder: Path, *ports: int) -> Self:
-        return cls(folder, {port: free_port() for port in ports})
+        return cls(folder, dict(zip(ports, free_ports(len(ports)), strict=True)))
 
     def apply(self, manifests: list[Manifest]) -> None:
         """Takes the settings among manifests."""
@@ -76,7 +71,7 @@ class Probe:
         """Asks if it is time to; returns what it saw."""
         if time.monotonic() < self._next:
             return None
-        seen = self._ask(self._spec, self._spec["timeoutSeconds"] / self._speed)
+        seen = self._ask(self._spec, self._spec["timeoutSeconds"])
         self.failures = 0 if seen else self.failures + 1
         self._next = time.monotonic() + self._spec["periodSeconds"] / self._speed
         return seen
@@ -109,7 +104,8 @@ class Pod:
             template: The template.
             cluster: What it refers to.
             claims: Where persistent volumes are, which outlive pods.
-            speed: How much faster than written all times of probes are, and the time to stop after they have failed.
+            speed: How much faster than written probes follow each other, and the time to stop after they have failed.
+                A container has as long to answer a probe as is written.
             completion_index: The pod's number, in an indexed Job.
             pod_index: The pod's number, in a StatefulSet.
         """
@@ -136,11 +132,11 @@ class Pod:
 
     def wait_for(self, event: str, count: int = 1) -> None:
         """Waits until something has happened a number of times."""
-        end = time.monotonic() + PATIENCE_SECONDS
-        while self.events.count(event) < count:
-            if time.monotonic() > end:
-                raise TimeoutError(f"{event} ({count}) did not happen, only {self.events}: {self.log}")
-            time.sleep(_LOOK_SECONDS)
+
+        def seen() -> tuple[int, list[str], str]:
+            return self.events.count(event), self.events, self.log
+
+        eventually(seen, lambda seen: seen[0] >= count)
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True)

@@ -15,6 +15,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.servers.polling import PATIENCE_SECONDS
+from tests.servers.processes import end_process
+
 ROOT = Path(__file__).parents[2]
 _FOLDERS = ("/bin", "/etc", "/lib", "/lib64", "/sbin", "/usr", sys.base_prefix, sys.prefix, str(ROOT))
 # Each word of the loops is a path; the tests choose them, without spaces. Volumes come before folders, as the checkout
@@ -50,7 +53,12 @@ def can_run() -> bool:
     """Tells whether this machine allows what is needed."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "nsenter", "setpriv"))):
         return False
-    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, timeout=60, check=False).returncode == 0
+    return (
+        subprocess.run(
+            ["unshare", "--mount", "true"], capture_output=True, timeout=PATIENCE_SECONDS, check=False
+        ).returncode
+        == 0
+    )
 
 
 @dataclass(frozen=True)
@@ -153,5 +161,5 @@ class Container:
         try:
             return self.process.wait(grace_seconds)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
+            end_process(self.process)
+            return self.process.returncode

@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from tests.servers.polling import PATIENCE_SECONDS
+
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 KUBECTL = shutil.which("kubectl")
 SOURCES = {path.name: path for path in [*sorted((FOLDER / "overlays").iterdir()), FOLDER / "jobset"]}
@@ -23,7 +25,7 @@ def render(source: Path) -> str:
     """
     assert KUBECTL is not None
     return subprocess.run(
-        [KUBECTL, "kustomize", str(source)], capture_output=True, text=True, timeout=60, check=True
+        [KUBECTL, "kustomize", str(source)], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     ).stdout
 
 

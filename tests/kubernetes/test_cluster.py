@@ -18,12 +18,12 @@ from tests.kubernetes.machine import can_run
 from tests.kubernetes.manifests import FOLDER, KUBECTL, Manifest, manifests, one, render
 from tests.kubernetes.stateful_set import StatefulSet
 from tests.kubernetes.test_manifests import settings_among
+from tests.servers.polling import PATIENCE_SECONDS
 
 GRPC, BULK, HTTP = 50051, 50052, 50080
 SIZE = 3
 NUM_WORKERS = 2
 """Their sum has the same bits in either order."""
-PATIENCE_SECONDS = "60"
 OWN_OVERLAY = """
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -100,7 +100,7 @@ def train(addresses: Sequence[str], rank: int, training: Training) -> list[bytes
     names = [name_at(home, SIZE) for home in range(SIZE)]
     weights = [np.linspace(-1, 1, 8) * (home + 1) for home in range(SIZE)]
     got: list[bytes] = []
-    with gradserve.connect(addresses, timeout=120) as client:
+    with gradserve.connect(addresses, timeout=PATIENCE_SECONDS) as client:
         parts = [
             client.gradient_accumulator({"w": each}, shared_name=name)
             for each, name in zip(weights, names, strict=True)
@@ -132,14 +132,14 @@ def clusters_of(folder: Path, objects: list[Manifest]) -> list[Cluster]:
 
 @pytest.mark.skipif(not can_run(), reason="takes root and Linux namespaces")
 def test_a_rolling_restart_loses_nothing_that_was_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", PATIENCE_SECONDS)
+    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
     objects = manifests("cluster")
     clusters = clusters_of(tmp_path, objects)
     addresses = [f"127.0.0.1:{each.ports[GRPC]}" for each in clusters]
     training = Training()
     with (
         StatefulSet(one("StatefulSet", objects), clusters, claims=tmp_path / "claims") as servers,
-        gradserve.connect(addresses, timeout=120) as client,
+        gradserve.connect(addresses, timeout=PATIENCE_SECONDS) as client,
         ThreadPoolExecutor(NUM_WORKERS) as threads,
     ):
         # On each server a gradient of a round that does not end before the restart.

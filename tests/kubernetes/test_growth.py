@@ -20,6 +20,7 @@ from tests.kubernetes.manifests import FOLDER, KUBECTL, Manifest, manifests, one
 from tests.kubernetes.stateful_set import StatefulSet
 from tests.kubernetes.test_cluster import BULK, GRPC, HTTP
 from tests.kubernetes.test_manifests import settings_among
+from tests.servers.polling import PATIENCE_SECONDS
 
 BEFORE, AFTER = 3, 4
 NUM_WORKERS = 2
@@ -63,7 +64,7 @@ def train(addresses: Sequence[str], checkpoint: Weights) -> list[Weights]:
 
     def work(rank: int) -> Weights:
         weights = [each.copy() for each in checkpoint]
-        with gradserve.connect(addresses, timeout=120) as client:
+        with gradserve.connect(addresses, timeout=PATIENCE_SECONDS) as client:
             parts = [client.gradient_accumulator({"w": each}, name) for each, name in zip(weights, NAMES, strict=True)]
             for step in range(NUM_STEPS):
                 for part, w in zip(parts, weights, strict=True):
@@ -126,7 +127,7 @@ def test_volumes_of_before_and_a_number_alone_are_refused(tmp_path: Path) -> Non
     clusters = pods_of(tmp_path / "before", old, BEFORE)
     with (
         StatefulSet(one("StatefulSet", old), clusters, claims=claims),
-        gradserve.connect(addresses_in(clusters), timeout=120) as client,
+        gradserve.connect(addresses_in(clusters), timeout=PATIENCE_SECONDS) as client,
     ):
         client.gradient_accumulator({"w": np.zeros(2)}, moving)
     home = home_of("", moving, BEFORE)

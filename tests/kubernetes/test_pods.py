@@ -19,6 +19,7 @@ from gradserve_server.security.credentials import digest_of, new_token
 from tests.kubernetes.kubelet import Cluster, Pod, parse_quantity
 from tests.kubernetes.machine import ROOT, can_run
 from tests.kubernetes.manifests import Manifest, manifests, one
+from tests.servers.polling import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.skipif(not can_run(), reason="takes root and Linux namespaces")
 
@@ -59,7 +60,7 @@ def test_a_server_of_the_development_overlay(tmp_path: Path) -> None:
         assert int(process["CapEff"], 16) == int(process["CapBnd"], 16) == 0
         assert process["NoNewPrivs"] == "1"
         assert os.statvfs(root).f_flag & os.ST_RDONLY
-        with gradserve.connect(f"127.0.0.1:{cluster.ports[GRPC]}", timeout=60) as client:
+        with gradserve.connect(f"127.0.0.1:{cluster.ports[GRPC]}", timeout=PATIENCE_SECONDS) as client:
             limit = client.server_info().limits["max_bytes"]
             assert limit == parse_quantity(limits["memory"]) // 2
     assert pod.events == ["started", "ready", "stopped 0"]
@@ -67,7 +68,7 @@ def test_a_server_of_the_development_overlay(tmp_path: Path) -> None:
 
 def train(address: str, rank: int, at: dict[int, threading.Event]) -> list[tuple[int, float]]:
     """Returns the step and the average of every round, in the order in which a worker got them."""
-    with gradserve.connect(address, timeout=60) as client:
+    with gradserve.connect(address, timeout=PATIENCE_SECONDS) as client:
         model = client.gradient_accumulator({"w": np.zeros(4)}, shared_name="restarted")
         step = model.info().global_step
         got = []
@@ -102,7 +103,7 @@ def test_rolling_restarts_lose_nothing_while_clients_train(tmp_path: Path, monke
         for number, step in enumerate([*RESTARTS_AFTER, None]):
             with Pod(f"run-{number}", template_of(objects), cluster, claims=tmp_path / "claims") as pod:
                 pod.wait_for("ready")
-                with gradserve.connect(address, timeout=60) as client:
+                with gradserve.connect(address, timeout=PATIENCE_SECONDS) as client:
                     incarnations.add(client.server_info().incarnation)
                 if number == 0:
                     workers = [threads.submit(train, address, rank, reached) for rank in range(NUM_WORKERS)]
@@ -124,7 +125,7 @@ def test_a_stuck_server_is_killed_and_goes_on_where_it_was(tmp_path: Path, monke
     address = f"127.0.0.1:{cluster.ports[GRPC]}"
     with Pod("gradserve-0", template_of(objects), cluster, claims=tmp_path / "claims", speed=20) as pod:
         pod.wait_for("ready")
-        with gradserve.connect(address, timeout=60) as client:
+        with gradserve.connect(address, timeout=PATIENCE_SECONDS) as client:
             model = client.gradient_accumulator({"w": np.zeros(4)}, shared_name="stuck")
             assert model.push_pull({"w": np.ones(4)}, 1, 0).step == 1
             pod.container.process.send_signal(signal.SIGSTOP)
@@ -158,18 +159,18 @@ def test_a_server_in_production(tmp_path: Path) -> None:
     address = f"127.0.0.1:{cluster.ports[GRPC]}"
     with Pod("gradserve-0", template_of(objects), cluster, claims=tmp_path / "claims") as pod:
         pod.wait_for("ready")
-        with gradserve.connect(address, tls=gradserve.TLS(ca), token=token, timeout=60) as client:
+        with gradserve.connect(address, tls=gradserve.TLS(ca), token=token, timeout=PATIENCE_SECONDS) as client:
             model = client.gradient_accumulator({"w": np.zeros(4)}, shared_name="guarded")
             assert model.push_pull({"w": np.ones(4)}, 1, 0).step == 1
         with (
-            gradserve.connect(address, tls=gradserve.TLS(ca), timeout=60) as stranger,
+            gradserve.connect(address, tls=gradserve.TLS(ca), timeout=PATIENCE_SECONDS) as stranger,
             pytest.raises(gradserve.UnauthenticatedError),
         ):
             stranger.server_info()
         # As its PodMonitor says: by the name in the certificate, with a token.
         (endpoint,) = one("PodMonitor", objects)["spec"]["podMetricsEndpoints"]
         trusted = ssl.create_default_context(cafile=str(ca))
-        scraper = HTTPSConnection("127.0.0.1", cluster.ports[HTTP], context=trusted, timeout=60)
+        scraper = HTTPSConnection("127.0.0.1", cluster.ports[HTTP], context=trusted, timeout=PATIENCE_SECONDS)
         scraper.request("GET", endpoint["path"], headers={"Authorization": f"Bearer {token}"})
         reply = scraper.getresponse()
         assert reply.status == 200

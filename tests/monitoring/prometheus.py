@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +12,13 @@ from urllib.request import urlopen
 
 import pytest
 
+from gradserve.testing.ports import free_port
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.processes import ended
+
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None or shutil.which("promtool") is None, reason="needs Prometheus"
 )
-_PATIENCE_SECONDS = 30.0
 
 
 class Prometheus:
@@ -28,7 +29,7 @@ class Prometheus:
 
     def get(self, path: str) -> Any:
         """Returns the data of an answer of its API."""
-        with urlopen(f"{self.url}/api/v1/{path}", timeout=_PATIENCE_SECONDS) as response:
+        with urlopen(f"{self.url}/api/v1/{path}", timeout=PATIENCE_SECONDS) as response:
             answer = json.load(response)
         assert answer["status"] == "success", answer
         return answer["data"]
@@ -39,13 +40,7 @@ class Prometheus:
 
     def until(self, path: str, condition: Any) -> Any:
         """Asks its API until a condition holds for the data; returns it."""
-        end = time.monotonic() + _PATIENCE_SECONDS
-        while True:
-            data = self.get(path)
-            if condition(data):
-                return data
-            assert time.monotonic() < end, json.dumps(data)[:3000]
-            time.sleep(0.1)
+        return eventually(lambda: self.get(path), condition)
 
 
 @contextmanager
@@ -57,8 +52,7 @@ def scraping(folder: Path, target: str, rules: str) -> Iterator[Prometheus]:
         "rule_files: [alerts.yml]\n"
         f"scrape_configs: [{{job_name: gradserve, static_configs: [{{targets: ['{target}']}}]}}]\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [
         "prometheus",
         f"--config.file={folder}/prometheus.yml",
@@ -66,19 +60,16 @@ def scraping(folder: Path, target: str, rules: str) -> Iterator[Prometheus]:
         f"--web.listen-address=127.0.0.1:{port}",
         "--log.level=error",
     ]
-    process = subprocess.Popen(command)
-    try:
+    with ended(subprocess.Popen(command)) as process:
         prometheus = Prometheus(f"http://127.0.0.1:{port}")
-        end = time.monotonic() + _PATIENCE_SECONDS
-        while True:
+
+        def answers() -> bool:
+            assert process.poll() is None, "Prometheus has ended"
             try:
                 prometheus.get("status/runtimeinfo")
-                break
             except OSError:
-                assert process.poll() is None, "Prometheus has ended"
-                assert time.monotonic() < end, "Prometheus does not answer"
-                time.sleep(0.05)
+                return False
+            return True
+
+        eventually(answers)
         yield prometheus
-    finally:
-        process.kill()
-        process.wait()

@@ -28,6 +28,7 @@ from tests.cluster.servers import name_at
 from tests.project.blocks.reading import read_blocks
 from tests.ray.conftest import RayCluster
 from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.processes import has_ended
 
 GRADIENT = {"w": np.arange(3, dtype=np.float32)}
 ADDRESS = "gradserve+ray://train"
@@ -91,7 +92,7 @@ def test_what_was_acknowledged_survives(cluster: RayCluster, killed: str) -> Non
         net.apply_grad(GRADIENT, 1, worker_id="a")
         server = psutil.Process(before["pid"])
         os.kill(server.pid if killed == "server" else server.ppid(), signal.SIGKILL)
-        eventually(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
+        eventually(lambda: has_ended(server))
         net.apply_grad(GRADIENT, 1, worker_id="b")
         np.testing.assert_array_equal(net.take_grad(2)["w"], GRADIENT["w"])
         assert net.info().global_step == 2

@@ -1,6 +1,5 @@
 """A node of Ray is lost, with the server that was on it."""
 
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,9 +8,11 @@ import psutil
 import pytest
 
 import gradserve
+from gradserve.testing.ports import free_port
 from tests.cluster.servers import name_at
 from tests.ray.conftest import RayCluster, ray_folder
 from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.processes import has_ended
 
 GRADIENT = {"w": np.arange(3, dtype=np.float32)}
 NAME, SIZE = "nodes", 2
@@ -30,10 +31,12 @@ def nodes(ray_token: str) -> Iterator[Any]:
     with ray_folder(ray_token) as (_, patch):
         from ray.cluster_utils import Cluster
 
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        head = {"gcs_server_port": port, "num_cpus": SIZE, "include_dashboard": False, "_system_config": _NOTICED_SOON}
+        head = {
+            "gcs_server_port": free_port(),
+            "num_cpus": SIZE,
+            "include_dashboard": False,
+            "_system_config": _NOTICED_SOON,
+        }
         running: Any = Cluster(initialize_head=True, head_node_args={**head, "object_store_memory": _MEMORY})
         try:
             running.add_node(num_cpus=1, object_store_memory=_MEMORY)
@@ -62,10 +65,9 @@ def test_the_server_is_back_on_another_node_with_its_state(nodes: Any, tmp_path:
             net = client.gradient_accumulator(GRADIENT, name_at(home, SIZE), durability="gradient")
             net.push_pull(GRADIENT, 1, 0)
             net.apply_grad(GRADIENT, 1, worker_id="a")
+    server = psutil.Process(before[index]["pid"])
     nodes.remove_node(lost, allow_graceful=False)
-    eventually(
-        lambda: not psutil.pid_exists(before[index]["pid"])
-    )  # With its actor, which notices the end of the node.
+    eventually(lambda: has_ended(server))  # with its actor, which notices the end of the node
     after = eventually(
         lambda: cluster.status(NAME),
         lambda seen: all(each["serves"] for each in seen) and seen[index]["pid"] not in (0, before[index]["pid"]),

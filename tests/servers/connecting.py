@@ -1,5 +1,8 @@
 """Clients with other settings than those that users can give."""
 
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +18,14 @@ from gradserve.transport.settings import ConnectionSettings, Transport
 
 NO_RETRIES = RetryPolicy(pauses=(), restart_patience=0)
 """Clients do not try again by themselves: every fault reaches the code that calls."""
+
+
+@contextmanager
+def no_server() -> Iterator[str]:
+    """Yields the address of a port at which nobody listens, and nobody can until the end of the block."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 def connect_with(address: str, settings: ConnectionSettings) -> gradserve.Client:

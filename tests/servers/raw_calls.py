@@ -1,8 +1,7 @@
 """Calls as any gRPC client may send them, past everything that gradserve's own client makes right."""
 
 import dataclasses
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -129,11 +128,3 @@ class RawCalls:
         except grpc.RpcError as error:
             return failure_of(error)
         raise AssertionError(f"{method} was expected to fail, and answered {answer}")
-
-
-def eventually(look: Callable[[], T], is_right: Callable[[T], bool]) -> T:
-    """Looks until what is seen is right. For what a server does after it answered, or without a client's doing."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not is_right(seen := look()):
-        assert time.monotonic() < end, f"still {seen} after {PATIENCE_SECONDS} s"
-    return seen

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Self
 
+from gradserve.testing.ports import free_port
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.configuration.servers import ClusterConfig
 from gradserve_server.testing import LocalServer
@@ -22,7 +23,7 @@ class RestartingServer:
             state=StateConfig(state_dir=None if state_dir is None else str(state_dir)),
             cluster=cluster or ClusterConfig(),
         )
-        self.run = LocalServer(self._config)
+        self.run = LocalServer(self._config, address=f"127.0.0.1:{free_port()}")
         """The present run."""
 
     @property

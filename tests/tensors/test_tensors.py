@@ -24,8 +24,8 @@ from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
 from gradserve_server.testing import LocalServer
-from tests.servers.polling import PATIENCE_SECONDS
-from tests.servers.raw_calls import RawCalls, eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.raw_calls import RawCalls
 from tests.servers.runtime import NOT_WARMED_UP
 
 DTYPES = [

@@ -48,6 +48,17 @@ def test_a_process_that_is_paused(tmp_path: Path) -> None:
         server.pause()  # the end of the block lets it go on, so that it can end
 
 
+def test_a_process_listens_where_nobody_else_can_come_while_it_is_down(tmp_path: Path) -> None:
+    """Its ports are none of those that the system gives away."""
+    given = range(*map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()))
+    listen = ("127.0.0.1:0", "localhost:0", "127.0.0.1:7", f"unix:{tmp_path}/socket")
+    addresses = ServerProcess(tmp_path, listen=listen).addresses
+    ports = [int(each.rpartition(":")[2]) for each in addresses[:2]]
+    assert not {0, *given}.intersection(ports)
+    assert len(set(ports)) == 2
+    assert addresses == [f"127.0.0.1:{ports[0]}", f"localhost:{ports[1]}", *listen[2:]]
+
+
 def test_a_network_that_is_cut_and_one_that_is_parted() -> None:
     with (
         ServerThread() as server,

@@ -10,7 +10,9 @@ from typing import Self
 
 import psutil
 
-_PATIENCE_SECONDS = 60.0
+from gradserve.testing.ports import free_ports
+
+_PATIENCE_SECONDS = 120.0
 _LOOK_SECONDS = 0.01
 
 
@@ -33,12 +35,14 @@ class ServerProcess:
             folder: A folder for the address file and the log.
             flags: Further flags of `gradserve serve`, as on the command line. Without --http-listen, there is no HTTP
                 port.
-            listen: The addresses to listen at; a free port of this machine by default.
+            listen: The addresses to listen at; a free port of this machine by default. Port 0 stands for a free one,
+                which stays free while the server is down.
         """
         self._address_file = Path(folder) / "addresses"
         self._log = Path(folder) / "log"
         self._flags = ["--http-listen", "off", *flags, "--address-file", str(self._address_file)]
-        self.addresses = list(listen)
+        ports = iter(free_ports(sum(each.endswith(":0") for each in listen)))
+        self.addresses = [f"{each[:-1]}{next(ports)}" if each.endswith(":0") else each for each in listen]
         self.process: subprocess.Popen[bytes]
 
     @property

@@ -105,7 +105,7 @@ def unused(server: LocalServer, raw: RawCalls) -> Iterator[None]:
     """Checks that a test gives back all that it used."""
     before = use_of(server)
     yield
-    eventually(lambda: use_of(server), lambda use: use.is_back_at(before), within=10)
+    eventually(lambda: use_of(server), lambda use: use.is_back_at(before))
 
 
 def connector(local: LocalServer, way: str, context: ssl.SSLContext | None = None) -> Callable[..., FrameClient]:

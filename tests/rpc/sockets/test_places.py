@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from gradserve.memory.machine import machine_id
+from gradserve.testing.ports import free_port
 from gradserve.v1 import server_messages_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import ListenConfig, ServerConfig
@@ -40,13 +41,6 @@ def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def config(**listen: Any) -> ServerConfig:
     return ServerConfig(runtime=NOT_WARMED_UP, listen=ListenConfig(listen=("127.0.0.1:0",), **listen))
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def info(local: LocalServer) -> Any:

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import random
-import shutil
 import socket
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -51,8 +51,8 @@ class FaultyProxy:
         self.address = ""
 
     def partition(self) -> None:
-        """Keeps all connections, accepts new ones, and passes nothing on until the network heals."""
-        self._loop.call_soon_threadsafe(self._traffic.stop)
+        """Keeps all connections, accepts new ones, and passes nothing on from now until the network heals."""
+        self._do(self._traffic.stop)
 
     def heal(self) -> None:
         """Passes on what was held back, and what comes from now on."""
@@ -61,7 +61,7 @@ class FaultyProxy:
             self._is_cut = False
             self._traffic.go_on()
 
-        self._loop.call_soon_threadsafe(flow)
+        self._do(flow)
 
     def cut(self) -> None:
         """Ends all connections, and those that come until the network heals."""
@@ -71,7 +71,7 @@ class FaultyProxy:
             for task in self._tasks:
                 task.cancel()
 
-        self._loop.call_soon_threadsafe(cancel)
+        self._do(cancel)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -87,13 +87,20 @@ class FaultyProxy:
     def _is_unix(self) -> bool:
         return self._target.startswith("/")
 
+    def _do(self, change: Callable[[], None]) -> None:
+        """Changes something on the event loop; returns when it is done."""
+
+        async def on_loop() -> None:
+            change()
+
+        asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result(_START_SECONDS)
+
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop, self._traffic = asyncio.Event(), Traffic()
-        folder = Path(tempfile.mkdtemp())
-        with self._socket() as listening:
+        with tempfile.TemporaryDirectory() as folder, self._socket() as listening:
             if self._is_unix:
-                self.address = str(folder / "socket")
+                self.address = str(Path(folder) / "socket")
                 listening.bind(self.address)
             else:
                 listening.bind(("127.0.0.1", 0))
@@ -103,8 +110,7 @@ class FaultyProxy:
             self._ready.set()
             await self._stop.wait()
             await _cancelled(accepting)
-        await _cancelled(*self._tasks)
-        shutil.rmtree(folder)
+            await _cancelled(*self._tasks)
 
     async def _accept(self, listening: socket.socket) -> None:
         while True:
