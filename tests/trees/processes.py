@@ -4,12 +4,12 @@ from pathlib import Path
 
 import psutil
 
-IDLE_SECONDS = 1.0
+IDLE_SECONDS = 0.3
 """The time after which they end."""
 
 
 def running_in(folder: Path) -> list[psutil.Process]:
-    """The aggregators whose socket is in a folder."""
+    """Returns the aggregators that run and whose socket is in a folder."""
     found = []
     for each in psutil.process_iter(["cmdline"]):
         command = each.info["cmdline"] or []

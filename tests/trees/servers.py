@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
 from gradserve_server.configuration.servers import UpstreamConfig
 from gradserve_server.testing import LocalServer
 from tests.cluster.servers import addresses_of, running_cluster
 from tests.cluster.sharding.clients import all_sharded
+from tests.servers.polling import eventually
 from tests.servers.runtime import NOT_WARMED_UP
 
 
@@ -39,3 +41,19 @@ def running_tree_on(num_servers: int, workers: int, grace: float = 30.0) -> Iter
             servers = stack.enter_context(running_cluster(num_servers))
         addresses = addresses_of(servers)
         yield addresses, stack.enter_context(aggregator(",".join(addresses), workers, grace))
+
+
+def end_grace(near: LocalServer, num_waiting: int) -> None:
+    """Passes on the gradients that wait at an aggregator for others, as the end of the grace does, once so many do."""
+
+    def flush(server: Server) -> bool:
+        assert server._aggregating is not None
+        waiting = [each.batches for each in server._aggregating._known.values()]
+        if sum(each.num_waiting for each in waiting) < num_waiting:
+            return False
+        for batches in waiting:
+            for batch in list(batches._batches.values()):
+                batches._flush_late(batch)
+        return True
+
+    eventually(lambda: near.inspect(flush))

@@ -3,12 +3,10 @@
 import asyncio
 import importlib.util
 import os
-import signal
 import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 import gradserve
@@ -16,15 +14,12 @@ import gradserve.aio
 from gradserve import local_aggregator
 from gradserve_server.testing import LocalServer
 from tests.cluster.servers import addresses_of, running_cluster
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.processes import end_process
 from tests.trees.processes import IDLE_SECONDS, running_in
 from tests.trees.workers import at_once
 
 GRADIENTS = [{"w": np.full(3, value, np.float32)} for value in (1.0, 3.0)]
-
-
-def _wait_until_none_runs(folder: Path) -> None:
-    while any(each.status() != psutil.STATUS_ZOMBIE for each in running_in(folder)):
-        time.sleep(0.05)
 
 
 def test_workers_share_one_and_it_ends_by_itself(folder: Path, top: LocalServer) -> None:
@@ -41,7 +36,7 @@ def test_workers_share_one_and_it_ends_by_itself(folder: Path, top: LocalServer)
     assert len(running_in(folder)) == 1, "somebody still uses it"
     assert clients[1].server_info().upstream == top.address
     clients[1].close()
-    _wait_until_none_runs(folder)
+    eventually(lambda: running_in(folder), lambda running: not running)
     # The next one starts another.
     with gradserve.connect(top.address, local_aggregator=2) as client:
         assert client.list_accumulators()[0].name == "net"
@@ -92,14 +87,17 @@ def test_the_environment_variable(folder: Path, top: LocalServer, monkeypatch: p
         gradserve.connect(top.address)
 
 
-def test_one_that_was_killed_is_started_again_by_the_next_worker(folder: Path, top: LocalServer) -> None:
+def test_one_that_was_killed_is_started_again_by_the_next_worker(
+    folder: Path, top: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
     with gradserve.connect(top.address, local_aggregator=2) as first:
         acc = first.gradient_accumulator(GRADIENTS[0], "net")
         (process,) = running_in(folder)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        end_process(process)
         with gradserve.connect(top.address, local_aggregator=2) as second:
             assert second.address == first.address
+            first.server_info()  # waits until gRPC tries again to connect, for both of them
             made = [acc, second.gradient_accumulator(GRADIENTS[0], "net")]
             results = at_once(lambda acc, gradient: acc.push_pull(gradient, 2, 0), made, GRADIENTS)
             assert [each["w"][0] for each in results] == [2.0, 2.0]

@@ -149,7 +149,7 @@ def test_settings_that_are_not_valid(flags: list[str], message: str) -> None:
 
 
 def test_a_server_stops_while_gradients_wait() -> None:
-    with running_tree(2) as (_, near), gradserve.connect(near.address, timeout=2) as client:
+    with running_tree(2) as (_, near), gradserve.connect(near.address) as client:
         acc = client.gradient_accumulator(GRADIENTS[0], "net")
         with pytest.raises(gradserve.DeadlineExceededError, match="0 gradients are in"):
             acc.push_pull(GRADIENTS[0], 2, 0, timeout=0.2)

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import gradserve
+from tests.servers.polling import PATIENCE_SECONDS
 
 T = TypeVar("T")
 
@@ -14,7 +15,7 @@ T = TypeVar("T")
 def clients_of(address: str | Sequence[str], count: int, **how: Any) -> Iterator[list[gradserve.Client]]:
     """Connects workers, until the end of the block."""
     with ExitStack() as stack:
-        yield [stack.enter_context(gradserve.connect(address, timeout=60, **how)) for _ in range(count)]
+        yield [stack.enter_context(gradserve.connect(address, timeout=PATIENCE_SECONDS, **how)) for _ in range(count)]
 
 
 def at_once(work: Callable[..., T], *arguments: Sequence[Any]) -> list[T]:

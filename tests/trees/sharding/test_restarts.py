@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gradserve
+from gradserve.testing.ports import free_port
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.configuration.servers import ClusterConfig, UpstreamConfig
 from gradserve_server.parts import Parts
@@ -61,7 +62,7 @@ class Restarting:
     def __init__(self, upstream: str) -> None:
         config = UpstreamConfig(upstream=upstream, upstream_workers=2, upstream_grace_seconds=1.0)
         self._config = ServerConfig(runtime=RuntimeConfig(warm_up=False, drain_seconds=0.01), upstream=config)
-        self.run = LocalServer(self._config)
+        self.run = LocalServer(self._config, address=f"127.0.0.1:{free_port()}")
 
     def restart(self) -> None:
         address = self.run.address
