@@ -14,6 +14,7 @@ from gradserve_server.parts import Parts
 from gradserve_server.rpc.listeners.grpc_listener import ClientKeepalive, GrpcListener
 from gradserve_server.testing import LocalServer
 from tests.servers.clocks import SkippingClock
+from tests.servers.processes import ended
 
 CLIENT_LEASE = 60.0
 PATIENT = ClientKeepalive()
@@ -64,10 +65,7 @@ def program(address: str, then: str) -> Iterator["subprocess.Popen[str]"]:
         text=True,
         cwd=Path(__file__).parents[3],
     )
-    try:
+    with ended(process):
         assert process.stdout is not None
         assert process.stdout.readline() == "made\n"
         yield process
-    finally:
-        process.kill()
-        process.communicate()

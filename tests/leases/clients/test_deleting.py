@@ -1,7 +1,6 @@
 """What clients delete, and what ends when they are closed."""
 
 import math
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,12 +10,11 @@ import gradserve.aio
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.testing import FaultyProxy
 from gradserve.transport.settings import ConnectionSettings, Transport
-from gradserve_server.config import ServerConfig
+from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.leases.clients.aging_server import AgingServer, num_held, num_private
 from tests.servers.connecting import connect_with
-from tests.servers.polling import eventually
-from tests.servers.runtime import NOT_WARMED_UP
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 
 def test_all_ways_to_delete_are_remembered(server: AgingServer) -> None:
@@ -67,27 +65,25 @@ def test_a_waiting_take_is_told_that_its_client_was_closed(server: AgingServer) 
         eventually(lambda: server.inspect(lambda server: server.registry.waiters.used) == 1)
         client.close()
         with pytest.raises(gradserve.AbortedError, match="was deleted: it was private to a client that was closed"):
-            waiting.result(10)
+            waiting.result(PATIENCE_SECONDS)
         with pytest.raises(gradserve.NotFoundError, match="any more: it was private to a client that was closed"):
             other.raw_ops.AccumulatorNumAccumulated(handle=handle)
 
 
 def test_closing_does_not_wait_for_a_silent_server(server: AgingServer) -> None:
+    """Nothing but the limit of closing ends a call here."""
     settings = ConnectionSettings(TimeLimits(math.inf, closing=0.3), transport=Transport.GRPC)
     with FaultyProxy(server.address) as proxy:
         client = connect_with(proxy.address, settings)
         client.conditional_accumulator("float32")
         proxy.partition()
-        started = time.monotonic()
         client.close()
-        assert time.monotonic() - started < 5
 
 
 def test_a_server_that_shuts_down_does_not_wait_for_those_who_hold(server: AgingServer) -> None:
-    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as local:
-        client = gradserve.connect(local.address, timeout=1)
+    """Its drain time is longer than a test may take."""
+    with LocalServer(ServerConfig(runtime=RuntimeConfig(warm_up=False, drain_seconds=3600))) as local:
+        client = gradserve.connect(local.address)
         client.conditional_accumulator("float32")
         eventually(lambda: num_held(local) == 1)
-        started = time.monotonic()
-    assert time.monotonic() - started < 10
     client.close()

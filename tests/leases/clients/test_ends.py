@@ -12,7 +12,8 @@ from gradserve_server.config import LeaseConfig, ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.leases.clients.aging_server import CLIENT_LEASE, AgingServer, num_held, num_private, pass_time, program
 from tests.leases.program import NUM_MADE
-from tests.servers.polling import eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.processes import ended
 from tests.servers.runtime import NOT_WARMED_UP
 
 
@@ -49,7 +50,7 @@ def test_by_the_clock_of_the_wall() -> None:
 
 def test_a_program_that_forgets_to_close_ends_all_the_same(server: AgingServer) -> None:
     with program(server.address, "end") as process:
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
         assert (process.returncode, errors) == (0, "")
     eventually(lambda: num_held(server) == 0)
     pass_time(server, CLIENT_LEASE)
@@ -71,7 +72,11 @@ asyncio.run(main())
 
 def test_an_asyncio_program_that_forgets_to_close_ends_all_the_same(server: AgingServer) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORGETFUL_AIO, server.address], capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", FORGETFUL_AIO, server.address],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     eventually(lambda: num_held(server) == 0)
@@ -79,30 +84,30 @@ def test_an_asyncio_program_that_forgets_to_close_ends_all_the_same(server: Agin
     assert num_private(server) == 0
 
 
-def test_a_client_that_was_suspended_for_too_long_is_told_why(server: AgingServer) -> None:
-    with program(server.address, "ask") as process:
-        eventually(lambda: num_held(server) == 1)
+def test_a_client_that_was_suspended_for_too_long_is_told_why(watchful_server: AgingServer) -> None:
+    with program(watchful_server.address, "ask") as process:
+        eventually(lambda: num_held(watchful_server) == 1)
         process.send_signal(signal.SIGSTOP)
-        eventually(lambda: num_held(server) == 0)
-        pass_time(server, CLIENT_LEASE)
-        assert num_private(server) == 0
+        eventually(lambda: num_held(watchful_server) == 0)
+        pass_time(watchful_server, CLIENT_LEASE)
+        assert num_private(watchful_server) == 0
         process.send_signal(signal.SIGCONT)
-        _, errors = process.communicate("go on\n", timeout=30)
+        _, errors = process.communicate("go on\n", timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
     assert "NotFoundError: no accumulator 'default/conditional_accumulator-" in errors
     assert "' any more: it was private to a client, whose lease of 60 s has ended: " in errors
 
 
-def test_one_that_was_suspended_for_a_moment_goes_on(server: AgingServer) -> None:
-    with program(server.address, "ask") as process:
-        eventually(lambda: num_held(server) == 1)
+def test_one_that_was_suspended_for_a_moment_goes_on(watchful_server: AgingServer) -> None:
+    with program(watchful_server.address, "ask") as process:
+        eventually(lambda: num_held(watchful_server) == 1)
         process.send_signal(signal.SIGSTOP)
-        eventually(lambda: num_held(server) == 0)
-        pass_time(server, CLIENT_LEASE - 20)
+        eventually(lambda: num_held(watchful_server) == 0)
+        pass_time(watchful_server, CLIENT_LEASE - 20)
         process.send_signal(signal.SIGCONT)
-        eventually(lambda: num_held(server) == 1)
-        pass_time(server, 100 * CLIENT_LEASE)
-        output, _ = process.communicate("go on\n", timeout=30)
+        eventually(lambda: num_held(watchful_server) == 1)
+        pass_time(watchful_server, 100 * CLIENT_LEASE)
+        output, _ = process.communicate("go on\n", timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert "is_private=True" in output
 
@@ -132,14 +137,14 @@ assert acc.take_grad(1) == 1
 
 def test_a_fork_finds_no_call_under_way(server: AgingServer) -> None:
     """gRPC would say on standard error that it does not prepare the fork; and the lease is held again afterwards."""
-    process = subprocess.Popen(
+    started = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", FORKING_PROGRAM, server.address],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    try:
+    with ended(started) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         eventually(lambda: num_held(server) == 1)
@@ -148,11 +153,8 @@ def test_a_fork_finds_no_call_under_way(server: AgingServer) -> None:
         assert process.stdout.readline() == "forked\n"
         eventually(lambda: num_held(server) == 1)
         pass_time(server, 100 * CLIENT_LEASE)
-        _, errors = process.communicate("go on\n", timeout=30)
+        _, errors = process.communicate("go on\n", timeout=PATIENCE_SECONDS)
         assert (process.returncode, errors) == (0, "")
-    finally:
-        process.kill()
-        process.communicate()
 
 
 PAUSING_PROGRAM = """
@@ -164,7 +166,7 @@ from gradserve.transport.settings import ConnectionSettings
 has_gone_on = threading.Event()
 
 def operation():
-    yield Pause(60)
+    yield Pause(3600)
     has_gone_on.set()
 
 thread = BackgroundThread(operation(), ConnectionSettings(), None, None)
@@ -172,12 +174,12 @@ pid = os.fork()
 if pid == 0:
     os._exit(0)
 assert os.waitpid(pid, 0)[1] == 0
-assert has_gone_on.wait(30)
+assert has_gone_on.wait(60)
 """
 
 
 def test_a_fork_ends_no_operation_that_pauses() -> None:
     """An operation pauses after each call that a fork has ended, so the next of many forks may find it there."""
     command = [sys.executable, "-W", "ignore", "-c", PAUSING_PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -12,25 +12,28 @@ import pytest
 
 import gradserve
 import gradserve.aio
+from gradserve.calls.time_limits import TimeLimits
 from gradserve.testing import FaultyProxy
+from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import ListenConfig
 from tests.leases.clients.aging_server import CLIENT_LEASE, AgingServer, num_held, num_private, pass_time
+from tests.servers.connecting import connect_with
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 
 
-async def test_a_blocked_event_loop_costs_nothing(server: AgingServer) -> None:
+async def test_a_blocked_event_loop_costs_nothing(watchful_server: AgingServer) -> None:
     """Everything here but the first lines happens while the loop of the client stands still."""
-    async with gradserve.aio.connect(server.address) as client:
+    async with gradserve.aio.connect(watchful_server.address) as client:
         acc = await client.conditional_accumulator("float32")
 
         async def held() -> int:
-            return num_held(server)
+            return num_held(watchful_server)
 
         await eventually_async(held)
         time.sleep(1.5)  # noqa: ASYNC251 - longer than the server waits for a sign of life
-        assert num_held(server) == 1
-        pass_time(server, 100 * CLIENT_LEASE)
-        assert num_private(server) == 1
+        assert num_held(watchful_server) == 1
+        pass_time(watchful_server, 100 * CLIENT_LEASE)
+        assert num_private(watchful_server) == 1
         assert (await acc.info()).is_private
 
 
@@ -58,7 +61,8 @@ def test_a_server_that_is_started_anew_is_held_to_its_word_too(tmp_path: Path) -
 
 def test_a_connection_that_breaks_is_held_anew(server: AgingServer) -> None:
     with FaultyProxy(server.address) as proxy:
-        client = gradserve.connect(proxy.address, timeout=0.3, transport="grpc")
+        settings = ConnectionSettings(TimeLimits(PATIENCE_SECONDS, closing=0.3), transport=Transport.GRPC)
+        client = connect_with(proxy.address, settings)
         client.conditional_accumulator("float32")
         eventually(lambda: num_held(server) == 1)
     eventually(lambda: num_held(server) == 0)

@@ -10,7 +10,7 @@ import pytest
 import gradserve
 import gradserve.aio
 from tests.leases.clients.aging_server import AgingServer, num_private, pass_time
-from tests.servers.polling import eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 GRAD = np.ones(2, np.float32)
 
@@ -43,7 +43,7 @@ def test_what_nobody_uses(server: AgingServer) -> None:
             eventually(lambda: same.info().num_waiting == 1)
             pass_time(server, 1000)
             same.apply_grad(3.0)
-            assert waiting.result(10) == 2
+            assert waiting.result(PATIENCE_SECONDS) == 2
         pass_time(server, 29)
         assert num_private(server) == 1
         pass_time(server, 2)
