@@ -13,7 +13,7 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve.calls.open_calls import OpenCalls
-from tests.servers.polling import eventually
+from tests.servers.polling import eventually, eventually_async
 
 ZEROS = {"w": np.zeros(2)}
 
@@ -169,8 +169,7 @@ class TestWorkerIds:
         async with gradserve.aio.connect(server_address) as client:
             model = await client.gradient_accumulator(ZEROS, shared_name=name)
             first = asyncio.create_task(model.push_pull(grads(1), 2))
-            while not (await model.info()).num_waiting:
-                await asyncio.sleep(0)
+            await eventually_async(model.info, lambda info: info.num_waiting == 1)
             with pytest.raises(
                 gradserve.InvalidArgumentError, match="another push_pull to accumulator .* is under way"
             ):

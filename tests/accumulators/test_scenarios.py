@@ -1,7 +1,7 @@
 """What TensorFlow's own tests of accumulators check, on the core, through both clients on every way, and by raw ops."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 import gradserve
 from gradserve import ACCEPTED, STALE
 from tests.accumulators.scenarios.faces import FACES, Acc, Face, open_face, rows
-from tests.servers.polling import PATIENCE_SECONDS
+from tests.servers.polling import eventually_async
 
 INVALID = gradserve.InvalidArgumentError
 
@@ -22,19 +22,9 @@ async def face(request: pytest.FixtureRequest) -> AsyncIterator[Face]:
         yield opened
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await condition():
-            await asyncio.sleep(0)
-
-
 async def waiting(acc: Acc, count: int) -> None:
     """Returns once `count` takes stand in the queue."""
-
-    async def there() -> bool:
-        return await acc.num_waiting() == count
-
-    await until(there)
+    await eventually_async(acc.num_waiting, lambda seen: seen == count)
 
 
 async def blocked_takes(acc: Acc, *nums_required: int) -> list["asyncio.Task[Any]"]:

@@ -1,7 +1,6 @@
 """Gradients and averages in memory that a client and a server on the same machine share."""
 
 import gc
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.processes import ended
 
 N = 1 << 18
 Way: TypeAlias = Literal["shared_memory", "bulk", "grpc"]
@@ -151,13 +151,12 @@ sys.stdin.read()
 
 
 def test_a_reader_that_is_killed_leaves_nothing(local: LocalServer, name: str) -> None:
-    with subprocess.Popen(
+    reader = subprocess.Popen(
         [sys.executable, "-c", _READER, local.address, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as reader:
+    )
+    with ended(reader):
         assert reader.stdout is not None
         assert reader.stdout.readline() == "reading\n"
-        reader.send_signal(signal.SIGKILL)
-        reader.wait(PATIENCE_SECONDS)
     eventually(lambda: local.inspect(used), lambda seen: seen == (N * 4, 0, 0))
     with gradserve.connect(local.address, transport="shared_memory", timeout=PATIENCE_SECONDS) as client:
         acc = client.conditional_accumulator("float32", shape=(N,), shared_name=name)

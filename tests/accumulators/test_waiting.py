@@ -26,6 +26,7 @@ from tests.accumulators.bench import (
     turns,
     value_of,
 )
+from tests.servers.polling import PATIENCE_SECONDS
 
 
 class TestWaiting:
@@ -99,9 +100,9 @@ class TestWaiting:
         compute.go_on.clear()
         compute.begun.clear()
         loop = asyncio.get_running_loop()
-        task = asyncio.create_task(take(acc, 1, timeout=60))
+        task = asyncio.create_task(take(acc, 1, timeout=PATIENCE_SECONDS))
         await compute.begun.wait()
-        behind = asyncio.create_task(take(acc, 1, timeout=60))
+        behind = asyncio.create_task(take(acc, 1, timeout=PATIENCE_SECONDS))
         await turns()
         now = loop.time
         loop.time = lambda: now() + 61  # type: ignore[method-assign]

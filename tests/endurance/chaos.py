@@ -25,6 +25,8 @@ from pathlib import Path
 from gradserve.testing import FaultyProxy, ServerProcess
 from tests.endurance.picture import Series, draw, rates
 from tests.endurance.worker import NUM_WORKERS
+from tests.servers.polling import eventually
+from tests.servers.processes import end_process
 
 RESULTS = Path(__file__).parent / "results"
 WARM_UP_SECONDS = 5.0
@@ -69,8 +71,7 @@ class Crew:
 
     def kill_worker(self, number: int) -> None:
         rank = number % NUM_WORKERS
-        self.workers[rank].kill()
-        self.workers[rank].wait()
+        end_process(self.workers[rank])
         self.workers[rank] = self.start_worker(rank)
 
     def stop_worker(self, number: int) -> None:
@@ -99,14 +100,12 @@ def running_crew() -> Iterator[Crew]:
         crew = Crew(server, network, folder)
         try:
             crew.workers = [crew.start_worker(rank) for rank in range(NUM_WORKERS)]
-            while not all(crew.entries(rank) for rank in range(NUM_WORKERS)):
-                time.sleep(0.1)
+            eventually(lambda: all(crew.entries(rank) for rank in range(NUM_WORKERS)))
             time.sleep(WARM_UP_SECONDS)
             yield crew
         finally:
             for worker in crew.workers:
-                worker.kill()
-                worker.wait()
+                end_process(worker)
 
 
 def run(minutes: float, every: float) -> dict[str, object]:

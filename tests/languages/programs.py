@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers.polling import PATIENCE_SECONDS
+from tests.servers.processes import end_process, ended
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -48,8 +49,7 @@ class Worker:
 
     def kill(self) -> None:
         """Ends it at once."""
-        self._process.kill()
-        self._process.wait()
+        end_process(self._process)
 
     def failure(self) -> str:
         """Waits until it has ended with an error; returns what it says."""
@@ -93,11 +93,8 @@ def running(
         stderr=subprocess.PIPE,
         text=True,
     )
-    try:
+    with ended(process):
         yield Worker(process, output)
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def _built() -> Path:

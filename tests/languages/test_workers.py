@@ -171,8 +171,9 @@ def test_a_worker_that_is_started_again_counts_once(
 
 @in_each_language
 def test_a_server_that_is_killed_and_started_again(
-    gradserve_process: ServerProcess, tmp_path: Path, name: str, language: str
+    gradserve_process: ServerProcess, tmp_path: Path, name: str, language: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
     with Run(tmp_path, name, gradserve_process.address) as run:
         stays = run.start(language, "stays", "--steps", 8)
         run.start(language, "ends", "--steps", 3).result()

@@ -15,6 +15,7 @@ import gradserve
 from gradserve.testing import ServerProcess
 from gradserve_server.cli import cli
 from tests.servers.command_line import run_cli
+from tests.servers.polling import PATIENCE_SECONDS
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,7 @@ def test_every_address_serves(everywhere: ServerProcess) -> None:
         acc = client.conditional_accumulator("float32", (2,), "w")
         acc.apply_grad([1, 2])
         for address in everywhere.addresses:
-            with gradserve.connect(address, timeout=10) as other:
+            with gradserve.connect(address, timeout=PATIENCE_SECONDS) as other:
                 assert other.conditional_accumulator("float32", (2,), "w").num_accumulated() == 1
 
 

@@ -26,9 +26,9 @@ async def test_a_turn_that_takes_too_long_is_named(caplog: pytest.LogCaptureFixt
         hold_the_loop()
         return caplog.text
 
-    text = await eventually_async(held)
+    text = await eventually_async(held, lambda text: "hold_the_loop" in text)
     watch.stop()
-    found = re.search(r"the event loop was busy for (\S+) s \((\S+) s of processor time\) in (.*)", text)
+    found = re.search(r"the event loop was busy for (\S+) s \((\S+) s of processor time\) in (.*hold_the_loop.*)", text)
     assert found is not None
     busy, processor_time, functions = found.groups()
     assert float(busy) > max(LONGEST, float(processor_time))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ import gradserve.aio
 from gradserve.testing import ServerProcess
 from tests.process.test_shutdown import HalfUpload, raw
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
+from tests.servers.processes import end_process, ended
 
 BOTH = [signal.SIGTERM, signal.SIGINT]
 
@@ -29,15 +30,10 @@ def is_heard(process: int) -> bool:
     raise AssertionError("a process has a mask of signals")
 
 
-def end(process: "subprocess.Popen[bytes]", number: signal.Signals, within: float = PATIENCE_SECONDS) -> int:
-    process.send_signal(number)
-    try:
-        return process.wait(within)
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+def end(process: "subprocess.Popen[bytes]", number: signal.Signals) -> int:
+    with ended(process):
+        process.send_signal(number)
+        return process.wait(PATIENCE_SECONDS)
 
 
 # --- A server
@@ -53,10 +49,11 @@ def test_a_server_that_starts(tmp_path: Path, number: signal.Signals, delay: flo
             stdout=output,
             stderr=output,
         )
-    eventually(lambda: is_heard(server.pid))
-    with suppress(subprocess.TimeoutExpired):
-        server.wait(delay)
-    assert end(server, number) == 0, log.read_text()
+    with ended(server):
+        eventually(lambda: is_heard(server.pid))
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(delay)
+        assert end(server, number) == 0, log.read_text()
     assert "Traceback" not in log.read_text()
     assert not socket.exists()
 
@@ -115,7 +112,10 @@ def deaf():
 
 def run_program(body: str, before: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
     process = subprocess.Popen([*before, sys.executable, "-c", PROGRAM + body], stdout=subprocess.PIPE)
-    assert read(process) == "ready"
+    with ExitStack() as failing:
+        failing.callback(end_process, process)
+        assert read(process) == "ready"
+        failing.pop_all()
     return process
 
 
@@ -147,10 +147,10 @@ def test_the_first_signal(number: signal.Signals, body: str, status: int) -> Non
 def test_the_second_signal_ends_the_process_as_if_it_had_no_handler(
     first: signal.Signals, second: signal.Signals
 ) -> None:
-    process = run_program("signals.drain_with(begin, 600)\n" + READY + "deaf()")
-    process.send_signal(first)
-    assert read(process) == "begun"
-    assert end(process, second) == -second
+    with ended(run_program("signals.drain_with(begin, 600)\n" + READY + "deaf()")) as process:
+        process.send_signal(first)
+        assert read(process) == "begun"
+        assert end(process, second) == -second
 
 
 def test_the_second_signal_ends_the_first_process_of_a_container() -> None:
@@ -161,15 +161,13 @@ def test_the_second_signal_ends_the_first_process_of_a_container() -> None:
         or subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode
     ):
         pytest.skip("needs to be allowed to make namespaces")
-    process = run_program("signals.drain_with(begin, 600)\n" + READY + "begun.wait()\ndeaf()", unshare)
-    (inner,) = psutil.Process(process.pid).children()
-    inner.send_signal(signal.SIGTERM)
-    assert read(process) == "begun"
-    inner.send_signal(signal.SIGTERM)
-    try:
+    program = "signals.drain_with(begin, 600)\n" + READY + "begun.wait()\ndeaf()"
+    with ended(run_program(program, unshare)) as process:  # the inner one ends with it
+        (inner,) = psutil.Process(process.pid).children()
+        inner.send_signal(signal.SIGTERM)
+        assert read(process) == "begun"
+        inner.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
-    finally:
-        end(process, signal.SIGKILL)
 
 
 def test_a_signal_that_comes_twice_at_once_is_one() -> None:

@@ -4,13 +4,16 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_PATIENCE_SECONDS = 120.0
+from tests.servers.polling import PATIENCE_SECONDS
+from tests.servers.processes import end_process
+
+_PATIENCE_SECONDS = 2 * PATIENCE_SECONDS
+"""A program of the tutorial does as much as many tests."""
 
 
 @dataclass
@@ -32,8 +35,17 @@ class Program:
 
     def interrupt(self) -> None:
         """Does what Ctrl-C does, and waits for the end."""
-        os.killpg(self.process.pid, signal.SIGINT)
+        self._signal(signal.SIGINT)
         self.process.wait(_PATIENCE_SECONDS)
+
+    def end(self) -> None:
+        """Kills what still runs of it."""
+        self._signal(signal.SIGKILL)
+        end_process(self.process)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.process.poll() is None:  # otherwise its group may be another one's
+            os.killpg(self.process.pid, number)
 
     def wait(self) -> None:
         """Waits until it has ended well."""
@@ -81,9 +93,7 @@ class Host:
     def close(self) -> None:
         """Ends whatever still runs."""
         for program in self.programs:
-            if program.process.poll() is None:
-                os.killpg(program.process.pid, signal.SIGKILL)
-                program.process.wait(_PATIENCE_SECONDS)
+            program.end()
 
 
 def can_make_hosts() -> bool:
@@ -125,11 +135,3 @@ def two_hosts(folder: Path, variables: Mapping[str, str]) -> Iterator[tuple[Host
         for host in hosts:
             host.close()
             subprocess.run(["ip", "netns", "delete", host.namespace], check=True)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits until a condition holds."""
-    end = time.monotonic() + _PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < end, f"not within {_PATIENCE_SECONDS:g} s: {what}"
-        time.sleep(0.1)

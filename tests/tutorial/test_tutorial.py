@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from deploy.site.hidden import without_comments
-from tests.tutorial.hosts import Host, can_make_hosts, two_hosts, until
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.tutorial.hosts import Host, can_make_hosts, two_hosts
 
 PAGE = Path("docs/tutorial.md")
 _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -68,14 +69,14 @@ def test_the_tutorial_does_what_it_says(hosts: tuple[Host, Host]) -> None:
     assert "pip install '.[server]'" in printed.commands()
 
     server = first.begin(printed.commands())
-    until(lambda: "serving on 127.0.0.1:50051" in server.output, "the server serves")
+    eventually(lambda: "serving on 127.0.0.1:50051" in server.output)
     assert first.run(printed.commands()) == "localhost:50051: SERVING\n"
 
     (first.folder / "worker.py").write_text(printed.program().replace("time.sleep(0.05)", "time.sleep(0.01)"))
     start_anna, start_ben = printed.commands(), printed.commands()
     anna, ben = first.begin(start_anna), first.begin(start_ben)
     looking = printed.commands().replace("gradserve top", "gradserve top --json")
-    until(lambda: "ENDED AGO" in first.run("gradserve show accumulator line || true"), "rounds end")
+    eventually(lambda: "ENDED AGO" in first.run("gradserve show accumulator line || true"))
     assert "line" in first.run(looking)
     anna.wait()
     ben.wait()
@@ -87,11 +88,9 @@ def test_the_tutorial_does_what_it_says(hosts: tuple[Host, Host]) -> None:
     worker = first.folder / "worker.py"  # As slow as it is printed: it must not end before it is interrupted.
     worker.write_text(worker.read_text().replace("time.sleep(0.01)", "time.sleep(0.05)"))
     anna, ben = first.begin(start_anna), first.begin(start_ben)
-    until(lambda: "ENDED AGO" in first.run("gradserve show accumulator line || true"), "rounds end")
+    eventually(lambda: "ENDED AGO" in first.run("gradserve show accumulator line || true"))
     ben.interrupt()
-    until(
-        lambda: "missing from the round before: ben" in first.run("gradserve show accumulator line"), "ben is missing"
-    )
+    eventually(lambda: "missing from the round before: ben" in first.run("gradserve show accumulator line"))
     again = first.begin(start_ben)
     anna.wait()
     again.wait()
@@ -99,7 +98,7 @@ def test_the_tutorial_does_what_it_says(hosts: tuple[Host, Host]) -> None:
     server.interrupt()
 
     guarded = first.begin(printed.commands())
-    until(lambda: "serving on 0.0.0.0:50051" in guarded.output, "the server serves other hosts")
+    eventually(lambda: "serving on 0.0.0.0:50051" in guarded.output)
     for file in ("worker.py", "certificates/ca.pem", "token.txt"):
         shutil.copy(first.folder / file, second.folder)
     anna, ben = first.begin(printed.commands()), second.begin(printed.commands())
@@ -109,5 +108,5 @@ def test_the_tutorial_does_what_it_says(hosts: tuple[Host, Host]) -> None:
     assert printed.is_over
 
     refused = second.begin("GRADSERVE_TOKEN=gradserve_wrong python worker.py eve 10.0.0.1:50051 ca.pem")
-    assert refused.process.wait(60) != 0
+    assert refused.process.wait(PATIENCE_SECONDS) != 0
     assert "UnauthenticatedError" in refused.output

@@ -13,7 +13,7 @@ import pytest
 
 import gradserve
 from gradserve.testing import ServerProcess
-from tests.servers.polling import eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_every_gradient_is_in_exactly_one_average(tmp_path: Path) -> None:
     total = np.zeros(2 * ROUNDS)
 
     def push(level: str, rank: int, address: str) -> None:
-        with gradserve.connect(address, timeout=60) as client:
+        with gradserve.connect(address, timeout=PATIENCE_SECONDS) as client:
             model = client.gradient_accumulator(
                 {"x": np.zeros(1)}, shared_name=level, reduction_type="SUM", durability=level
             )
@@ -57,7 +57,7 @@ def test_every_gradient_is_in_exactly_one_average(tmp_path: Path) -> None:
                 averages[level][rank][step] = float(pulled["x"][0])
 
     def apply(address: str) -> None:
-        with gradserve.connect(address, timeout=60) as client:
+        with gradserve.connect(address, timeout=PATIENCE_SECONDS) as client:
             accumulator = client.conditional_accumulator(
                 "float64", (3,), shared_name="applied", reduction_type="SUM", durability="gradient"
             )
@@ -66,7 +66,7 @@ def test_every_gradient_is_in_exactly_one_average(tmp_path: Path) -> None:
                 acknowledged.append(number)
 
     def apply_at_round(rank: int, address: str) -> None:
-        with gradserve.connect(address, timeout=60) as client:
+        with gradserve.connect(address, timeout=PATIENCE_SECONDS) as client:
             model = client.gradient_accumulator(
                 {"x": np.zeros(2 * ROUNDS)}, shared_name="kept", reduction_type="SUM", durability="round"
             )
@@ -76,7 +76,7 @@ def test_every_gradient_is_in_exactly_one_average(tmp_path: Path) -> None:
             client.close(60)
 
     def take(address: str) -> None:
-        with gradserve.connect(address, timeout=60) as client:
+        with gradserve.connect(address, timeout=PATIENCE_SECONDS) as client:
             model = client.gradient_accumulator(
                 {"x": np.zeros(2 * ROUNDS)}, shared_name="kept", reduction_type="SUM", durability="round"
             )
@@ -100,8 +100,8 @@ def test_every_gradient_is_in_exactly_one_average(tmp_path: Path) -> None:
             eventually(lambda: min(map(len, (acknowledged, *kept, *chain(*averages.values())))), partial(le, progress))
             server.restart()
         for thread in threads:
-            thread.join(60)
-        with gradserve.connect(server.address, timeout=60) as client:
+            thread.join(PATIENCE_SECONDS)
+        with gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client:
             accumulator = client.conditional_accumulator(
                 "float64", (3,), shared_name="applied", reduction_type="SUM", durability="gradient"
             )
@@ -112,7 +112,7 @@ def test_every_gradient_is_in_exactly_one_average(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_damaged_is_refused(tmp_path: Path) -> None:
-    with durable_server(tmp_path) as server, gradserve.connect(server.address, timeout=60) as client:
+    with durable_server(tmp_path) as server, gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client:
         client.conditional_accumulator("float32", (3,), shared_name="sum")
     with sqlite3.connect(tmp_path / "state" / "metadata.sqlite") as connection:
         connection.execute("UPDATE accumulator SET spec = 'x'")

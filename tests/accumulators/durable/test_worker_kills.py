@@ -20,6 +20,7 @@ from gradserve_server.testing import LocalServer
 from tests.accumulators.busy_worker import LEVELS, NUM_WORKERS, accumulator, total_of, work
 from tests.accumulators.forks import FORKS
 from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.processes import end_process
 from tests.servers.runtime import NOT_WARMED_UP
 
 MANY = 200
@@ -44,17 +45,16 @@ class Workers:
         eventually(lambda: self.progress(rank), partial(le, progress))
 
     def signal(self, rank: int, number: signal.Signals) -> None:
-        pid = self.processes[rank].pid
-        assert pid is not None
-        os.kill(pid, number)
+        process = self.processes[rank]
+        if process.is_alive():
+            assert process.pid is not None
+            os.kill(process.pid, number)
 
     def end(self) -> None:
         self.is_over[0] = 1
         for each in self.processes:
             each.join(PATIENCE_SECONDS)
-            each.kill()
-            each.join()
-            each.close()
+            end_process(each)
 
 
 def take_all(address: str, level: str, total: NDArray[np.float64], is_over: threading.Event) -> None:

@@ -16,6 +16,7 @@ from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.cuda import copies as copies_module
 from gradserve_server.devices.cuda.copies import ThreadCopies
 from gradserve_server.devices.cuda.pinning import Pinning
+from tests.servers.polling import PATIENCE_SECONDS
 
 MIB = 1 << 20
 BYTE = np.dtype(np.uint8)
@@ -178,7 +179,7 @@ def test_a_map_is_forgotten_before_it_is_unmapped(cuda: LateCuda) -> None:
     assert cuda.registered
     del source
     gc.collect()
-    assert cuda.forgotten.wait(10)
+    assert cuda.forgotten.wait(PATIENCE_SECONDS)
     assert not cuda.registered
 
 

@@ -28,6 +28,7 @@ from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
 from gradserve_server.ops.cudnn_rnn.declaration import CUDNN_RNN
 from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.table import OPS
+from tests.servers.polling import PATIENCE_SECONDS
 
 KERNELS = ("double_float32", "double_float64")
 PROGRAM = Program("doubling", "\n".join(instance(name, "32", "Pair", name) for name in KERNELS), KERNELS)
@@ -350,12 +351,12 @@ def test_a_call_does_not_wait_for_the_kernels_that_it_does_not_need(device: Cuda
     def compiling(source: str) -> None:
         if "double_float32" in source:
             begun.set()
-            assert called.wait(10)
+            assert called.wait(PATIENCE_SECONDS)
 
     stand_in.compiling = compiling
     with ThreadPoolExecutor(1) as threads:
         preparing = threads.submit(program.prepare, "double_float32")
-        assert begun.wait(10)
+        assert begun.wait(PATIENCE_SECONDS)
         with device.computing():
             program.launch(Launch("double_float64", (1, 1), 32, 0), arguments)
         called.set()

@@ -16,6 +16,7 @@ from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.testing import LocalServer
 from tests.rpc.sockets.conftest import MIB, Connect
 from tests.servers.frames import FrameClient
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import RawCalls
 
 NUM_FLOATS = 6 * MIB // 4
@@ -72,7 +73,7 @@ def test_what_is_there_is_checked_once_before_the_rest_comes(connect: Connect, m
     request, contents = gradient(np.ones(NUM_FLOATS, np.float32))
     with connect(num_bytes=8 * MIB) as client, connect() as other:
         client.call("AccumulatorService.ApplyGradient", request, contents, hold_back=100)
-        assert checks.begun.wait(10)
+        assert checks.begun.wait(PATIENCE_SECONDS)
         before = num_accumulated(other)
         client.send_rest()
         assert client.receive().header.code == 0
@@ -108,5 +109,5 @@ def test_its_client_leaves(connect: Connect, server: LocalServer, monkeypatch: p
         with connect(num_bytes=8 * MIB) as client:
             request, contents = gradient(np.ones(NUM_FLOATS, np.float32))
             client.call("AccumulatorService.ApplyGradient", request, contents, hold_back=100)
-            assert checks.begun.wait(10)
+            assert checks.begun.wait(PATIENCE_SECONDS)
         assert num_accumulated(other) == before

@@ -13,6 +13,7 @@ from gradserve_server.testing import LocalServer
 from tests.rpc.sockets.conftest import Connect
 from tests.rpc.sockets.test_regions import make_accumulator
 from tests.servers.polling import eventually
+from tests.servers.processes import ended
 from tests.servers.raw_calls import RawCalls
 
 SIZE = 1024
@@ -33,12 +34,11 @@ def test_a_process_is_killed(connect: Connect, server: LocalServer, raw: RawCall
     reference = make_accumulator(raw, name, sparse=False)
     data = frame_of(push_pull(reference, 4))
     client = connect()
-    with subprocess.Popen(["sleep", "600"], pass_fds=[client.sock.fileno()]) as owner:
+    with ended(subprocess.Popen(["sleep", "600"], pass_fds=[client.sock.fileno()])):
         client.sock.sendall(data[: {"idle": 0, "in a header": 9, "in a message": 500, "waiting": len(data)}[stage]])
         if stage == "waiting":
             eventually(lambda: server.inspect(lambda each: each.registry.waiters.used), (1).__eq__)
         client.sock.close()  # from now on the other process is the only owner
-        owner.kill()
     eventually(lambda: server.inspect(lambda each: each.registry.waiters.used), (0).__eq__)
     # What waited had counted already: one more gradient ends its round.
     with connect() as first, connect() as second:

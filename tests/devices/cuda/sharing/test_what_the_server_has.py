@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,8 @@ from gradserve_server.rpc.listeners.sockets.gpu_access import GpuAccess
 from gradserve_server.testing import LocalServer
 from tests.devices.cuda.stand_in.gpu.settings import Settings
 from tests.devices.cuda.stand_in.installing import StandIn
-from tests.servers.polling import eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.processes import end_process
 
 _WORKER = Path(__file__).with_name("worker.py")
 
@@ -32,7 +34,10 @@ class Process:
             text=True,
             env=os.environ | settings.variables(),
         )
-        assert self.line() == "ready"
+        with ExitStack() as failing:
+            failing.callback(end_process, self.process)
+            assert self.line() == "ready"
+            failing.pop_all()
 
     def begin(self, function: str) -> None:
         assert self.process.stdin is not None
@@ -49,14 +54,12 @@ class Process:
 
     def ends(self) -> None:
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
+        self.process.wait(PATIENCE_SECONDS)
+        end_process(self.process)
 
     def is_killed(self) -> None:
-        self.process.kill()
-        self.ends()
+        end_process(self.process)
 
 
 @pytest.fixture
@@ -69,8 +72,7 @@ def start(server_here: LocalServer, gpu_settings: Settings) -> Iterator[Callable
 
     yield start
     for each in started:
-        if each.process.poll() is None:
-            each.is_killed()
+        each.is_killed()
 
 
 class Open:

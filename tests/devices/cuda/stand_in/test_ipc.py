@@ -13,6 +13,7 @@ import pytest
 
 from tests.devices.cuda.stand_in.gpu.settings import Settings
 from tests.devices.cuda.stand_in.installing import StandIn, installed
+from tests.servers.processes import end_process, ended
 
 
 @dataclass
@@ -36,10 +37,9 @@ def exporting(settings: Settings) -> Iterator[Exporter]:
     command = [sys.executable, "-m", "tests.devices.cuda.stand_in.exporter"]
     variables = os.environ | settings.but(report=None).variables()
     process = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with process:
+    with ended(process):
         assert process.stdout is not None
         yield Exporter(process, *map(bytes.fromhex, process.stdout.readline().split()))
-        process.kill()
 
 
 @pytest.fixture
@@ -112,8 +112,7 @@ def test_what_a_process_leaves_when_it_is_killed(gpu_settings: Settings, dead_ex
         cupy = stand_in.cupy
         cupy.cuda.runtime.setDevice(0)
         array, _ = opened(cupy, exporter.pool)
-        exporter.process.kill()
-        exporter.process.wait()
+        end_process(exporter.process)
         if dead_exporters == "stay":
             np.testing.assert_array_equal(array.get(), np.zeros(1000, np.float32))
         else:

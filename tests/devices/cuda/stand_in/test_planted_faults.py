@@ -14,6 +14,7 @@ from gradserve_server.devices.cuda.program import Launch, Program, element_sourc
 from tests.devices.cuda.stand_in.gpu.faults import Fault
 from tests.devices.cuda.stand_in.gpu.settings import Settings
 from tests.devices.cuda.stand_in.installing import StandIn, installed
+from tests.servers.polling import PATIENCE_SECONDS
 
 SIZE = 1000
 SOURCE = "\n".join(
@@ -283,7 +284,7 @@ def test_what_is_not_waited_for_is_not_there(stand_in: StandIn) -> None:
     assert np.isnan(pinned).all()
     called = threading.Event()
     bench.one.launch_host_func(lambda _: called.set(), None)
-    assert called.wait(10)
+    assert called.wait(PATIENCE_SECONDS)
     with bench.one:
         assert np.isnan(bench.cupy.empty(SIZE, np.float32).get()).all()
 
