@@ -11,6 +11,7 @@ import gradserve.aio
 from gradserve_server.testing import LocalServer
 from tests.arguments.absurd import ABSURD
 from tests.arguments.calls import Things, make_ready, make_things, methods, value_of
+from tests.servers.polling import PATIENCE_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +31,10 @@ def face(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 async def things(face: str, server_address: str) -> AsyncIterator[Things]:
     if face == "blocking":
-        with gradserve.connect(server_address, timeout=20) as client:
+        with gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as client:
             yield await make_things(client)
     else:
-        async with gradserve.aio.connect(server_address, timeout=20) as aio_client:
+        async with gradserve.aio.connect(server_address, timeout=PATIENCE_SECONDS) as aio_client:
             yield await make_things(aio_client)
 
 

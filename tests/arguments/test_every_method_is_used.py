@@ -11,6 +11,7 @@ from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.chain import Handle
 from gradserve_server.testing import LocalServer
 from tests.arguments.calls import make_ready, make_things, methods, ones
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import METHODS
 
 
@@ -49,7 +50,7 @@ async def test_the_client_uses_every_method() -> None:
     called = CalledMethods()
     with (
         LocalServer(parts=Parts(interceptors=(called,))) as local,
-        gradserve.connect(local.address, timeout=20, transport="grpc") as client,
+        gradserve.connect(local.address, timeout=PATIENCE_SECONDS, transport="grpc") as client,
     ):
         things = await make_things(client)
         for name in methods(gradserve):

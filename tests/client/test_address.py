@@ -1,7 +1,6 @@
 """Addresses: one way to write them, for clients, servers and the command line; errors say what was given."""
 
 import asyncio
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,8 @@ import gradserve
 import gradserve.aio
 from gradserve.address import Address
 from gradserve_server.cli import cli
-from tests.servers.connecting import connect_with, without_retries
+from tests.servers.connecting import connect_with, no_server, without_retries
+from tests.servers.polling import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_command_line_refuses_in_one_line(command: list[str]) -> None:
 
 
 def test_a_client_says_what_it_is_connected_to(server_address: str) -> None:
-    with gradserve.connect(f" {server_address}\n", timeout=30) as client:
+    with gradserve.connect(f" {server_address}\n", timeout=PATIENCE_SECONDS) as client:
         assert client.address == server_address
         client.server_info()
     with gradserve.connect("localhost") as client:
@@ -129,9 +129,8 @@ def test_a_client_says_what_it_is_connected_to(server_address: str) -> None:
 @pytest.fixture
 def nobody() -> Iterator[str]:
     """The address of a port that is taken, but that nobody listens at."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
+    with no_server() as address:
+        yield address
 
 
 @pytest.mark.parametrize("kind", ["port", "path", "name"])
@@ -145,7 +144,7 @@ def test_an_error_asks_for_the_server_that_is_not_there(nobody: str, kind: str, 
             assert question in str(raised.value)
 
     async def ask() -> None:
-        async with gradserve.aio.connect(address, timeout=30) as client:
+        async with gradserve.aio.connect(address, timeout=PATIENCE_SECONDS) as client:
             await client.server_info()
 
     with pytest.raises(gradserve.UnavailableError) as raised:

@@ -69,7 +69,7 @@ def test_a_forked_client_says_what_to_do(server_address: str) -> None:
         [sys.executable, "-W", "ignore", "-c", FORKING_PROGRAM, server_address],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -43,7 +43,7 @@ def test_close_cancels_calls_under_way(client: gradserve.Client, server_address:
     closing = gradserve.connect(server_address)
     take = closing.conditional_accumulator("float32", (), name).take_grad
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(take, 1, timeout=60)
+        waiting = threads.submit(take, 1, timeout=PATIENCE_SECONDS)
         eventually(lambda: acc.info().num_waiting == 1)
         closing.close()
         with pytest.raises(gradserve.CallCancelledError) as error:
@@ -61,7 +61,7 @@ async def test_close_cancels_calls_under_way_aio(server_address: str, name: str)
         async def num_waiting() -> int:
             return (await acc.info()).num_waiting
 
-        waiting = asyncio.create_task(other.take_grad(1, timeout=60))
+        waiting = asyncio.create_task(other.take_grad(1, timeout=PATIENCE_SECONDS))
         await eventually_async(num_waiting)
         await closing.close()
         with pytest.raises(gradserve.CallCancelledError) as error:
@@ -77,7 +77,7 @@ async def test_cancelling_a_task_cancels_its_call(server_address: str, name: str
         async def num_waiting() -> int:
             return (await acc.info()).num_waiting
 
-        waiting = asyncio.create_task(acc.take_grad(1, timeout=60))
+        waiting = asyncio.create_task(acc.take_grad(1, timeout=PATIENCE_SECONDS))
         await eventually_async(num_waiting)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -85,7 +85,7 @@ async def test_cancelling_a_task_cancels_its_call(server_address: str, name: str
         await eventually_async(num_waiting, lambda count: count == 0)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await acc.take_grad(1, timeout=60)
+                await acc.take_grad(1, timeout=PATIENCE_SECONDS)
         await eventually_async(num_waiting, lambda count: count == 0)
 
 

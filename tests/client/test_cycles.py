@@ -16,6 +16,7 @@ from gradserve.transport.schedule import Group, Schedule
 from tests.client.test_tracebacks import CALLS as SMALL_CALLS
 from tests.client.test_tracebacks import Call
 from tests.cluster.servers import addresses_of, running_cluster
+from tests.servers.polling import eventually_async
 
 LARGE = (600, 1000)
 CALLS: dict[str, Call] = {
@@ -101,8 +102,7 @@ async def test_a_call_that_is_given_up(server_address: str, left_in_cycles: Call
     async with gradserve.aio.connect(server_address) as client:
         accumulator = await client.gradient_accumulator({"w": np.zeros(LARGE, np.float32)})
         call = asyncio.create_task(accumulator.push_pull({"w": np.zeros(LARGE, np.float32)}, num_required=2))
-        while not await accumulator.num_accumulated():
-            pass
+        await eventually_async(accumulator.num_accumulated)
         call.cancel()
         await asyncio.wait([call])
         del call

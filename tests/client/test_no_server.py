@@ -18,7 +18,7 @@ from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.client.every_call import CALLS, failure_of, failure_of_aio, make_things, make_things_aio
-from tests.servers.connecting import change_times, connect_with
+from tests.servers.connecting import change_times, connect_with, no_server
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP
 
@@ -26,9 +26,8 @@ from tests.servers.runtime import NOT_WARMED_UP
 @pytest.fixture
 def nobody() -> Iterator[str]:
     """An address at which nobody listens, and nobody will."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
+    with no_server() as address:
+        yield address
 
 
 NEVER_SECONDS = 1e6

@@ -1,7 +1,6 @@
 """Clients with another list of servers, and servers that are not what the list says."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -12,6 +11,7 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, accumulator_service_pb2_grpc
 from gradserve_server.testing import LocalServer
 from tests.cluster.servers import addresses_of, member, name_at, running_cluster
+from tests.servers.connecting import no_server
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +104,7 @@ def test_what_is_no_list_of_addresses(given: Any) -> None:
 
 def test_a_server_that_is_not_there(servers: list[LocalServer]) -> None:
     """The others serve what is theirs."""
-    with ExitStack() as stack:
-        gone = stack.enter_context(member("train", 1, 2)).address
-        stack.close()
-        with gradserve.connect([servers[0].address, gone], timeout=1) as client:
-            client.conditional_accumulator("float32", (), name_at(0, 2), idle_lease=60).apply_grad(1.0)
-            with pytest.raises(gradserve.UnavailableError):
-                client.conditional_accumulator("float32", (), name_at(1, 2))
+    with no_server() as gone, gradserve.connect([servers[0].address, gone]) as client:
+        client.conditional_accumulator("float32", (), name_at(0, 2), idle_lease=60).apply_grad(1.0)
+        with pytest.raises(gradserve.UnavailableError):
+            client.conditional_accumulator("float32", (), name_at(1, 2))

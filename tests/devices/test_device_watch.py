@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from gradserve_server.devices.device_watch import DeviceWatch
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.separate_device import SeparateDevice
 
 
@@ -19,7 +20,7 @@ class SlowDevice(SeparateDevice):
 
     def why_lost(self) -> str | None:
         self.looks.append(threading.current_thread().name)
-        self.may_be_looked_at.wait(60)
+        self.may_be_looked_at.wait(PATIENCE_SECONDS)
         return super().why_lost()
 
 

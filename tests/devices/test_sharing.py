@@ -16,7 +16,7 @@ from gradserve_server.devices.host.intrinsics import DONE, count_up, yield_proce
 from gradserve_server.devices.host.kernel_table import ChunkedKernels, Declared, Kernel, KernelTable
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.dtypes import FLOAT64
-from tests.servers.polling import eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 _TAKEN, _PATIENCE = 1, 300_000
 
@@ -112,7 +112,7 @@ def test_one_chunk_is_for_the_caller_alone(kernels: Kernels, parallel: ForkJoin)
 def test_python_gets_helpers_that_wait_for_kernels(kernels: Kernels, parallel: ForkJoin) -> None:
     for _ in range(20):
         kernels.run(parallel, kernels.meet, (3, np.zeros(1, np.int64)), 3)
-        together = threading.Barrier(3, timeout=60)
+        together = threading.Barrier(3, timeout=PATIENCE_SECONDS)
         parallel.run(together.wait, 3)
 
 

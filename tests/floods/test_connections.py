@@ -17,7 +17,7 @@ from gradserve_server.rpc.health.check import check_health
 from gradserve_server.rpc.listeners.idle_connections import IdleConnections
 from gradserve_server.testing import LocalServer
 from tests.floods.contexts import OneCall
-from tests.servers.polling import eventually, eventually_async
+from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 from tests.servers.raw_http2 import CANCEL, HELLO, RST_STREAM, call, connect, frame, headers, is_ended, request_fields
 
 INFO = "/gradserve.v1.ServerService/GetServerInfo"
@@ -65,7 +65,7 @@ def test_calls_of_all_connections(local: LocalServer) -> None:
             pytest.raises(gradserve.ResourceExhaustedError, match="too many calls: 30 are under way, 30 are allowed"),
         ):
             client.server_info()
-        assert check_health(local.address, timeout=60) == "SERVING"  # there is a reserve for them
+        assert check_health(local.address, timeout=PATIENCE_SECONDS) == "SERVING"  # there is a reserve for them
     eventually(lambda: num_calls(local) == 0)
 
 
@@ -90,7 +90,7 @@ def test_sockets_for_which_there_is_no_room(local: LocalServer) -> None:
         open_ones = [using.enter_context(connect(address)) for _ in range(LIMITS.max_connections)]
         eventually(lambda: local.inspect(lambda server: len(server._sockets._connections)) == len(open_ones))
         with connect(address) as one_more:
-            one_more.settimeout(60)
+            one_more.settimeout(PATIENCE_SECONDS)
             assert b"too many connections: 6 are allowed" in one_more.recv(1 << 12)
         assert client.server_info().version
 

@@ -80,7 +80,7 @@ def half_sent(local: LocalServer, path: str, count: int) -> Iterator[socket.sock
 
 def received(connection: socket.socket, wanted: bytes) -> None:
     """Waits until the server has sent some bytes."""
-    connection.settimeout(60)
+    connection.settimeout(PATIENCE_SECONDS)
     data = b""
     while wanted not in data:
         more = connection.recv(1 << 16)

@@ -22,7 +22,7 @@ from gradserve_server.ops.operation import Family
 from gradserve_server.parts import Parts, make_all_families
 from gradserve_server.testing import LocalServer
 from tests.servers.connecting import connect_with, without_retries
-from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually, growing_limits
 
 NUM_THREADS = 2
 X = np.zeros((400, 400), np.float32)
@@ -78,13 +78,13 @@ def layer_norm(client: gradserve.Client) -> object:
 
 @contextmanager
 def flooded(local: LocalServer, endless: EndlessLayerNorm, transport: Transport, timeout: float) -> Iterator[list[Any]]:
-    """Makes more calls than there are threads for ops; yields their futures once these are all busy."""
+    """Makes more calls than there are threads for ops; yields their futures once these are all busy, or time is up."""
     settings = without_retries(timeout, transport)
     num_calls = NUM_THREADS + 1
     clients = [connect_with(local.address, settings) for _ in range(num_calls)]
     with ThreadPoolExecutor(num_calls) as callers:
         calls: list[Future[object]] = [callers.submit(layer_norm, client) for client in clients]
-        eventually(lambda: endless.running == NUM_THREADS)
+        eventually(lambda: endless.running == NUM_THREADS or all(call.done() for call in calls))
         yield calls
     for client in clients:
         client.close()
@@ -97,10 +97,14 @@ def memory_used(local: LocalServer) -> int:
 def test_they_end_with_their_calls(endless: EndlessLayerNorm) -> None:
     with serving(endless) as local:
         for transport in (Transport.GRPC, Transport.BULK, Transport.SHARED_MEMORY):
-            with flooded(local, endless, transport, timeout=0.5) as calls:
-                for call in calls:
-                    with pytest.raises(gradserve.DeadlineExceededError):
-                        call.result(PATIENCE_SECONDS)
+            for limit in growing_limits():
+                with flooded(local, endless, transport, timeout=limit) as calls:
+                    were_busy = endless.running == NUM_THREADS
+                    for call in calls:
+                        with pytest.raises(gradserve.DeadlineExceededError):
+                            call.result(PATIENCE_SECONDS)
+                if were_busy:
+                    break
             eventually(lambda: (endless.running, memory_used(local)), lambda seen: seen == (0, 0))
 
 

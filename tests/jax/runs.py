@@ -13,6 +13,7 @@ import optax
 import gradserve
 from gradserve.jax import AverageBy, average_by
 from gradserve.training import Worker
+from tests.servers.polling import PATIENCE_SECONDS
 
 INITIAL = {"w": jnp.asarray([1.0, -2.0, 3.0]), "layers": [{"b": jnp.asarray(0.5)}, None]}
 """Parameters of a model: "w" and "layers/0/b"."""
@@ -75,7 +76,7 @@ def partner(address: str, name: str, gradients: list[Any], **options: Any) -> It
     def work() -> None:
         try:
             with (
-                gradserve.connect(address, timeout=60) as client,
+                gradserve.connect(address, timeout=PATIENCE_SECONDS) as client,
                 Worker(client, parameters, name=name, **{"num_required": 2, **options}) as worker,
             ):
                 worker.begin(lambda: None, start_step=0)

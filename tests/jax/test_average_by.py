@@ -13,6 +13,7 @@ import pytest
 import gradserve
 from gradserve.jax import AverageByState, average_by
 from tests.jax.runs import INITIAL, JaxWorker, adam, gradient, partner, train_step
+from tests.servers.polling import PATIENCE_SECONDS
 
 NUM_STEPS = 3
 
@@ -104,7 +105,7 @@ def test_a_joiner_gets_parameters_optimizer_and_step(
     joined: list[JaxWorker] = []
 
     def join() -> None:
-        with gradserve.connect(server_address, timeout=60) as another:
+        with gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as another:
             joined.append(JaxWorker(another, name, num_required=1).begin())
             joined[0].averaging.close()
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from tests.servers.polling import PATIENCE_SECONDS
+
 PROGRAM = """
 import sys
 import jax, optax, jax.experimental, gradserve
@@ -21,7 +23,9 @@ import gradserve.jax
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
 
 
 def test_it_imports_jax_and_optax_alone() -> None:

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from tests.servers.polling import PATIENCE_SECONDS
+
 PROGRAM = """
 import sys
 import jax, jax.numpy as jnp, numpy as np, optax
@@ -47,7 +49,7 @@ def test_a_call_has_the_whole_arrays_and_a_step_is_one_worker(server_address: st
         [sys.executable, "-c", PROGRAM, server_address, name],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         check=False,
         env=environment,
     )

@@ -9,8 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gradserve_server.testing import LocalServer
-
-_PATIENCE_SECONDS = 30.0
+from tests.servers.polling import PATIENCE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ def connect(url: str, tls: ssl.SSLContext | None = None) -> HTTPConnection:
     place = urlsplit(url)
     assert place.hostname is not None
     if place.scheme == "https":
-        return HTTPSConnection(place.hostname, place.port, timeout=_PATIENCE_SECONDS, context=tls)
-    return HTTPConnection(place.hostname, place.port, timeout=_PATIENCE_SECONDS)
+        return HTTPSConnection(place.hostname, place.port, timeout=PATIENCE_SECONDS, context=tls)
+    return HTTPConnection(place.hostname, place.port, timeout=PATIENCE_SECONDS)
 
 
 def get(url: str, path: str, *, method: str = "GET", tls: ssl.SSLContext | None = None, **headers: str) -> Answer:

@@ -18,6 +18,7 @@ from tests.observe.http_client import connect, get, url_of
 from tests.security.serving import TOKENS, all_entries, entry, serving
 from tests.servers.certificates import make_certificates
 from tests.servers.command_line import run_cli
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.runtime import NOT_WARMED_UP
 
 _OVERSEER = "gradserve_" + "o" * 43
@@ -150,7 +151,7 @@ def test_connections_beyond_the_limit_end_and_the_port_goes_on(local: LocalServe
     assert place.port is not None
     silent = [socket.create_connection((place.hostname, place.port)) for _ in range(160)]
     try:
-        silent[-1].settimeout(30)
+        silent[-1].settimeout(PATIENCE_SECONDS)
         assert silent[-1].recv(1) == b""
     finally:
         for each in silent:

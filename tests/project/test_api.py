@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.polling import PATIENCE_SECONDS
+
 SCRIPT = Path(__file__).parents[2] / "deploy" / "check_api.sh"
 GRIFFE = Path(sys.executable).with_name("griffe")
 OLD = "def connect(address: str, timeout: float = 60.0) -> str:\n    return address\n"
 
 
 def run(*command: str | Path, cwd: Path, fails: bool = False) -> str:
-    done = subprocess.run(command, cwd=cwd, check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=cwd, check=False, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert bool(done.returncode) is fails, done.stdout + done.stderr
     return done.stdout + done.stderr
 

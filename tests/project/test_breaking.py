@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.polling import PATIENCE_SECONDS
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy" / "check_breaking.sh"
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True, timeout=PATIENCE_SECONDS).stdout
 
 
 @pytest.fixture
@@ -83,6 +85,6 @@ def test_what_breaks(clone: Path, change: str, breaks: str) -> None:
     run("git", "tag", "v0.1.0", cwd=clone)
     file.write_text(PROTO.replace("content = 1;", change))
     command = [str(clone / "deploy" / SCRIPT.name), *BUF]
-    done = subprocess.run(command, cwd=clone, check=False, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=clone, check=False, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert bool(done.returncode) is bool(breaks), done.stdout + done.stderr
     assert breaks in done.stdout

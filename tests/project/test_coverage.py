@@ -15,6 +15,7 @@ from gradserve_server.ops.batch_norm.cpu import kernels as batch_norm
 from gradserve_server.ops.cudnn_rnn.cpu import kernels as cudnn_rnn
 from gradserve_server.ops.gru.cpu import kernels as gru
 from gradserve_server.ops.layer_norm.cpu import kernels as layer_norm
+from tests.servers.polling import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 SERVER = ROOT / "server" / "gradserve_server"
@@ -74,7 +75,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTEST_PLUGINS": "tests.coverage", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
 
 

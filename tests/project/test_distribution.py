@@ -14,12 +14,15 @@ import pytest
 
 import gradserve
 from gradserve import protos
+from tests.servers.polling import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.polling import PATIENCE_SECONDS
+
 CLIENT = Path(__file__).parents[2] / "client" / "gradserve"
 DISTRIBUTIONS = {
     "google.protobuf": "protobuf",
@@ -62,7 +64,9 @@ def test_a_plain_install_brings_what_the_client_imports_and_no_more() -> None:
 def test_importing_loads_nothing_else(module: str, loads: set[str]) -> None:
     """Neither frameworks that are installed, nor parts of the client for those who ask for them."""
     program = f"import sys, {module}; print(*sorted(sys.modules))"
-    modules = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    modules = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     parts = {f"gradserve.{part}" for part in ("jax", "testing", "torch", "training")}
     others = {"cupy", "dns", "gradserve_server", "jax", "numba", "opentelemetry", "optax", "psutil", "ray", "scipy"}
     assert set(modules.stdout.split()) & (parts | others | {"torch"}) == loads

@@ -17,7 +17,9 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve import AccumulatorKind
+from gradserve.calls.time_limits import TimeLimits
 from tests.raw_ops.accumulator_table import CREATING, REQUIRED
+from tests.servers.connecting import change_times
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 FAMILIES = ("", "Resource")
@@ -331,8 +333,9 @@ def test_a_take_gives_up_when_told(server_address: str, op: str) -> None:
 
 
 def test_a_take_waits_as_long_as_the_client_does(server_address: str) -> None:
-    with gradserve.connect(server_address, timeout=0.5) as client:
+    with gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as client:
         handle = dense(client.raw_ops)
+        change_times(client, TimeLimits(0.5))
         with pytest.raises(gradserve.DeadlineExceededError, match=r"required within 0\.5 s"):
             take(client.raw_ops, handle)
 

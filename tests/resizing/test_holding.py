@@ -10,6 +10,7 @@ import pytest
 import gradserve
 from gradserve.testing import ServerProcess
 from gradserve_server.round_hold import HeldRounds
+from tests.servers.connecting import connect_with, without_retries
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 GRADIENT = {"w": np.arange(3, dtype=np.float32)}
@@ -32,7 +33,7 @@ def test_rounds_end_and_none_begins(tmp_path: Path) -> None:
         assert held == HeldRounds({"default/net": 1}, ("default/volatile",))
         with (
             pytest.raises(gradserve.ResourceExhaustedError, match="holds new rounds"),
-            gradserve.connect(server.address, timeout=1) as hasty,
+            connect_with(server.address, without_retries(PATIENCE_SECONDS)) as hasty,
         ):
             hasty.gradient_accumulator(GRADIENT, "volatile", durability="none").apply_grad(GRADIENT)
         average = net.push_pull(GRADIENT, 2, 0, worker_id="b")

@@ -26,6 +26,7 @@ from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.rpc.boundary.status import STATUS_CODES
 from gradserve_server.rpc.boundary.traffic import Traffic
 from gradserve_server.rpc.services import SERVICES
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import failure_of
 
 TENSOR_SERVICE, *_, SERVER_SERVICE = SERVICES
@@ -80,7 +81,7 @@ async def caught(error: BaseException, admission: Admission | None = None) -> An
             GET_SERVER_INFO, server_messages_pb2.GetServerInfoRequest.SerializeToString, lambda reply: reply
         )
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await call(server_messages_pb2.GetServerInfoRequest(), timeout=20)
+            await call(server_messages_pb2.GetServerInfoRequest(), timeout=PATIENCE_SECONDS)
         return raised.value
 
 
@@ -174,7 +175,7 @@ async def test_the_client_raises_it() -> None:
             with pytest.raises(gradserve.OutOfRangeError, match="no such step") as raised:
                 await client.server_info()
             assert raised.value.field == "step"
-        with gradserve.connect(address, timeout=20) as blocking:
+        with gradserve.connect(address, timeout=PATIENCE_SECONDS) as blocking:
             with pytest.raises(gradserve.OutOfRangeError, match="no such step") as raised:
                 await asyncio.to_thread(blocking.server_info)
             assert raised.value.field == "step"
@@ -253,7 +254,9 @@ async def test_no_memory_is_a_limit_reached() -> None:
 )
 async def test_streams_end_with_the_status(error: Exception, code: grpc.StatusCode, message: str) -> None:
     async with raising_server(error) as address, grpc.aio.insecure_channel(address) as channel:
-        call = channel.unary_stream(GET_TENSORS, lambda request: request, lambda reply: reply)(b"", timeout=20)
+        call = channel.unary_stream(GET_TENSORS, lambda request: request, lambda reply: reply)(
+            b"", timeout=PATIENCE_SECONDS
+        )
         assert await call.read() == tensor_messages_pb2.GetTensorsResponse(chunk=b"first").SerializeToString()
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call.read()

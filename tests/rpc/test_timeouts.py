@@ -232,8 +232,8 @@ async def test_closing_the_client_or_cancelling_the_task_ends_it_aio(server_addr
 IMPATIENT = ConnectionSettings(
     TimeLimits(math.inf),
     retries=RetryPolicy(pauses=(0.1,), restart_patience=0),
-    keepalive=Keepalive(interval=0.3, timeout=0.15),
-    reconnecting=Reconnecting(attempt=0.3),
+    keepalive=Keepalive(interval=0.3, timeout=1.0),
+    reconnecting=Reconnecting(attempt=1.0),
 )
 """Of clients that notice soon that nothing comes from a server, also where they connect, and try once more."""
 

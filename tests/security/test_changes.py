@@ -69,4 +69,4 @@ def test_without_an_access_file_credentials_do_not_matter(server_address: str) -
             assert client.server_info().version == gradserve.__version__
     with grpc.insecure_channel(server_address) as channel:
         call: Any = channel.unary_unary("/gradserve.v1.ServerService/GetServerInfo")
-        assert call(b"", timeout=20, metadata=(("authorization", "Basic nothing"),))
+        assert call(b"", timeout=PATIENCE_SECONDS, metadata=(("authorization", "Basic nothing"),))

@@ -17,6 +17,7 @@ from gradserve_server.security.shares import ShareRules
 from gradserve_server.testing import LocalServer
 from tests.security.serving import TOKENS
 from tests.servers.frames import FrameClient, issue_ticket
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import METHODS, RawCalls
 
 CHIEFS = {
@@ -124,10 +125,10 @@ def test_an_unknown_token_is_no_identity(guarded: LocalServer, token: str) -> No
 def test_health_needs_no_credentials(guarded: LocalServer) -> None:
     with grpc.insecure_channel(guarded.address) as channel:
         check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
-        assert check(b"", timeout=20) == b"\x08\x01"
+        assert check(b"", timeout=PATIENCE_SECONDS) == b"\x08\x01"
         reflect: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
         with pytest.raises(grpc.RpcError) as raised:
-            list(reflect(iter([b"\x3a\x00"]), timeout=20))
+            list(reflect(iter([b"\x3a\x00"]), timeout=PATIENCE_SECONDS))
     assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 

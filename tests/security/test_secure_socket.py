@@ -13,7 +13,7 @@ from gradserve.security.secure_socket import SecureSocket
 from gradserve.transport.sockets.buffers import Buffers
 from gradserve_server.security.tls import server_certificates
 from tests.servers.certificates import Certificates
-from tests.servers.polling import eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 RECORD = 1 << 14
 
@@ -144,5 +144,5 @@ def test_it_ends_while_another_thread_uses_it(ends: tuple[SecureSocket, SecureSo
     thread.start()
     server.send(b"some")
     client.shutdown(socket.SHUT_RDWR)
-    assert ended.wait(60)
+    assert ended.wait(PATIENCE_SECONDS)
     thread.join()

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 
 from gradserve_server.tensors.arrival import Arrival
+from tests.servers.polling import PATIENCE_SECONDS
 
 MEMORY = np.zeros(100, np.uint8)
 
@@ -46,7 +47,7 @@ async def test_no_byte_is_missed_however_threads_meet() -> None:
         arrival = Arrival(MEMORY)
         thread = threading.Thread(target=lambda arrival=arrival: [arrival.advance(1) for _ in range(100)])
         thread.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             for end in range(1, 101):
                 await arrival.of(MEMORY[:end])
         thread.join()

@@ -15,6 +15,7 @@ from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.tensors import downloads
 from gradserve_server.tensors.downloads import Downloads
 from gradserve_server.tensors.quotas import Quota
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.separate_device import SeparateArray, SeparateDevice
 
 SLOT_BYTES = 64
@@ -110,7 +111,7 @@ def test_who_leaves_waits_for_the_copy_under_way() -> None:
         def read(self, array: SeparateArray, offset: int, target: np.ndarray) -> None:
             if offset:
                 self.begun.set()
-                assert self.go_on.wait(10)
+                assert self.go_on.wait(PATIENCE_SECONDS)
             super().read(array, offset, target)
 
     async def main() -> None:

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from tests.servers.polling import PATIENCE_SECONDS
+
 _PROGRAM = """
 import sys
 import torch
@@ -25,7 +27,9 @@ import gradserve.torch
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
 
 
 def test_it_imports_pytorch_alone() -> None:

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradserve
 import gradserve.torch
 from gradserve.torch import groups
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.torch.process_group import alone
 
 NUM_STEPS = 100
@@ -55,7 +56,7 @@ def work(address: str, file: Path, rank: int, num_workers: int, way: str, begun:
     model, name = network(), f"{file.parent.name}-{way}-{num_workers}"
     if rank:
         torch.nn.init.zeros_(model[0].weight)  # the weights of the first worker take its place
-    with gradserve.connect(address, timeout=60) as client, tempfile.TemporaryDirectory() as folder:
+    with gradserve.connect(address, timeout=PATIENCE_SECONDS) as client, tempfile.TemporaryDirectory() as folder:
         if way == "average_gradients":
             optimizer = optimizer_of(model)
             with gradserve.torch.average_gradients(client, model, optimizer, num_required=num_workers, name=name):

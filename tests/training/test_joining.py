@@ -285,8 +285,14 @@ class TestRestartOfTheServer:
 
     @pytest.mark.parametrize("flags", [(), ("--state-dir",)], ids=["without a state directory", "with one"])
     def test_between_two_steps(
-        self, tmp_path: Path, name: str, threads: ThreadPoolExecutor, flags: tuple[str, ...]
+        self,
+        tmp_path: Path,
+        name: str,
+        threads: ThreadPoolExecutor,
+        flags: tuple[str, ...],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
         state = (*flags, str(tmp_path / "state")) if flags else ()
         with (
             ServerProcess(tmp_path, *state) as server,

@@ -12,13 +12,16 @@ import pytest
 from deploy.site.places import ROOT
 from gradserve.testing import ServerThread
 from tests.project.blocks.reading import read_blocks
+from tests.servers.polling import PATIENCE_SECONDS
 
 PAGE = "docs/howto/resume.md"
 
 
 def run(program: str, folder: Path) -> int:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'client'}"}
-    return subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment, timeout=60).returncode
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, env=environment, timeout=PATIENCE_SECONDS
+    ).returncode
 
 
 @pytest.mark.parametrize("killed_at", [3, 19, 50])

@@ -16,6 +16,7 @@ from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.chain import Handle, Interceptor
 from gradserve_server.testing import LocalServer
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import METHODS
 
 FOLDER = Path(__file__).parents[1] / "corpus" / "calls"
@@ -94,7 +95,10 @@ async def record() -> list[tuple[str, bytes]]:
     from tests.client.every_call import make_things as make_others
 
     recorder = Recorder()
-    with server(recorder) as local, gradserve.connect(local.address, transport="grpc", timeout=30) as client:
+    with (
+        server(recorder) as local,
+        gradserve.connect(local.address, transport="grpc", timeout=PATIENCE_SECONDS) as client,
+    ):
         others = make_others(client)
         stale = gradserve.StaleGradientError
         for name, call in CALLS.items():
@@ -111,7 +115,10 @@ async def record() -> list[tuple[str, bytes]]:
         for name in ("delete accumulator", "layer delete", "delete", "delete_accumulator", "delete_batch_norm_layer"):
             with contextlib.suppress(gradserve.GradserveError):
                 CALLS[name](client, others)
-    with server(recorder) as local, gradserve.connect(local.address, transport="bulk", timeout=30) as client:
+    with (
+        server(recorder) as local,
+        gradserve.connect(local.address, transport="bulk", timeout=PATIENCE_SECONDS) as client,
+    ):
         client.get(client.put([1.0, 2.0]))
     seen: dict[str, int] = {}
     kept = []

@@ -19,6 +19,7 @@ from gradserve_server.testing import LocalServer
 from tests.golden.batch_norm_layer import LayerCase, assert_call, load_layer_cases
 from tests.layers.bench import LayerBench
 from tests.layers.recorded import GRADIENTS, check_recorded
+from tests.servers.polling import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore::gradserve.IgnoredArgumentWarning")]
 
@@ -69,14 +70,14 @@ def server() -> Iterator[LocalServer]:
 @pytest.fixture(scope="module")
 def client(server: LocalServer) -> Iterator[gradserve.Client]:
     # The first calls compile.
-    with gradserve.connect(server.address, timeout=120) as connected:
+    with gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as connected:
         yield connected
 
 
 @pytest.fixture(scope="module")
 def on_cpu() -> Iterator[gradserve.Client]:
     config = ServerConfig(runtime=RuntimeConfig(device="cpu"))
-    with LocalServer(config) as local, gradserve.connect(local.address, timeout=120) as connected:
+    with LocalServer(config) as local, gradserve.connect(local.address, timeout=PATIENCE_SECONDS) as connected:
         yield connected
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import gradserve
 from gradserve.testing import ServerProcess
-from tests.servers.polling import eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 
 def test_every_forward_moves_the_averages_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,7 @@ def test_every_forward_moves_the_averages_once(tmp_path: Path, monkeypatch: pyte
     moving_means: dict[bool, list[float]] = {True: [], False: []}
 
     def work(address: str, *, in_place: bool) -> None:
-        with gradserve.connect(address, timeout=60) as client:
+        with gradserve.connect(address, timeout=PATIENCE_SECONDS) as client:
             updates = None if in_place else "update_ops"
             layer = client.batch_norm(0.5, scope=f"bn{in_place}", fused=False, updates_collections=updates)
             for step in range(steps):
@@ -45,7 +45,7 @@ def test_every_forward_moves_the_averages_once(tmp_path: Path, monkeypatch: pyte
         eventually(lambda: min(map(len, moving_means.values())), partial(le, progress))
         server.restart()
         for worker in workers:
-            worker.join(60)
+            worker.join(PATIENCE_SECONDS)
     expected = [0.0]
     for step in range(steps):
         expected.append(expected[-1] - (expected[-1] - (step + 1.0)) * 0.5)

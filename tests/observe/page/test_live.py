@@ -11,6 +11,7 @@ from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.observe.http_client import url_of
 from tests.observe.page.open_page import OpenPage
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.runtime import NOT_WARMED_UP
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -32,7 +33,7 @@ def busy() -> Iterator[LocalServer]:
             for worker in present:
                 net.apply_grad(gradient, local_step=step, worker_id=worker)
             if step < 2:
-                net.take_grad(len(present), timeout=30)
+                net.take_grad(len(present), timeout=PATIENCE_SECONDS)
         with pytest.raises(gradserve.InvalidArgumentError):
             net.apply_grad(np.ones(3, np.float32), local_step=2)
         yield local

@@ -17,6 +17,7 @@ from gradserve_server.ops.activation.reference import activation
 from gradserve_server.ops.activation.spec import NAMES, gradient_of_result
 from gradserve_server.ops.dtypes import FLOAT32
 from tests.ops.activation.cases import DTYPES, assert_forward, assert_gradient, saved_for_gradient, values
+from tests.servers.polling import PATIENCE_SECONDS
 
 by_name = pytest.mark.parametrize("name", NAMES)
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -190,4 +191,4 @@ def test_calls_are_right_before_all_is_prepared(parallel: ForkJoin, dtype: np.dt
 
 def test_numba_is_imported_by_preparing_alone() -> None:
     program = "import sys, gradserve_server.ops.activation.cpu.family; assert 'numba' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_SECONDS)

@@ -36,6 +36,7 @@ from tests.ops.batch_norm.cases import (
     make_x,
     unprepared,
 )
+from tests.servers.polling import PATIENCE_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -387,4 +388,4 @@ def test_a_call_that_is_not_prepared_warns_of_nothing(parallel: ForkJoin) -> Non
 def test_numba_is_imported_by_preparing_alone() -> None:
     modules = "gradserve_server.app, gradserve_server.ops.batch_norm.cpu.family"
     script = f"import sys, {modules}; assert 'numba' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_SECONDS)

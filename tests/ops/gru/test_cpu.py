@@ -25,6 +25,7 @@ from tests.golden.gru_block_cell import (
     load_forward_cases,
     load_gradient_cases,
 )
+from tests.servers.polling import PATIENCE_SECONDS
 
 TOLERANCES = {np.float32: 1e-5, np.float64: 1e-12, np.float16: 2**-10, ml_dtypes.bfloat16: 2**-7}
 """Of an output, relative to its largest magnitude."""
@@ -269,4 +270,4 @@ def test_calls_are_right_before_all_is_prepared(parallel: ForkJoin, dtype: Any, 
 
 def test_numba_is_imported_by_preparing_alone() -> None:
     program = "import sys, gradserve_server.ops.gru.cpu.family; assert 'numba' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_SECONDS)

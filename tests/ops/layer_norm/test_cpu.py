@@ -22,6 +22,7 @@ from gradserve_server.ops.layer_norm.spec import ForwardAttributes, ForwardInput
 from tests.golden.layer_norm import Case, assert_outputs, load_cases
 from tests.ops.layer_norm.accuracy import NAMES, assert_sums_within_bounds
 from tests.ops.layer_norm.random_calls import ATTRIBUTES, check, make_inputs, raw_bytes, widened
+from tests.servers.polling import PATIENCE_SECONDS
 
 SIZES = [
     (1, 1),
@@ -198,4 +199,4 @@ def test_several_threads_at_once(family: CpuLayerNorm) -> None:
 
 def test_numba_is_imported_by_preparing_alone() -> None:
     program = "import sys, gradserve_server.ops.layer_norm.cpu.family; assert 'numba' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_SECONDS)

@@ -11,6 +11,7 @@ from gradserve.calls.exchange import Unary
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
 from gradserve.wire.dtypes import to_data_type
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.restarting import RestartingServer
 
 METHODS = (
@@ -69,7 +70,10 @@ def test_replies_number_rounds(server_address: str) -> None:
         assert ask(client, "GetNumAccumulated", accumulator=ref).num_rounds == 1
 
 
-def test_a_gradient_that_a_restart_has_lost_counts_though_its_step_is_over(tmp_path: Path) -> None:
+def test_a_gradient_that_a_restart_has_lost_counts_though_its_step_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
     request_id = accumulator_pb2.RequestId(client_id="me", sequence=1)
     with RestartingServer(tmp_path) as server, gradserve.connect(server.address) as client:
         made = client.conditional_accumulator("float32", (), shared_name="sum", reduction_type="SUM")

@@ -24,7 +24,7 @@ from gradserve.transport.settings import ConnectionSettings, Keepalive, SocketSe
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.announcing import announce, bulk_address
-from tests.servers.connecting import NO_RETRIES, connect_with, connect_with_aio
+from tests.servers.connecting import NO_RETRIES, connect_with, connect_with_aio, no_server
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 from tests.servers.runtime import NOT_WARMED_UP
 
@@ -171,9 +171,7 @@ def wrong_place(request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of a bulk socket that does not work."""
     with ExitStack() as stack:
         if request.param == "nobody listens":
-            bound = stack.enter_context(closing(socket.socket()))
-            bound.bind(("127.0.0.1", 0))
-            yield f"127.0.0.1:{bound.getsockname()[1]}"
+            yield stack.enter_context(no_server())
         elif request.param == "another server":
             yield bulk_address(stack.enter_context(LocalServer(ServerConfig(runtime=NOT_WARMED_UP))))
         else:
@@ -260,7 +258,10 @@ def test_a_server_that_restarts(tmp_path: Any) -> None:
 
 
 SILENT = ConnectionSettings(
-    TimeLimits(PATIENCE_SECONDS), NO_RETRIES, Keepalive(interval=0.2, timeout=0.2), transport=Transport.BULK
+    TimeLimits(PATIENCE_SECONDS),
+    NO_RETRIES,
+    Keepalive(interval=0.2, timeout=PATIENCE_SECONDS),
+    transport=Transport.BULK,
 )
 
 
@@ -302,7 +303,7 @@ def test_close_ends_calls(server_address: str, name: str, way: Any) -> None:
         acc = other.conditional_accumulator("float32", (), name)
         client = gradserve.connect(server_address, transport=way)
         take = client.conditional_accumulator("float32", (), name).take_grad
-        waiting = [threads.submit(take, 1, timeout=60) for _ in range(2)]
+        waiting = [threads.submit(take, 1, timeout=PATIENCE_SECONDS) for _ in range(2)]
         eventually(lambda: acc.info().num_waiting == 2)
         client.close()
         for each in waiting:
@@ -320,7 +321,7 @@ async def test_a_cancelled_task_gives_its_call_up(server_address: str, name: str
         async def num_waiting() -> int:
             return (await acc.info()).num_waiting
 
-        waiting = asyncio.create_task(acc.take_grad(1, timeout=60))
+        waiting = asyncio.create_task(acc.take_grad(1, timeout=PATIENCE_SECONDS))
         await eventually_async(num_waiting)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
