@@ -117,7 +117,7 @@ def test_raw_ops_send_again_too(server: RestartingServer) -> None:
 
 
 def test_a_call_that_waits_goes_on(server: RestartingServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", "60")
+    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
     with gradserve.connect(server.address) as client, ThreadPoolExecutor(1) as threads:
         accumulator = client.conditional_accumulator("float32", (), "sum", reduction_type="SUM")
         accumulator.apply_grad(1.0)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from textual.pilot import Pilot
 from textual.widgets import DataTable, Static, TabbedContent
 
 import gradserve.aio
@@ -14,19 +15,21 @@ from gradserve_server.commands.top.rates import Rates
 from gradserve_server.commands.top.whole import Picture
 from gradserve_server.testing import LocalServer
 from tests.commands.conftest import CommandLine
+from tests.servers.polling import eventually_async
 
 
 def text_of(app: TopApp, name: str) -> str:
     return str(app.query_one(name, Static).render())
 
 
-async def shows(app: TopApp, pilot: object, condition: Callable[[], bool]) -> None:
+async def shows(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
     """Waits until the program shows something."""
-    for _ in range(500):
-        if condition():
-            return
-        await pilot.pause(0.01)  # type: ignore[attr-defined]
-    raise AssertionError("the program does not show it within 5 s")
+
+    async def is_shown() -> bool:
+        await pilot.pause()
+        return condition()
+
+    await eventually_async(is_shown)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
@@ -41,13 +44,13 @@ async def test_the_keys_do_what_the_footer_says(local: LocalServer, trained: str
         app = TopApp(local.address, take_picture, 3600.0)
         async with app.run_test(size=size) as pilot:
             table = app.query_one(DataTable)
-            await shows(app, pilot, lambda: table.row_count > 0)
+            await shows(pilot, lambda: table.row_count > 0)
             await pilot.press("slash", *"net", "enter")
-            await shows(app, pilot, lambda: table.row_count == 1)
+            await shows(pilot, lambda: table.row_count == 1)
             assert trained in text_of(app, "#rounds-text")
             assert "too late: slow" in text_of(app, "#rounds-text")
             await pilot.press("s", "s")
-            await shows(app, pilot, lambda: orders[-1] == ("net", "rate"))
+            await shows(pilot, lambda: orders[-1] == ("net", "rate"))
             tabs = app.query_one(TabbedContent)
             for wanted in ("workers", "server", "errors", "rounds"):
                 await pilot.press("right_square_bracket")
@@ -57,7 +60,7 @@ async def test_the_keys_do_what_the_footer_says(local: LocalServer, trained: str
             await pilot.press("p")
             assert "PAUSED" in text_of(app, "#headline")
             await pilot.press("p", "escape")
-            await shows(app, pilot, lambda: orders[-1][0] == "")
+            await shows(pilot, lambda: orders[-1][0] == "")
 
 
 async def test_a_name_from_the_command_line_is_the_first_filter() -> None:
@@ -69,10 +72,10 @@ async def test_a_name_from_the_command_line_is_the_first_filter() -> None:
 
     app = TopApp("h:1", take_picture, 3600.0, "net")
     async with app.run_test() as pilot:
-        await shows(app, pilot, lambda: bool(asked))
+        await shows(pilot, lambda: bool(asked))
         assert set(asked) == {"net"}
         await pilot.press("escape")
-        await shows(app, pilot, lambda: asked[-1] == "")
+        await shows(pilot, lambda: asked[-1] == "")
 
 
 async def test_a_server_that_goes_away_is_said_to_be_gone() -> None:
@@ -81,7 +84,7 @@ async def test_a_server_that_goes_away_is_said_to_be_gone() -> None:
 
     app = TopApp("h:1", take_picture, 3600.0)
     async with app.run_test() as pilot:
-        await shows(app, pilot, lambda: "no answer: nobody listens there" in text_of(app, "#problem"))
+        await shows(pilot, lambda: "no answer: nobody listens there" in text_of(app, "#problem"))
 
 
 def test_one_picture_is_printed_as_json(command_line: CommandLine, trained: str) -> None:

@@ -93,7 +93,7 @@ def wait_for_step(
 
 
 def test_rolling_restarts_lose_nothing_while_clients_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", "60")
+    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
     objects = manifests("durable")
     cluster = make_cluster(tmp_path, objects)
     address = f"127.0.0.1:{cluster.ports[GRPC]}"
@@ -119,7 +119,7 @@ def test_rolling_restarts_lose_nothing_while_clients_train(tmp_path: Path, monke
 
 
 def test_a_stuck_server_is_killed_and_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", "60")
+    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
     objects = manifests("durable")
     cluster = make_cluster(tmp_path, objects)
     address = f"127.0.0.1:{cluster.ports[GRPC]}"

@@ -27,7 +27,7 @@ MEAN = 3.0
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine, a process may take long to start."""
-    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", "50")
+    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", "60")
+    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
 
 
 NUM_WORKERS = 3

@@ -12,7 +12,7 @@ import psutil
 from gradserve_server.testing import LocalServer
 from tests.fuzz.targets import recording
 from tests.fuzz.targets.target import Found
-from tests.servers.polling import eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.raw_calls import METHODS, RawCalls
 
 WAITING = frozenset({"TakeGradient", "ReadAverage", "PushPull", "HoldClientLease"})
@@ -28,7 +28,7 @@ _NOT_FINE = (
 NOT_FINE = frozenset(code.value[0] for code in _NOT_FINE)
 """The codes with which no request may end."""
 WAIT_SECONDS = 0.05
-HANG_SECONDS = 20.0
+HANG_SECONDS = PATIENCE_SECONDS
 _SLACK_BYTES = 256 << 20
 
 

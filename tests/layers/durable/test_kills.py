@@ -15,7 +15,7 @@ from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 
 def test_every_forward_moves_the_averages_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", "60")
+    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
     server = ServerProcess(
         tmp_path, *("--state-dir", str(tmp_path / "state"), "--warm-up", "false", "--log-level", "warning")
     )
