@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import gradserve
+from gradserve.calls.time_limits import TimeLimits
 from gradserve.testing import ServerProcess
 from gradserve_server.round_hold import HeldRounds
-from tests.servers.connecting import connect_with, without_retries
+from tests.servers.connecting import change_times
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 GRADIENT = {"w": np.arange(3, dtype=np.float32)}
@@ -31,11 +32,11 @@ def test_rounds_end_and_none_begins(tmp_path: Path) -> None:
         server.signal(signal.SIGUSR1)
         held = eventually(lambda: HeldRounds.read(file), lambda seen: seen is not None)
         assert held == HeldRounds({"default/net": 1}, ("default/volatile",))
-        with (
-            pytest.raises(gradserve.ResourceExhaustedError, match="holds new rounds"),
-            connect_with(server.address, without_retries(PATIENCE_SECONDS)) as hasty,
-        ):
-            hasty.gradient_accumulator(GRADIENT, "volatile", durability="none").apply_grad(GRADIENT)
+        with gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as other:
+            hasty = other.gradient_accumulator(GRADIENT, "volatile", durability="none")
+            change_times(hasty, TimeLimits(1.0))
+            with pytest.raises(gradserve.ResourceExhaustedError, match="holds new rounds"):
+                hasty.apply_grad(GRADIENT)
         average = net.push_pull(GRADIENT, 2, 0, worker_id="b")
         np.testing.assert_array_equal(average["w"], GRADIENT["w"])
         eventually(lambda: HeldRounds.read(file), lambda seen: seen == HeldRounds({}, ("default/volatile",)))

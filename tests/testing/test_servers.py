@@ -57,6 +57,7 @@ def test_a_process_listens_where_nobody_else_can_come_while_it_is_down(tmp_path:
     assert not {0, *given}.intersection(ports)
     assert len(set(ports)) == 2
     assert addresses == [f"127.0.0.1:{ports[0]}", f"localhost:{ports[1]}", *listen[2:]]
+    assert ServerProcess(tmp_path, listen=listen[2:]).addresses == [*listen[2:]]
 
 
 def test_a_network_that_is_cut_and_one_that_is_parted() -> None:

@@ -1,8 +1,10 @@
 """Ports for servers that have to know theirs before they listen, or listen there again."""
 
+import errno
 import random
 import socket
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 _GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -25,15 +27,17 @@ def free_ports(number: int) -> list[int]:
     """
     first, last = map(int, _GIVEN.read_text().split()) if _GIVEN.exists() else _DYNAMIC
     ours = [port for port in range(_FIRST, 1 << 16) if not first <= port <= last]
-    found: list[int] = []
+    candidates = iter(random.SystemRandom().sample(ours, len(ours)))
     with ExitStack() as stack:
-        for port in random.SystemRandom().sample(ours, len(ours)):
-            trying = stack.enter_context(socket.socket())
-            try:
-                trying.bind(("", port))
-            except OSError:
-                continue
-            found.append(port)
-            if len(found) == number:
-                return found
-    raise OSError(f"expected {number} free ports, found {len(found)}")
+        return [_bound(candidates, stack) for _ in range(number)]
+
+
+def _bound(candidates: Iterator[int], stack: ExitStack) -> int:
+    for port in candidates:
+        with ExitStack() as trying:
+            listening = trying.enter_context(socket.socket())
+            with suppress(OSError):  # somebody has it
+                listening.bind(("", port))
+                stack.push(trying.pop_all())
+                return port
+    raise OSError(errno.EADDRINUSE, "no port is free")
