@@ -42,8 +42,11 @@ def ended(process: Started) -> Iterator[Started]:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """True if a process is gone, or is one that its parent, which may be anybody, has not yet reaped."""
+    """True if a process is gone, or is one that its parent, which may be anybody, has not yet reaped.
+
+    Its first thread may have ended long before others, which keep its sockets open.
+    """
     try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        return not process.is_running() or (process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1)
     except psutil.NoSuchProcess:
         return True

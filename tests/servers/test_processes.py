@@ -2,6 +2,7 @@
 
 import multiprocessing
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,3 +82,24 @@ def test_a_process_of_multiprocessing() -> None:
     assert pid is not None
     end_process(process)
     assert not psutil.pid_exists(pid)
+
+
+LISTENING = """
+import socket, threading, time
+memory = bytearray(b"x") * (50 << 20)
+listening = socket.create_server(("127.0.0.1", 0))
+for _ in range(50):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+print(listening.getsockname()[1], flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_that_has_ended_listens_no_more() -> None:
+    """Its first thread ends before the others, which keep its sockets open."""
+    with ended(subprocess.Popen([sys.executable, "-c", LISTENING], stdout=subprocess.PIPE)) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        end_process(psutil.Process(process.pid))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
