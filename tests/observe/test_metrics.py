@@ -1,6 +1,7 @@
 """What the metrics say."""
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,16 +49,18 @@ class Metrics:
 def test_a_wait_is_no_work(local: LocalServer) -> None:
     with gradserve.connect(local.address) as client:
         acc = client.conditional_accumulator("float32", (1000,), shared_name="metrics/waits")
+        begun = time.monotonic()
         with pytest.raises(gradserve.DeadlineExceededError):
             acc.take_grad(1, timeout=0.3)
     found = Metrics(local)
+    passed = time.monotonic() - begun
     assert found.of_call("grpc_server_handled_total", "TakeGradient", grpc_code="DEADLINE_EXCEEDED") == 1
     assert found.of_call("grpc_server_handling_seconds_count", "TakeGradient") == 1
     assert found.of_call("gradserve_call_waiting_seconds_count", "TakeGradient") == 1
     waited = found.of_call("gradserve_call_waiting_seconds_sum", "TakeGradient")
     worked = found.of_call("grpc_server_handling_seconds_sum", "TakeGradient")
     assert waited > 0.29
-    assert worked < waited
+    assert waited + worked <= passed, "no time counts twice"
 
 
 @pytest.mark.parametrize("way", ["grpc", "bulk", "shared_memory"])
