@@ -93,7 +93,7 @@ class TestManyCallers:
     def test_variables_are_those_of_one_moment(self, client: gradserve.Client, threads: ThreadPoolExecutor) -> None:
         """The mean and variance of each update are equal: unequal ones would be of two moments."""
         bn = averaging_layer(client)
-        done = threading.Event()
+        done, have_begun = threading.Event(), threading.Barrier(3)
 
         def train(worker: int) -> None:
             for step in range(60):
@@ -103,13 +103,19 @@ class TestManyCallers:
 
         def read() -> int:
             seen = set()
-            while not done.is_set():
+            for number in itertools.count():
+                is_last = done.is_set()
                 found = bn.variables
                 np.testing.assert_array_equal(found["moving_mean"], found["moving_variance"])
                 seen.add(found["moving_mean"][0])
+                if is_last:
+                    break
+                if not number:
+                    have_begun.wait(PATIENCE_SECONDS)
             return len(seen)
 
         readers = [threads.submit(read) for _ in range(2)]
+        have_begun.wait(PATIENCE_SECONDS)
         try:
             at_once(threads, [partial(train, worker) for worker in range(4)])
         finally:
@@ -124,19 +130,24 @@ class TestManyCallers:
                 bn = client.batch_norm(updates_collections=None)
                 bn.forward(x)
 
-                def train(bn: Any = bn) -> int:
-                    for step in range(100):
+                is_over = threading.Event()
+
+                def train(bn: Any = bn, is_over: threading.Event = is_over) -> None:
+                    while not is_over.is_set():
                         try:
                             bn.backward(x, bn.forward(x))
                         except (gradserve.NotFoundError, gradserve.AbortedError):
-                            return step
+                            return
                     raise AssertionError("it was never deleted")
 
                 trainers = [threads.submit(train) for _ in range(4)]
-                client.server_info()
-                assert bn.delete()
-                for trainer in trainers:
-                    trainer.result(PATIENCE_SECONDS)
+                try:
+                    client.server_info()
+                    assert bn.delete()
+                    for trainer in trainers:
+                        trainer.result(PATIENCE_SECONDS)
+                finally:
+                    is_over.set()
             usage = client.server_info().usage
             assert (usage["num_bytes"], usage["num_handles"], usage["num_layers"]) == (0, 0, 0)
 

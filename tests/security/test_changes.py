@@ -9,7 +9,7 @@ import pytest
 import gradserve
 from gradserve_server.testing import LocalServer
 from tests.security.serving import TOKENS, entry, replace_file, serving
-from tests.servers.polling import PATIENCE_SECONDS
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 AS_BEFORE = entry("worker", {"*": "worker"}, TOKENS["worker"])
 
@@ -54,13 +54,15 @@ def test_the_server_looks_at_the_file_by_itself(tmp_path: Path) -> None:
 
 def wait_until_known(client: gradserve.Client) -> None:
     """Asks until the server knows the client."""
-    for _ in range(10_000):
+
+    def is_known() -> bool:
         try:
             client.server_info()
         except gradserve.UnauthenticatedError:
-            continue
-        return
-    raise AssertionError("the server did not read its access file again")
+            return False
+        return True
+
+    eventually(is_known)
 
 
 def test_without_an_access_file_credentials_do_not_matter(server_address: str) -> None:

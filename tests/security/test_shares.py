@@ -108,7 +108,7 @@ def test_call_rates(rate: float, at_once: int, wait: float) -> None:
 
 
 def test_calls_that_are_refused_are_under_way_no_longer() -> None:
-    calls = FairCalls(max_calls=10, rules=rules_of(0.2, limited=OwnLimits(calls_per_second=1.0)))
+    calls = FairCalls(max_calls=10, rules=rules_of(0.2, limited=OwnLimits(calls_per_second=1e-6)))
     limited = Identity("limited")
     with calls.call_of(limited):
         for _ in range(100):
