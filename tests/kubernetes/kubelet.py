@@ -71,7 +71,7 @@ class Probe:
         """Asks if it is time to; returns what it saw."""
         if time.monotonic() < self._next:
             return None
-        seen = self._ask(self._spec, self._spec["timeoutSeconds"])
+        seen = self._ask(self._spec, max(self._spec["timeoutSeconds"] / self._speed, 1.0))
         self.failures = 0 if seen else self.failures + 1
         self._next = time.monotonic() + self._spec["periodSeconds"] / self._speed
         return seen
@@ -104,8 +104,8 @@ class Pod:
             template: The template.
             cluster: What it refers to.
             claims: Where persistent volumes are, which outlive pods.
-            speed: How much faster than written probes follow each other, and the time to stop after they have failed.
-                A container has as long to answer a probe as is written.
+            speed: How much faster than written all times of probes are, and the time to stop after they have failed.
+                A container has a second at least to answer a probe.
             completion_index: The pod's number, in an indexed Job.
             pod_index: The pod's number, in a StatefulSet.
         """
@@ -132,11 +132,10 @@ class Pod:
 
     def wait_for(self, event: str, count: int = 1) -> None:
         """Waits until something has happened a number of times."""
-
-        def seen() -> tuple[int, list[str], str]:
-            return self.events.count(event), self.events, self.log
-
-        eventually(seen, lambda seen: seen[0] >= count)
+        try:
+            eventually(lambda: self.events.count(event) >= count)
+        except AssertionError as error:
+            raise AssertionError(f"{event} ({count}) did not happen, only {self.events}: {self.log}") from error
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True)
