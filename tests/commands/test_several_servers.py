@@ -200,7 +200,7 @@ async def test_a_cluster_is_followed_as_one(cluster: Cluster) -> None:
     app = TopApp("h0,h1,h2", take_picture, 3600.0, "several-", num_servers=SIZE)
     async with app.run_test(size=(160, 50)) as pilot:
         table = app.query_one(DataTable)
-        await shows(pilot, lambda: table.row_count == SIZE)
+        await shows(app, pilot, lambda: table.row_count == SIZE)
         assert {str(table.get_row(f"default/{name}")[-1]) for name in NAMES} == {"0", "1", "2"}
         await pilot.press("right_square_bracket")
         panel = text_of(app, "#servers-text").splitlines()
@@ -208,7 +208,7 @@ async def test_a_cluster_is_followed_as_one(cluster: Cluster) -> None:
         assert [line.split()[1] for line in panel[1:]] == cluster.addresses
         is_broken = True
         await pilot.press("s")
-        await shows(pilot, lambda: table.row_count == SIZE - 1)
+        await shows(app, pilot, lambda: table.row_count == SIZE - 1)
         assert f"no answer: server 1 at {cluster.addresses[1]}: nobody" in str(
             app.query_one("#problem", Static).render()
         )

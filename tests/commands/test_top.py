@@ -22,7 +22,7 @@ def text_of(app: TopApp, name: str) -> str:
     return str(app.query_one(name, Static).render())
 
 
-async def shows(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
+async def shows(app: TopApp, pilot: Pilot[None], condition: Callable[[], bool]) -> None:
     """Waits until the program shows something."""
 
     async def is_shown() -> bool:
@@ -44,13 +44,13 @@ async def test_the_keys_do_what_the_footer_says(local: LocalServer, trained: str
         app = TopApp(local.address, take_picture, 3600.0)
         async with app.run_test(size=size) as pilot:
             table = app.query_one(DataTable)
-            await shows(pilot, lambda: table.row_count > 0)
+            await shows(app, pilot, lambda: table.row_count > 0)
             await pilot.press("slash", *"net", "enter")
-            await shows(pilot, lambda: table.row_count == 1)
+            await shows(app, pilot, lambda: table.row_count == 1)
             assert trained in text_of(app, "#rounds-text")
             assert "too late: slow" in text_of(app, "#rounds-text")
             await pilot.press("s", "s")
-            await shows(pilot, lambda: orders[-1] == ("net", "rate"))
+            await shows(app, pilot, lambda: orders[-1] == ("net", "rate"))
             tabs = app.query_one(TabbedContent)
             for wanted in ("workers", "server", "errors", "rounds"):
                 await pilot.press("right_square_bracket")
@@ -60,7 +60,7 @@ async def test_the_keys_do_what_the_footer_says(local: LocalServer, trained: str
             await pilot.press("p")
             assert "PAUSED" in text_of(app, "#headline")
             await pilot.press("p", "escape")
-            await shows(pilot, lambda: orders[-1][0] == "")
+            await shows(app, pilot, lambda: orders[-1][0] == "")
 
 
 async def test_a_name_from_the_command_line_is_the_first_filter() -> None:
@@ -72,10 +72,10 @@ async def test_a_name_from_the_command_line_is_the_first_filter() -> None:
 
     app = TopApp("h:1", take_picture, 3600.0, "net")
     async with app.run_test() as pilot:
-        await shows(pilot, lambda: bool(asked))
+        await shows(app, pilot, lambda: bool(asked))
         assert set(asked) == {"net"}
         await pilot.press("escape")
-        await shows(pilot, lambda: asked[-1] == "")
+        await shows(app, pilot, lambda: asked[-1] == "")
 
 
 async def test_a_server_that_goes_away_is_said_to_be_gone() -> None:
@@ -84,7 +84,7 @@ async def test_a_server_that_goes_away_is_said_to_be_gone() -> None:
 
     app = TopApp("h:1", take_picture, 3600.0)
     async with app.run_test() as pilot:
-        await shows(pilot, lambda: "no answer: nobody listens there" in text_of(app, "#problem"))
+        await shows(app, pilot, lambda: "no answer: nobody listens there" in text_of(app, "#problem"))
 
 
 def test_one_picture_is_printed_as_json(command_line: CommandLine, trained: str) -> None:
