@@ -12,6 +12,7 @@ import gradserve
 import gradserve_server.installed  # noqa: F401
 from gradserve.address import Address
 from gradserve.calls.identity import RequestIds
+from gradserve.lasting import lasting_task
 from gradserve.memory.pool import BufferPool
 from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.journal import MemoryRecords
@@ -364,10 +365,9 @@ class Server:
         self._watch = None
         if config.runtime.event_loop_warning_seconds is not None:
             self._watch = LoopWatch(config.runtime.event_loop_warning_seconds)
-        self._expiry: asyncio.Task[None] | None = None
         self.summary = Summary(observed, resources.memory)
-        self._summing_up: asyncio.Task[None] | None = None
-        self._following: asyncio.Task[None] | None = None
+        self._lasting: list[asyncio.Task[None]] = []
+        """What goes on as long as the server."""
         self._trimming: asyncio.Task[None] | None = None
         self._address_file: OwnFile | None = None
         self.round_hold: RoundHold | None = None
@@ -415,12 +415,12 @@ class Server:
         self._sockets.serve()
         await self._listener.serve()
         self.observation.serve()
-        self._expiry = asyncio.create_task(self._leases.run())
-        self._summing_up = asyncio.create_task(self.summary.run())
+        self._lasting.append(lasting_task("ending what has expired", self._leases.run, _log))
+        self._lasting.append(lasting_task("the line about the last minute", self.summary.run, _log))
         if self._watch is not None:
             self._watch.start()
         if self.access is not None:
-            self._following = asyncio.create_task(self.access.follow())
+            self._lasting.append(lasting_task("following the access file", self.access.follow, _log))
         if self._config.listen.address_file is not None:
             self._address_file = write_addresses(Path(self._config.listen.address_file), self.addresses)
         _log.info("serving on %s", ", ".join(self.addresses))
@@ -467,7 +467,7 @@ class Server:
         self.lifetimes.clients.close(UnavailableError("the server is shutting down"))
         await asyncio.gather(self._listener.drain(grace), self._sockets.drain(grace))
         await self.observation.close()
-        for task in (self._expiry, self._summing_up, self._following, self._trimming):
+        for task in (*self._lasting, self._trimming):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

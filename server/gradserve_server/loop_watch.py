@@ -5,7 +5,10 @@ import logging
 import sys
 import threading
 import time
+from functools import partial
 from types import FrameType
+
+from gradserve.lasting import lasting_thread
 
 _log = logging.getLogger(__name__)
 
@@ -32,8 +35,8 @@ class LoopWatch:
     def start(self) -> None:
         """Starts watching the event loop that runs in this thread."""
         watched = asyncio.get_running_loop(), threading.get_ident(), time.thread_time()
-        self._thread = threading.Thread(target=self._watch, args=watched, name="gradserve-loop-watch", daemon=True)
-        self._thread.start()
+        watch = partial(self._watch, *watched)
+        self._thread = lasting_thread("the watch over the event loop", watch, _log, "gradserve-loop-watch")
 
     def stop(self) -> None:
         """Ends the watch, without waiting for its thread."""

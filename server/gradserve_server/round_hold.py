@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -10,10 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gradserve.lasting import lasting_task
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.round_gate import RoundGate
 from gradserve_server.resources import ResourceKey
 from gradserve_server.state.durability import Durability
+
+_log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.05
 
@@ -67,7 +71,7 @@ class RoundHold:
         """Shuts the gate, and begins to write the file. On the event loop."""
         if self._writing is None:
             self._gate.is_shut = True
-            self._writing = asyncio.create_task(self._write())
+            self._writing = lasting_task("the file about open rounds", self._write, _log)
 
     def release(self) -> None:
         """Opens the gate, and removes the file."""

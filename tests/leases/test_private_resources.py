@@ -127,6 +127,28 @@ def test_what_may_pass_is_tried_again_after_a_pause(world: World, error: gradser
     assert len(world.private) == 1
 
 
+def test_a_lease_that_is_not_renewed_any_more_is_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.create("a")
+    (holding,) = world.background
+    next(holding)
+    with pytest.raises(StopIteration):
+        holding.throw(gradserve.UnauthenticatedError("the server does not know this token"))
+    assert "does not renew its lease any more" in caplog.text
+    assert "does not know this token" in caplog.text
+
+
+def test_after_a_fault_the_lease_is_held_again(world: World) -> None:
+    world.create("a")
+    (holding,) = world.background
+    next(holding)
+    with pytest.raises(RecursionError):
+        holding.throw(RecursionError("planted"))
+    again = world.private._hold()
+    assert isinstance(next(again), Unary)
+    world.create("b")
+    assert len(world.background) == 1, "it is held already"
+
+
 def test_a_hold_whose_place_another_took_pauses(world: World) -> None:
     world.create("a")
     (holding,) = world.background

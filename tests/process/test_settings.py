@@ -1,6 +1,7 @@
 """Settings: flags, then variables, then the file, then defaults; what cannot be is refused in one line."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -221,13 +222,21 @@ def test_variables_that_are_no_settings(tmp_path: Path, variable: str, value: st
     assert configure(tmp_path, env={variable: value}).exit_code == 0
 
 
-@pytest.mark.parametrize("kind", ["missing", "folder", "binary"])
+@pytest.mark.parametrize("kind", ["missing", "folder", "binary", "pipe", "too long", "brackets", "digits"])
 def test_an_unreadable_file_says_so(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "settings"
     if kind == "folder":
         path.mkdir()
     elif kind == "binary":
         path.write_bytes(b"\xff\xfe")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "too long":
+        path.write_text("#" * ((1 << 20) + 1))
+    elif kind == "brackets":
+        path.write_text("a = " + "[" * 5000)
+    elif kind == "digits":
+        path.write_text("a = " + "1" * 5000)
     result = CliRunner().invoke(show_config, ["--config", str(path)])
     assert result.exit_code == 2
     assert f"cannot read the configuration file {path}" in result.output

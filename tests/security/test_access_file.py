@@ -1,16 +1,21 @@
 """The access file: what is read from it, what is refused and in which words, and its reload."""
 
+import errno
+import itertools
 import logging
 import os
 import pwd
+import re
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gradserve_server.errors import UnauthenticatedError
 from gradserve_server.security.access import Access
-from gradserve_server.security.access_file import AccessFileError, read_policy
+from gradserve_server.security.access_file import MOST_BYTES, AccessFileError, read_policy
 from gradserve_server.security.credentials import Credentials, digest_of, new_token
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.own_limits import ContainerLimits, OwnLimits
@@ -140,6 +145,97 @@ def test_a_wrong_file_is_refused_with_the_place(tmp_path: Path, text: str, messa
         read_policy(path)
     assert str(path) in str(raised.value)
     assert TOKEN not in str(raised.value)
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_named_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def nothing(_path: Path) -> None:
+    pass
+
+
+def contents(text: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_bytes(text.encode("latin-1"))
+
+    return write
+
+
+UNUSABLE = [
+    (nothing, "no such file or directory"),
+    (a_folder, "expected a regular file"),
+    (a_named_pipe, "expected a regular file"),
+    (a_device, "expected a regular file"),
+    (contents("#" * (MOST_BYTES + 1)), f"expected at most {MOST_BYTES} bytes"),
+    (contents("\xff"), "invalid start byte"),
+    (contents("a = " + "[" * 5000), "recursion"),
+    (contents("a = " + "1" * 5000), "digits"),
+    (contents("[identities.a]\nroles = { x = " + "[" * 300 + "]" * 300 + " }"), "recursion|expected worker"),
+    (contents("a." * 300 + "a = 1"), "unknown key a"),
+]
+"""What makes a path something that is no access file, and a part of the message."""
+
+
+@pytest.mark.parametrize(("spoil", "message"), UNUSABLE, ids=lambda each: getattr(each, "__name__", None))
+def test_what_cannot_be_used_is_refused_and_followed_on(
+    tmp_path: Path, spoil: Callable[[Path], None], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "access.toml"
+    path.write_text(entry("before", {}, TOKEN))
+    access = Access(path, KEYS)
+    path.unlink()
+    spoil(path)
+    access.look()
+    assert re.search(message, caplog.text)
+    assert "identities and tokens removed since still count" in caplog.text
+    assert access.identify(Credentials(token_digest=digest_of(TOKEN))).name == "before"
+    if path.is_dir():
+        path.rmdir()
+    replace_file(path, entry("other", {}, new_token()))
+    access.look()
+    with pytest.raises(UnauthenticatedError):
+        access.identify(Credentials(token_digest=digest_of(TOKEN)))
+
+
+def test_a_reminder_comes_every_ten_minutes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, seconds = tmp_path / "access.toml", itertools.count()
+    path.write_text(entry("before", {}, TOKEN))
+    access = Access(path, KEYS, lambda: next(seconds))
+    path.write_text("broken")
+    for _ in range(1300):
+        access.look()
+    assert [record.getMessage().count("the policy stays as it was") for record in caplog.records] == [1, 1, 1]
+
+
+def test_a_file_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a change of the file: the process had no descriptor left."""
+    path = tmp_path / "access.toml"
+    path.write_text(entry("before", {}, TOKEN))
+    access = Access(path, KEYS)
+    replace_file(path, entry("after", {}, TOKEN))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", raising(OSError(errno.EMFILE, "too many open files")))
+        access.look()
+    access.look()
+    assert access.identify(Credentials(token_digest=digest_of(TOKEN))).name == "after"
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -56,6 +56,25 @@ async def test_a_file_that_cannot_be_used_is_named(
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize("role", ["ca", "certificate", "key"])
+def test_nobody_waits_for_what_is_no_file(certificates: Certificates, tmp_path: Path, role: str) -> None:
+    """Neither at the beginning, nor when a file has become something else."""
+    files = {}
+    for each, name in (("ca", "ca.pem"), ("certificate", "worker-1.pem"), ("key", "worker-1.key")):
+        files[each] = tmp_path / name
+        shutil.copy(certificates.folder / name, files[each])
+    current = client_certificates(gradserve.TLS(**files))
+    assert current is not None
+    before = current.current()
+    files[role].unlink()
+    os.mkfifo(files[role])
+    current.look_again()
+    assert current.current() is before
+    with pytest.raises(gradserve.InvalidArgumentError, match="expected a regular file") as error:
+        client_certificates(gradserve.TLS(**files))
+    assert error.value.field == f"tls.{role}"
+
+
 def test_a_key_that_belongs_to_another_certificate(certificates: Certificates) -> None:
     folder = certificates.folder
     tls = gradserve.TLS(certificates.ca, folder / "worker-1.pem", folder / "worker-2.key")

@@ -1,5 +1,6 @@
 """The private resources of a client, and the lease that keeps them alive."""
 
+import logging
 import math
 import threading
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from gradserve.v1 import lease_messages_pb2 as messages_pb2
 from gradserve.v1 import lease_pb2
 
 T = TypeVar("T")
+
+_log = logging.getLogger("gradserve")
 
 _SERVICE = "LeaseService"
 _PAUSE_SECONDS = 2.0
@@ -91,7 +94,10 @@ class PrivateResources:
 
     def _hold(self) -> Operation[None]:
         """Holds the lease of the client while there are private resources."""
-        holder = self._holder
+        with self._lock:
+            if self._holder is None:  # it begins again, after a failure
+                self._holder = object()
+            holder = self._holder
         request = messages_pb2.HoldClientLeaseRequest(client_id=self._ids.client_id)
         try:
             while names := self._names_to_hold():
@@ -102,7 +108,8 @@ class PrivateResources:
                 except _MAY_PASS:
                     yield Pause(_PAUSE_SECONDS)
                     continue
-                except GradserveError:
+                except GradserveError as error:
+                    _log.warning("this client does not renew its lease any more, so its private things end: %s", error)
                     return
                 if reply.replaced:
                     yield Pause(_PAUSE_SECONDS)

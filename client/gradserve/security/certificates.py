@@ -11,11 +11,14 @@ from typing import TypeAlias
 
 from gradserve.conversion.argument import Argument
 from gradserve.errors import InvalidArgumentError
+from gradserve.regular_file import read_regular
 from gradserve.security.tls import TLS
 
 _LOOK_SECONDS = 1.0
 """How long a change of the files may go unnoticed."""
 _ATTEMPTS = 5
+_MOST_BYTES = 16 << 20
+"""The most bytes of a file: many times those of all authorities that a system trusts."""
 _BEGIN_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 _END_KEY = b"PRIVATE KEY-----"
 
@@ -158,8 +161,7 @@ def _state_of(files: TLS) -> _State:
 
 def _contents(role: str, path: str | os.PathLike[str]) -> bytes:
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_regular(path, _MOST_BYTES)
     except OSError as error:
         raise CertificateError(role, f"{os.fspath(path)}: {error.strerror}") from None
 
@@ -191,6 +193,8 @@ def _load_chain(
                 "key", f"{os.fspath(key)}: not the key of the certificate in {os.fspath(certificate)}"
             ) from None
         raise CertificateError("key", f"{os.fspath(key)}: damaged key: {error.reason or error}") from None
+    except OSError as error:  # one of them was removed since it was read
+        raise CertificateError("certificate", f"{os.fspath(certificate)}: {error.strerror}") from None
 
 
 def _authorities_of_the_system() -> bytes | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from gradserve.errors import CallCancelledError, GradserveError
+from gradserve.lasting import lasting_thread
 from gradserve.training.joining import Joining
 from gradserve.training.state import Carried, State
 
@@ -47,8 +48,7 @@ class Attendant:
         """Whether the state is to be copied before it changes again."""
         self._is_closed = False
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._attend, name="gradserve-joining", daemon=True)
-        self._thread.start()
+        self._thread = lasting_thread("answering workers that join", self._attend, _log, "gradserve-joining")
 
     @contextmanager
     def at_rest(self, step: int, members: Collection[str]) -> Iterator[None]:

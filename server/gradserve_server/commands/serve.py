@@ -1,7 +1,9 @@
 """`gradserve serve`: runs a server."""
 
 import asyncio
+import logging
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from gradserve_server.observe.logs.formats import configure
 from gradserve_server.process import allow_many_descriptors, end_process, silence_grpc, switch_threads_often
 from gradserve_server.settings import SettingsError, config_options, make_config, read_settings
 from gradserve_server.signals import StopSignals
+
+_log = logging.getLogger(__name__)
 
 
 @click.command()
@@ -39,6 +43,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     configure(config.runtime.log_level, config.runtime.log_format)
     signals = signals or StopSignals()
 
+    from gradserve.lasting import lasting_task
     from gradserve.security.certificates import CertificateError
     from gradserve_server.app import Server
     from gradserve_server.devices.host.memory import keep_freed_memory
@@ -81,10 +86,11 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
             follow_signals(server.round_hold)
         async with server:
             with ShortPauses() as pauses:
-                beside = [asyncio.create_task(pauses.look_at_all())]
+                beside = [lasting_task("the garbage collector's look at everything", pauses.look_at_all, _log)]
                 if config.upstream.upstream_users_file is not None:
                     users = Users(Path(config.upstream.upstream_users_file))
-                    beside.append(asyncio.create_task(stop_without(users, stop)))
+                    ending = partial(stop_without, users, stop)
+                    beside.append(lasting_task("noticing that nobody uses this aggregator", ending, _log))
                 await stop.wait()
                 for each in beside:
                     each.cancel()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from gradserve_server.leases.service_clock import ServiceClock
 from gradserve_server.leases.turn import Turn
@@ -42,10 +43,23 @@ class Expiry:
         while True:
             await asyncio.sleep(self._interval)
             self._clock.tick()
-            for what, expire in self._in_turns.items():
-                _report(what, await _expire_all(expire))
-            for what, expire_all in self._as_a_whole.items():
+            await self._expire()
+
+    async def _expire(self) -> None:
+        """Ends all that has expired.
+
+        Raises:
+            ExceptionGroup: Some of it could not be ended; everything else is.
+        """
+        everything = {what: partial(_expire_all, expire) for what, expire in self._in_turns.items()}
+        failures = []
+        for what, expire_all in (everything | dict(self._as_a_whole)).items():
+            try:
                 _report(what, await expire_all())
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise ExceptionGroup("not everything that has expired could be ended", failures)
 
 
 def _report(what: str, count: int) -> None:

@@ -1,5 +1,6 @@
 """The actor of a server."""
 
+import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ import ray
 from ray.exceptions import RayError
 
 from gradserve.discovery.ray_names import NAMESPACE
+from gradserve.lasting import lasting_thread
 from gradserve_server.accumulators.durable.moving.parts import Rows, Slices
 from gradserve_server.accumulators.durable.moving.rows import Key, MovableAccumulator
 from gradserve_server.accumulators.shard_journal import PartKey
@@ -20,6 +22,8 @@ from gradserve_server.resizing.mark import ResizeMark
 from gradserve_server.resizing.member_state import Contents, MemberState, PartDigests
 from gradserve_server.round_hold import HeldRounds
 from gradserve_server.state.files.errors import StateError
+
+_log = logging.getLogger(__name__)
 
 
 class Member:
@@ -65,8 +69,7 @@ class Member:
                 before.join()
             supervisor.run()
 
-        self._thread = threading.Thread(target=run, name="gradserve-supervisor", daemon=True)
-        self._thread.start()
+        self._thread = lasting_thread("keeping the server running", run, _log, "gradserve-supervisor")
 
     def stop(self, timeout: float) -> bool:
         """Ends the server in order; False if it has not ended within `timeout` seconds."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from gradserve_server.security.user_keys import UserKeys
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
+_REMIND_SECONDS = 600.0
+"""The pause between two lines of the log about a file that stays unusable for the same reason."""
 
 UNKNOWN_USER = Identity("")
 """The identity of somebody at a Unix socket until the user is known; it may ask for a ticket and nothing else."""
@@ -40,14 +44,22 @@ class Admitted:
 class Access:
     """Decides who may call what. Used on the event loop only."""
 
-    def __init__(self, path: Path, keys: UserKeys) -> None:
-        """Reads the file. Takes the keys of users, too.
+    def __init__(self, path: Path, keys: UserKeys, clock: Callable[[], float] = time.monotonic) -> None:
+        """Reads the file.
+
+        Args:
+            path: The file.
+            keys: The keys of users.
+            clock: A monotonic clock in seconds.
 
         Raises:
-            AccessFileError: It is not valid.
+            AccessFileError: The file is not valid.
         """
         self._path = path
         self._keys = keys
+        self._clock = clock
+        self._problem = ""
+        self._problem_logged = 0.0
         self._seen = _signature(path)
         self._policy = read_policy(path)
 
@@ -113,17 +125,29 @@ class Access:
             await asyncio.to_thread(self.look)
 
     def look(self) -> None:
-        """Reads the file again if it has changed. If it is not valid, the policy stays as it is."""
+        """Reads the file again if it has changed, and as long as it cannot be used.
+
+        The policy stays as it is then; the log says so at once, and again every ten minutes.
+        """
         found = _signature(self._path)
-        if found == self._seen:
+        if found == self._seen and not self._problem:
             return
-        self._seen = found
         try:
             self._policy = read_policy(self._path)
         except AccessFileError as error:
-            _log.error("%s; the policy stays as it was", error)
+            # Read again at the next look: the reason may have been the machine's, not the file's.
+            self._note(str(error))
         else:
+            self._problem = ""
             _log.info("read the access file %s again", self._path)
+        self._seen = found
+
+    def _note(self, problem: str) -> None:
+        now = self._clock()
+        if problem != self._problem or now - self._problem_logged >= _REMIND_SECONDS:
+            self._problem_logged = now
+            _log.error("%s; the policy stays as it was: identities and tokens removed since still count", problem)
+        self._problem = problem
 
 
 def _signature(path: Path) -> tuple[int, ...] | None:

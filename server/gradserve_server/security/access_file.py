@@ -9,12 +9,15 @@ from typing import Annotated, Any
 
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
+from gradserve.regular_file import read_regular
 from gradserve_server.security.identity import MAX_IDENTITY_BYTES, Identity
 from gradserve_server.security.own_limits import ContainerLimits, OwnLimits
 from gradserve_server.security.policy import Policy
 from gradserve_server.security.roles import Role
 from gradserve_server.system_errors import reason_of
 
+MOST_BYTES = 1 << 20
+"""The most bytes of the file: some thousand identities."""
 DIGEST_PREFIX = "sha256:"
 _DIGEST = re.compile(DIGEST_PREFIX + "[0-9a-f]{64}")
 _NAME = re.compile(f"[A-Za-z0-9._@-]{{1,{MAX_IDENTITY_BYTES}}}")
@@ -52,14 +55,14 @@ def read_policy(path: Path) -> Policy:
         AccessFileError: It cannot be read, or something in it is not valid.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_regular(path, MOST_BYTES).decode())
     except OSError as error:
         raise AccessFileError(f"cannot read the access file {path}: {reason_of(error)}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not TOML, or a number of too many digits
         raise AccessFileError(f"cannot read the access file {path}: {error}") from None
     try:
         return _policy(content)
-    except AccessFileError as error:
+    except (AccessFileError, RecursionError) as error:  # RecursionError: a message about tables within tables
         raise AccessFileError(f"the access file {path} is not valid: {error}") from None
 
 

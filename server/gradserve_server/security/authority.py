@@ -15,8 +15,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from gradserve.regular_file import read_regular
 from gradserve_server.system_errors import reason_of
 
+_MOST_BYTES = 1 << 20
 _AUTHORITY_DAYS = 3650
 _SKEW = datetime.timedelta(hours=1)
 """How far the clocks of other machines may be behind."""
@@ -71,8 +73,8 @@ class Authority:
     @classmethod
     def _read(cls, folder: Path) -> "Authority":
         try:
-            certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
-            key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+            certificate = x509.load_pem_x509_certificate(read_regular(folder / "ca.pem", _MOST_BYTES))
+            key = serialization.load_pem_private_key(read_regular(folder / "ca.key", _MOST_BYTES), None)
         except (ValueError, TypeError):
             raise AuthorityError(f"{folder}: ca.pem and ca.key are not those of an authority") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():

@@ -74,8 +74,8 @@ class InFlight:
             self._timer.cancel()
             self._timer = None
         if any(not turn.done() for _, turn in self._waiting):
+            self._look_later()  # first, so that it goes on whatever comes of this look
             self.senders.look()
-            self._look_later()
 
     def _look_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self.look)

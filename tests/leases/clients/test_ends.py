@@ -169,7 +169,7 @@ def operation():
     yield Pause(3600)
     has_gone_on.set()
 
-thread = BackgroundThread(operation(), ConnectionSettings(), None, None)
+thread = BackgroundThread(operation, ConnectionSettings(), None, None)
 pid = os.fork()
 if pid == 0:
     os._exit(0)

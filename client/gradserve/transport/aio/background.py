@@ -4,8 +4,10 @@ They refer only to channels, not to the client: so a forgotten client is collect
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import grpc
@@ -13,26 +15,38 @@ import grpc
 from gradserve.calls.exchange import Operation, Pause, Unary
 from gradserve.calls.retries import Attempt, Contact, Step
 from gradserve.errors import GradserveError
+from gradserve.lasting import keep_doing
 from gradserve.transport.carrying import attempts, carry_out_async
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import error_from_status
+
+_log = logging.getLogger("gradserve")
 
 _JOIN_SECONDS = 5.0
 
 
 class BackgroundTask:
-    """Carries out an operation of exchanges and pauses in a task of the running event loop."""
+    """Carries out an operation of exchanges and pauses in a task; begins it again after a fault of its own."""
 
     def __init__(
         self,
-        operation: Operation[None],
+        begin: Callable[[], Operation[None]],
         settings: ConnectionSettings,
         call: Callable[[Unary, float | None], Awaitable[Any]],
         carry: Callable[[Attempt], Awaitable[Any]],
     ) -> None:
-        """Takes the settings of the connection, and what makes a unary call over gRPC, and a call with tensors."""
+        """Begins it on the running event loop.
+
+        Args:
+            begin: Begins the operation.
+            settings: The settings of the connection.
+            call: Makes a unary call over gRPC.
+            carry: Makes a call with tensors.
+        """
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(_carry_out(operation, settings, call, carry), name="gradserve-background")
+        work = partial(_carry_out, begin, settings, call, carry)
+        lasting = keep_doing("an operation in the background", work, _log)
+        self._task = self._loop.create_task(lasting, name="gradserve-background")
 
     @property
     def is_done(self) -> bool:
@@ -50,7 +64,7 @@ class BackgroundTask:
 
 
 async def _carry_out(
-    operation: Operation[None],
+    begin: Callable[[], Operation[None]],
     settings: ConnectionSettings,
     call: Callable[[Unary, float | None], Awaitable[Any]],
     carry: Callable[[Attempt], Awaitable[Any]],
@@ -59,7 +73,7 @@ async def _carry_out(
         return await _perform(step, call, carry)
 
     with suppress(GradserveError, grpc.aio.UsageError):  # the latter: the channel is closed
-        await carry_out_async(attempts(operation, settings, Contact()), perform)
+        await carry_out_async(attempts(begin(), settings, Contact()), perform)
 
 
 async def _perform(

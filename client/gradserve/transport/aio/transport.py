@@ -2,7 +2,7 @@
 
 import asyncio
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from gradserve.address import Address
@@ -59,7 +59,7 @@ class AsyncNetworkTransport:
             case Pause(seconds):
                 return await asyncio.sleep(seconds)
             case Background(begin):
-                return self._begin(begin())
+                return self._begin(begin)
             case DescribeTransport(target):
                 return self._servers[target].info
             case Allocate(shape, dtype):
@@ -69,7 +69,7 @@ class AsyncNetworkTransport:
             case Together(operations):
                 return await ConcurrentSteps(self._perform, self._attempts).run(operations)
 
-    def _begin(self, operation: Operation[None]) -> None:
+    def _begin(self, begin: Callable[[], Operation[None]]) -> None:
         servers = self._servers
 
         async def call(exchange: Unary, timeout: float | None) -> Any:
@@ -79,7 +79,7 @@ class AsyncNetworkTransport:
             return await servers[attempt.exchange.target].carry(attempt)
 
         self._background[:] = [each for each in self._background if not each.is_done]
-        self._background.append(BackgroundTask(operation, self._settings, call, carry))
+        self._background.append(BackgroundTask(begin, self._settings, call, carry))
 
 
 def _abandon(background: Sequence[BackgroundTask], servers: Sequence[AsyncServer]) -> None:

@@ -3,6 +3,7 @@
 They refer only to channels, not to the client: so a forgotten client is collected, which stops them.
 """
 
+import logging
 import os
 import queue
 import threading
@@ -16,10 +17,13 @@ import grpc
 from gradserve.calls.exchange import Operation, Pause, Unary
 from gradserve.calls.retries import Attempt, Contact
 from gradserve.errors import GradserveError, UnavailableError
+from gradserve.lasting import PAUSE_SECONDS, Failures
 from gradserve.transport.blocking.sockets import Watch
 from gradserve.transport.carrying import attempts, carry_out
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import error_from_status
+
+_log = logging.getLogger("gradserve")
 
 _JOIN_SECONDS = 5.0
 _FORK_SECONDS = 1.0
@@ -43,20 +47,27 @@ class _Fork:
 
 
 class BackgroundThread:
-    """Carries out an operation of exchanges and pauses in a daemon thread.
+    """Carries out an operation of exchanges and pauses in a daemon thread; begins it again after a fault of its own.
 
     A fork of the process cancels its unary call, as if the server were unavailable for a moment, and ends a pause.
     """
 
     def __init__(
         self,
-        operation: Operation[None],
+        begin: Callable[[], Operation[None]],
         settings: ConnectionSettings,
         start_call: Callable[[Unary, float | None], Any],
         carry: Callable[[Attempt, Watch], Any],
     ) -> None:
-        """Takes the settings of the connection, and what starts a unary call, and makes a call with tensors."""
-        self._operation = operation
+        """Takes what begins the operation, the settings of the connection, and what makes its calls.
+
+        Args:
+            begin: Begins the operation.
+            settings: The settings of the connection.
+            start_call: Starts a unary call.
+            carry: Makes a call with tensors.
+        """
+        self._begin = begin
         self._settings = settings
         self._start_call = start_call
         self._carry = carry
@@ -92,8 +103,16 @@ class BackgroundThread:
             self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
+        failures = Failures("an operation in the background", _log)
         with suppress(GradserveError, _StoppedError):
-            carry_out(attempts(self._operation, self._settings, Contact()), self._perform)
+            while True:
+                try:
+                    return carry_out(attempts(self._begin(), self._settings, Contact()), self._perform)
+                except (GradserveError, _StoppedError):
+                    raise
+                except Exception as error:
+                    failures.note(error)
+                self._perform(Pause(PAUSE_SECONDS))
 
     def _perform(self, step: Any) -> Any:
         match step:

@@ -29,7 +29,7 @@ class Calls(Protocol):
         """Answers what needs no server."""
         ...
 
-    def begin(self, operation: Operation[None], /) -> None:
+    def begin(self, begin: Callable[[], Operation[None]], /) -> None:
         """Runs an operation in the background."""
         ...
 
@@ -76,7 +76,7 @@ class ConcurrentSteps:
             case Pause(seconds):
                 heapq.heappush(self._pauses, (time.monotonic() + seconds, next(self._numbers), member))
             case Background(begin):
-                self._ended.put((member, lambda: self._calls.begin(begin())))
+                self._ended.put((member, lambda: self._calls.begin(begin)))
             case DescribeTransport() | Allocate() | Track():
                 self._ended.put((member, lambda: self._calls.answer(step)))
             case Attempt():

@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from gradserve.address import Address
@@ -64,7 +64,7 @@ class NetworkTransport:
         """Makes a call in this thread; `watch` is told what interrupts it from another thread."""
         return self._servers[attempt.exchange.target].carry(attempt, watch)
 
-    def begin(self, operation: Operation[None], /) -> None:
+    def begin(self, begin: Callable[[], Operation[None]], /) -> None:
         """Runs an operation in the background."""
         servers = self._servers
 
@@ -75,7 +75,7 @@ class NetworkTransport:
             return servers[attempt.exchange.target].carry(attempt, watch)
 
         self._background[:] = [each for each in self._background if not each.is_done]
-        self._background.append(BackgroundThread(operation, self._settings, start_call, carry))
+        self._background.append(BackgroundThread(begin, self._settings, start_call, carry))
 
     def answer(self, step: Local, /) -> Any:
         """Answers what needs no server."""
@@ -97,7 +97,7 @@ class NetworkTransport:
             case Pause(seconds):
                 return time.sleep(seconds)
             case Background(begin):
-                return self.begin(begin())
+                return self.begin(begin)
             case DescribeTransport() | Allocate() | Track():
                 return self.answer(step)
             case Together(operations):

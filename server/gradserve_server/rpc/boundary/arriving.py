@@ -80,16 +80,21 @@ class ArrivingRequests:
                 self._slow.pop(context, None)
 
     def _look(self) -> None:
+        """Looks at messages that arrive, and again later as long as there are any."""
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        try:
+            self._refuse_late(loop.time())
+        finally:
+            is_waiting = self._prompt or self._slow
+            self._timer = loop.call_later(PROMPT_SECONDS, self._look) if is_waiting else None
+
+    def _refuse_late(self, now: float) -> None:
         for context in list(takewhile(lambda each: now - self._prompt[each] >= PROMPT_SECONDS, self._prompt)):
             self._add(context, _Slow(self._prompt.pop(context), context.peer()))
         is_pressed = len(self._slow) > self._max_slow // 2
         patience = min(PRESSED_SECONDS, self._idle_seconds) if is_pressed else self._idle_seconds
         for context in list(takewhile(lambda each: now - self._slow[each].since > patience, self._slow)):
             self._refuse(context, DeadlineExceededError(f"the request did not arrive within {patience:g} s"))
-        is_waiting = self._prompt or self._slow
-        self._timer = loop.call_later(PROMPT_SECONDS, self._look) if is_waiting else None
 
     def _add(self, context: Context, slow: _Slow) -> None:
         self._slow[context] = slow

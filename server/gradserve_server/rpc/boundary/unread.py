@@ -189,9 +189,15 @@ class UnreadReplies:
             self._timer = loop.call_later(_LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Ends connections over which no reply has left for too long, and forgets clients without any."""
+        """Looks at unread replies, and again later as long as there are any."""
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        try:
+            self._end_unread(loop.time())
+        finally:
+            self._timer = loop.call_later(_LOOK_SECONDS, self._look) if self._peers or self._small else None
+
+    def _end_unread(self, now: float) -> None:
+        """Ends connections over which no reply has left for too long, and forgets clients without any."""
         for context in list(takewhile(lambda each: now - self._small[each] >= _LOOK_SECONDS, self._small)):
             del self._small[context]
             reply = self._left_behind[context] = _Reply(self._peer(context.peer()), SMALL_BYTES)
@@ -205,7 +211,6 @@ class UnreadReplies:
                 ended.append(slowest.name)
         if ended:
             self._connections.end(ended)
-        self._timer = loop.call_later(_LOOK_SECONDS, self._look) if self._peers or self._small else None
 
     def _is_over(self, peer: _Peer, now: float) -> bool:
         oldest = next(iter(peer.unread.values()))

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from gradserve.address import Address
+from gradserve.lasting import lasting_task
 from gradserve.transport.route import Route
 from gradserve_server.rpc.listeners.ports import Ports
 
@@ -98,6 +99,8 @@ class LastingEndpoint:
         self._supervision: asyncio.Task[None] | None = None
         self._abandoned: dict[Endpoint, asyncio.Task[None]] = {}
         self._last_report = float("-inf")
+        self._has_failed = False
+        """True from the end of the current endpoint until another one serves."""
 
     def bind(self, addresses: Sequence[Address]) -> list[Address]:
         """Binds to addresses; see `Endpoint.bind`."""
@@ -107,7 +110,7 @@ class LastingEndpoint:
     async def start(self) -> None:
         """Starts serving."""
         await self._current.start()
-        self._supervision = asyncio.create_task(self._supervise())
+        self._supervision = lasting_task("the replacement of gRPC's server", self._supervise, _log)
 
     async def probe(self) -> None:
         """Makes a health check of itself, as a client does, and waits for the answer, whatever it is.
@@ -140,11 +143,17 @@ class LastingEndpoint:
         await asyncio.gather(*stopping, *self._abandoned.values())
 
     async def _supervise(self) -> None:
-        while (failure := await self._current.failure()) is not None:
-            self._report(failure)
-            self._abandon(self._current)
+        while True:
+            if not self._has_failed:
+                failure = await self._current.failure()
+                if failure is None:
+                    return
+                self._has_failed = True
+                self._report(failure)
+                self._abandon(self._current)
             self._current = await self._replacement()
             await self._current.start()
+            self._has_failed = False
 
     def _report(self, failure: Exception) -> None:
         """Logs a failure, but only once in a while, because a client can cause it again and again."""

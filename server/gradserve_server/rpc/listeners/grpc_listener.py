@@ -1,6 +1,7 @@
 """The gRPC listener."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from gradserve.address import Address
+from gradserve.lasting import lasting_task
 from gradserve.security.certificates import CertificateFiles
 from gradserve_server.config import LimitsConfig
 from gradserve_server.observe.traffic import Way
@@ -21,6 +23,8 @@ from gradserve_server.rpc.listeners.credentials import port_credentials
 from gradserve_server.rpc.listeners.endpoint import Endpoint, LastingEndpoint
 from gradserve_server.rpc.listeners.idle_connections import IdleConnections
 from gradserve_server.rpc.listeners.ports import LOOPBACKS
+
+_log = logging.getLogger(__name__)
 
 _MIN_PING_INTERVAL_MS = 10_000
 """The least interval of pings without a call under way; gRPC's default of 5 minutes outlasts most firewalls."""
@@ -87,7 +91,8 @@ class GrpcListener:
         """Starts taking calls, and returns."""
         quiet_client_faults()
         await self._endpoint.start()
-        self._keeping_room = asyncio.create_task(self._idle.keep_room(self._ports))
+        keep_room = partial(self._idle.keep_room, self._ports)
+        self._keeping_room = lasting_task("keeping room for new connections", keep_room, _log)
 
     async def drain(self, grace: float) -> None:
         """Stops listening; see `Listener.drain`."""

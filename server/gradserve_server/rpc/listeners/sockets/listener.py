@@ -5,9 +5,11 @@ import contextlib
 import errno
 import logging
 import socket
+from functools import partial
 from pathlib import Path
 
 from gradserve.address import Address
+from gradserve.lasting import lasting_task
 from gradserve.security.certificates import CertificateFiles
 from gradserve_server.errors import ResourceExhaustedError, UnavailableError
 from gradserve_server.own_file import OwnFile
@@ -98,7 +100,9 @@ class SocketListener:
     def serve(self) -> None:
         """Starts taking connections, and returns."""
         self._transfers = Transfers(_TRANSFER_THREADS, self._idle_seconds)
-        self._acceptors = [asyncio.create_task(self._accept(sock)) for sock in self._sockets]
+        self._acceptors = [
+            lasting_task("taking connections", partial(self._accept, sock), _log) for sock in self._sockets
+        ]
 
     async def drain(self, grace: float) -> None:
         """Stops: closes the sockets, lets calls under way go on for `grace` seconds, then ends them."""

@@ -2,17 +2,20 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import selectors
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from gradserve.lasting import lasting_thread
 from gradserve.security.secure_socket import SecureSocket
 from gradserve.transport.sockets.buffers import Buffers
+
+_log = logging.getLogger(__name__)
 
 _STEP_BYTES = 4 << 20
 """The most bytes moved for one socket before others get their turn."""
@@ -169,8 +172,8 @@ class _Mover:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._entries: set[_Entry] = set()
         self._next_look = 0.0
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._is_closing = False
+        self._thread = lasting_thread("moving payloads", self._run, _log, name)
 
     def submit(self, entry: _Entry | None) -> None:
         """Hands over a transfer; a cancelled one is looked at again. None ends the thread."""
@@ -185,13 +188,13 @@ class _Mover:
         os.close(self._wake_write)
 
     def _run(self) -> None:
-        with self._selector:
-            while self._turn():
-                pass
-            for entry in [*self._entries, *filter(None, self._arrived)]:
-                self._end(entry, ConnectionAbortedError("the server is shutting down"))
+        while not self._is_closing:
+            self._turn()
+        for entry in [*self._entries, *filter(None, self._arrived)]:
+            self._end(entry, ConnectionAbortedError("the server is shutting down"))
+        self._selector.close()
 
-    def _turn(self) -> bool:
+    def _turn(self) -> None:
         for key, _ in self._selector.select(_LOOK_SECONDS if self._entries else None):
             if key.fd == self._wake_read:
                 with contextlib.suppress(BlockingIOError):
@@ -201,7 +204,8 @@ class _Mover:
         while self._arrived:
             entry = self._arrived.popleft()
             if entry is None:
-                return False
+                self._is_closing = True
+                return
             if entry.is_cancelled:
                 if entry in self._entries or not entry.answer.done():
                     self._end(entry, ConnectionAbortedError("the transfer was given up"))
@@ -210,7 +214,6 @@ class _Mover:
             self._selector.register(entry.job.sock, entry.job.events, entry)
             self._advance(entry)
         self._end_silent()
-        return True
 
     def _advance(self, entry: _Entry) -> None:
         try:
@@ -233,10 +236,12 @@ class _Mover:
             self._end(entry, TimeoutError(f"the connection was silent for more than {self._idle_seconds:g} s"))
 
     def _end(self, entry: _Entry, error: BaseException | None = None) -> None:
-        if entry in self._entries:
-            self._entries.discard(entry)
-            self._selector.unregister(entry.job.sock)
-        entry.end(error)
+        try:
+            if entry in self._entries:
+                self._entries.discard(entry)
+                self._selector.unregister(entry.job.sock)
+        finally:
+            entry.end(error)  # whatever happens: its caller waits for that
 
 
 class Transfers:

@@ -1,0 +1,57 @@
+"""Work that goes on as long as a server or a client begins again after a failure: tasks and threads are listed here."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BEGINS = ("create_task", "ensure_future", "Thread")
+
+ELSEWHERE = {
+    "client/gradserve/lasting.py": "begins work again after a failure",
+    "client/gradserve/testing/network/proxy.py": "a test kit",
+    "client/gradserve/transport/aio/background.py": "does lasting work",
+    "client/gradserve/transport/aio/together.py": "one step of an operation, which waits for it",
+    "client/gradserve/transport/blocking/background.py": "begins again by itself, and ends during forks",
+    "client/gradserve/transport/blocking/threaded_call.py": "one call, whose caller gets its error",
+    "client/gradserve/transport/sockets/all_of.py": "steps of one call, which waits for them",
+    "server/gradserve_server/accumulators/durable/records.py": "writes one ledger, whose events stay until it has",
+    "server/gradserve_server/app.py": "gives memory of the device back, once; the next expiry tries again",
+    "server/gradserve_server/commands/bench/measuring.py": "one measurement, whose command waits for it",
+    "server/gradserve_server/devices/cuda/pinning.py": "handles CUDA's errors one by one",
+    "server/gradserve_server/devices/cuda/sharing.py": "handles CUDA's errors one by one",
+    "server/gradserve_server/devices/host/parallel.py": "logs errors of the work that it helps with, and goes on",
+    "server/gradserve_server/layers/batch_norm/durable/journal.py": "one change, whose caller waits for it",
+    "server/gradserve_server/layers/batch_norm/durable/records.py": "writes one state, whose events stay until it has",
+    "server/gradserve_server/observe/http/pictures.py": "one picture, for whoever waits for it",
+    "server/gradserve_server/observe/port.py": "makes the HTTP port once, and logs why it cannot",
+    "server/gradserve_server/observe/tracing/exporting.py": "sends the last spans, once",
+    "server/gradserve_server/on_ray/server_process.py": "copies the lines of one server until it ends",
+    "server/gradserve_server/ops/runner.py": "prepares kernels once, and logs failures",
+    "server/gradserve_server/own_tasks.py": "work of one call, whose caller gets its error",
+    "server/gradserve_server/rpc/boundary/arriving.py": "ends one call",
+    "server/gradserve_server/rpc/boundary/connections.py": "ends connections once",
+    "server/gradserve_server/rpc/listeners/endpoint.py": "ends gRPC servers",
+    "server/gradserve_server/rpc/listeners/sockets/connection.py": "one call",
+    "server/gradserve_server/rpc/listeners/sockets/listener.py": "one connection; its errors are logged",
+    "server/gradserve_server/rpc/upstream/forwarding.py": "one call",
+    "server/gradserve_server/signals.py": "waits for one signal, and ends the process",
+    "server/gradserve_server/state/files/store.py": "after an error of any kind, ends the server",
+    "server/gradserve_server/tensors/downloads.py": "one download",
+    "server/gradserve_server/tensors/uploads.py": "one upload",
+    "server/gradserve_server/testing.py": "a test kit",
+}
+"""The files that begin tasks and threads themselves, and what becomes of a failure there."""
+
+
+def begins(path: Path) -> int:
+    """Returns how many tasks and threads a file begins by itself."""
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    names = Counter(each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in calls)
+    return sum(names[name] for name in BEGINS)
+
+
+def test_whatever_else_begins_a_task_or_a_thread_has_a_reason() -> None:
+    files = [*ROOT.glob("client/gradserve/**/*.py"), *ROOT.glob("server/gradserve_server/**/*.py")]
+    found = {str(each.relative_to(ROOT)) for each in files if begins(each)}
+    assert found == ELSEWHERE.keys(), "use gradserve.lasting, or say here what becomes of a failure"
