@@ -1,7 +1,10 @@
 """The command line: all commands together."""
 
+from typing import Any
+
 import click
 
+from gradserve.visible import visible_lines
 from gradserve_demo.command import demo
 from gradserve_server.commands.bench.command import bench
 from gradserve_server.commands.certificates import certificates
@@ -28,7 +31,19 @@ def _show_version(context: click.Context, _option: click.Parameter, is_wanted: b
         context.exit()
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """The commands, whose errors may have texts from elsewhere in them: what a server says, names in files."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs a command."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            error.message = visible_lines(error.message)
+            raise
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from gradserve.visible import visible
 from gradserve_server.accumulators.rounds import Rounds
 from gradserve_server.accumulators.waiting import TakeQueue
 from gradserve_server.errors import DeadlineExceededError
@@ -64,7 +65,7 @@ def _named(workers: Iterable[str], count: int) -> str:
     """Returns the first of some workers, separated by commas, and the number of the others."""
     named: list[str] = []
     room = _MOST_CHARACTERS
-    for worker in workers:
+    for worker in map(visible, workers):
         room -= len(worker) + 2
         if len(named) == _MOST_NAMED or room < 0:
             return f"{', '.join(named)} and {count - len(named)} more"

@@ -14,7 +14,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 def echo_json(value: Any) -> None:
     """Prints a dataclass, or a mapping with dataclasses in it, as JSON with the same names."""
-    click.echo(json.dumps(as_plain(value), indent=2, allow_nan=False))
+    text = json.dumps(as_plain(value), indent=2, allow_nan=False)
+    click.echo(text.replace("\x7f", r"\u007f"))  # the only control character that JSON leaves as it is
 
 
 def as_plain(value: Any) -> Any:

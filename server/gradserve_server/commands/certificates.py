@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from gradserve_server.commands.wording import tell
+
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("certificates"))
@@ -33,10 +35,10 @@ def certificates(folder: Path, hosts: tuple[str, ...], clients: tuple[str, ...],
         authority = Authority.in_folder(folder)
         if not no_server:
             issued = authority.issue_server(hosts or ("localhost", "127.0.0.1", "::1"), days)
-            click.echo(f"{issued.certificate}, {issued.key}: the server, {', '.join(hosts) or 'localhost'}")
+            tell(f"{issued.certificate}, {issued.key}: the server, {', '.join(hosts) or 'localhost'}")
         for name in clients:
             issued = authority.issue_client(name, days)
-            click.echo(f"{issued.certificate}, {issued.key}: the client {name}")
+            tell(f"{issued.certificate}, {issued.key}: the client {name}")
     except AuthorityError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(f"{folder / 'ca.pem'}: the authority, which both sides need")
+    tell(f"{folder / 'ca.pem'}: the authority, which both sides need")

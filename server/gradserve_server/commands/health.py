@@ -9,7 +9,7 @@ import click
 from gradserve_server.commands.as_json import echo_json, json_option
 from gradserve_server.commands.server_address import address_argument, connection_options, tls_of
 from gradserve_server.commands.servers import servers_at
-from gradserve_server.commands.wording import table
+from gradserve_server.commands.wording import table, tell, tell_problem
 from gradserve_server.process import silence_grpc
 from gradserve_server.settings import SettingsError
 
@@ -49,12 +49,12 @@ def health(address: str, timeout: float, as_json: bool, **tls: Any) -> None:
         echo_json(found[0] if len(found) == 1 else several)
     elif len(found) > 1:
         rows = [(str(at), each.address, each.status) for at, each in enumerate(found)]
-        click.echo(table(("SERVER", "ADDRESS", "STATUS"), rows, frozenset({0})))
+        tell(*table(("SERVER", "ADDRESS", "STATUS"), rows, frozenset({0})))
         for at, each in enumerate(found):
             if each.reason:
-                click.echo(f"server {at} at {each.address}: {each.reason}", err=True)
+                tell_problem(f"server {at} at {each.address}: {each.reason}")
     elif serves:
-        click.echo(f"{found[0].address}: SERVING")
+        tell(f"{found[0].address}: SERVING")
     else:
         raise click.ClickException(": ".join(filter(None, (found[0].address, found[0].status, found[0].reason))))
     click.get_current_context().exit(0 if serves else 1)

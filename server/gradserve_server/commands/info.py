@@ -8,7 +8,7 @@ import click
 from gradserve_server.commands.as_json import echo_json
 from gradserve_server.commands.server_address import address_argument, connection_options
 from gradserve_server.commands.servers import Answer, ask_all, described_servers, tell_problems
-from gradserve_server.commands.wording import duration, figure, size
+from gradserve_server.commands.wording import duration, figure, size, tell
 
 if TYPE_CHECKING:
     import gradserve
@@ -31,7 +31,7 @@ def info(address: str, timeout: float, as_json: bool, **tls: Any) -> None:
     else:
         for each in answers:
             if len(answers) > 1:
-                click.echo(("\n" if each.index else "") + _title(each))
+                tell(*([""] if each.index else []), _title(each))
             if each.value is not None:
                 _show(each.value)
     tell_problems(answers)
@@ -42,32 +42,32 @@ def _title(answer: "Answer[gradserve.ServerInfo]") -> str:
 
 
 def _show(description: "gradserve.ServerInfo") -> None:
-    click.echo(f"gradserve {description.version}, up {duration(description.uptime)}")
+    tell(f"gradserve {description.version}, up {duration(description.uptime)}")
     for device in description.devices:
         runs_ops = _ops_state(description.ops_prepared) if device.name == description.device else ""
-        click.echo(f"  {device.name}: {device.description}, {size(device.total_memory_bytes)}{runs_ops}")
+        tell(f"  {device.name}: {device.description}, {size(device.total_memory_bytes)}{runs_ops}")
     if description.why_no_gpu:
-        click.echo(f"  no GPU: {description.why_no_gpu}")
+        tell(f"  no GPU: {description.why_no_gpu}")
     if description.member:
-        click.echo(f"member of a cluster: {description.member}")
+        tell(f"member of a cluster: {description.member}")
     if description.upstream:
-        click.echo(f"aggregator, which passes gradients on to: {description.upstream}")
+        tell(f"aggregator, which passes gradients on to: {description.upstream}")
     reason = description.transport.why_not_faster
-    click.echo(f"calls from here take: {description.transport.way}" + (f" ({reason})" if reason else ""))
+    tell(f"calls from here take: {description.transport.way}" + (f" ({reason})" if reason else ""))
     if description.http_url:
-        click.echo(f"status page: {description.http_url}")
+        tell(f"status page: {description.http_url}")
     figures = [("limits", description.limits), ("in use", description.usage)]
     if description.device_usage:
         figures.append((description.device, description.device_usage))
     for title, values in figures:
-        click.echo(f"{title}:")
+        tell(f"{title}:")
         for name, value in values.items():
-            click.echo(f"  {name}: {figure(name, value)}")
+            tell(f"  {name}: {figure(name, value)}")
     for title, shares in (("identity", description.identities), ("container", description.containers)):
         if shares:
-            click.echo(f"in use by {title}:")
+            tell(f"in use by {title}:")
         for name, share in shares.items():
-            click.echo(f"  {name}: {_share(share)}")
+            tell(f"  {name}: {_share(share)}")
 
 
 def _share(share: Mapping[str, int]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from gradserve_server.commands.progress import steps
+from gradserve_server.commands.wording import tell
 
 
 @click.group()
@@ -57,7 +58,7 @@ def compile_command(architectures: str, output: Path | None) -> None:
                     next_step()
         except OSError as error:
             raise click.ClickException(str(error)) from None
-        click.echo(f"{architecture}: {len(sources)} kernels in {folder}, {time.perf_counter() - started:.0f} s")
+        tell(f"{architecture}: {len(sources)} kernels in {folder}, {time.perf_counter() - started:.0f} s")
 
 
 def _sources() -> Iterator[str]:

@@ -10,7 +10,7 @@ from gradserve_server.commands.as_json import as_plain, echo_json, json_option
 from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, TENSORS, Kind
 from gradserve_server.commands.server_address import server_options
 from gradserve_server.commands.servers import Answer, ask_all, described_servers, tell_problems
-from gradserve_server.commands.wording import size, table
+from gradserve_server.commands.wording import size, table, tell, tell_problem
 
 if TYPE_CHECKING:
     import gradserve
@@ -51,11 +51,11 @@ def ls(kind: str, address: str, timeout: float, container: str, name: str, as_js
     if as_json:
         echo_json(_described(kind, listed, total, answers))
     elif listed:
-        click.echo(_shown(kind, listed, with_servers=len(answers) > 1))
+        tell(*_shown(kind, listed, with_servers=len(answers) > 1))
     else:
-        click.echo(f"no {kind}")
+        tell(f"no {kind}")
     if total > len(listed):
-        click.echo(f"and {total - len(listed):,} more; choose with --container or --name", err=True)
+        tell_problem(f"and {total - len(listed):,} more; choose with --container or --name")
     tell_problems(answers)
 
 
@@ -77,7 +77,7 @@ def _described(
     return {kind: things, **counts, "servers": described_servers(answers)}
 
 
-def _shown(kind: str, listed: list[tuple[int, Any]], *, with_servers: bool) -> str:
+def _shown(kind: str, listed: list[tuple[int, Any]], *, with_servers: bool) -> list[str]:
     kinds: dict[str, Callable[[Sequence[Any]], _Table]] = {
         ACCUMULATORS: _accumulators,
         LAYERS: _layers,

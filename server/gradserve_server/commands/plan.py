@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradserve_server.commands.as_json import echo_json, json_option
-from gradserve_server.commands.wording import duration, size, table
+from gradserve_server.commands.wording import duration, size, table, tell
 
 if TYPE_CHECKING:
     from gradserve_server.planning.advice import Choice
@@ -114,10 +114,10 @@ def plan(
     if as_json:
         echo_json({"deployment": deployment, "choices": choices, "num_servers": best.num_servers})
         return
-    click.echo(table(_HEADER, [_row(choice, is_best=choice is best) for choice in choices], frozenset({0, 1, 2, 3, 4})))
-    click.echo(f"\n{_advice(best, choices[-1])}")
+    tell(*table(_HEADER, [_row(choice, is_best=choice is best) for choice in choices], frozenset({0, 1, 2, 3, 4})))
+    tell("", *_advice(best, choices[-1]))
     if workers_per_host > 1:
-        click.echo(f"Workers: gradserve.connect(ADDRESS, local_aggregator={workers_per_host})")
+        tell(f"Workers: gradserve.connect(ADDRESS, local_aggregator={workers_per_host})")
 
 
 _HEADER = ("servers", "round", "computing", "stale", "into each server", "")
@@ -135,13 +135,13 @@ def _row(choice: "Choice", *, is_best: bool) -> tuple[str, ...]:
     )
 
 
-def _advice(best: "Choice", largest: "Choice") -> str:
+def _advice(best: "Choice", largest: "Choice") -> list[str]:
     if best.num_servers == 1:
-        return "Run one server: with two, a round would take hardly less time."
+        return ["Run one server: with two, a round would take hardly less time."]
     why = "with twice as many, a round would take hardly less time"
     if best is largest:
         why = "more would still make rounds faster; look further with --servers"
-    return (
-        f"Run {best.num_servers} servers ({why}), each with its own number I, and spread the model evenly over them:\n"
-        f"gradserve serve --listen 0.0.0.0:50051 --cluster NAME --cluster-index I --cluster-size {best.num_servers}"
-    )
+    return [
+        f"Run {best.num_servers} servers ({why}), each with its own number I, and spread the model evenly over them:",
+        f"gradserve serve --listen 0.0.0.0:50051 --cluster NAME --cluster-index I --cluster-size {best.num_servers}",
+    ]

@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradserve.visible import visible
 from gradserve_server.commands.as_json import echo_json, json_option
 from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, Kind, container_option
 from gradserve_server.commands.names import complete_names
 from gradserve_server.commands.server_address import connected, server_options, tls_of
 from gradserve_server.commands.servers import Answer, ask_one, servers_at
+from gradserve_server.commands.wording import tell
 from gradserve_server.process import silence_grpc
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def rm(
     """
     if not yes:
         what = kind.removesuffix("s") if len(names) == 1 else f"{len(names)} {kind}"
-        click.confirm(f"Delete {what} {', '.join(names)} of {address}?", abort=True, err=True)
+        click.confirm(visible(f"Delete {what} {', '.join(names)} of {address}?"), abort=True, err=True)
     silence_grpc()
     servers = servers_at(address, timeout)
     deleted: dict[str, bool] = {}
@@ -57,7 +59,7 @@ def rm(
                     if was_there or not silent:  # Otherwise nobody knows.
                         deleted[name] = was_there
                 if deleted.get(name) and not as_json:
-                    click.echo(f"deleted {name}")
+                    tell(f"deleted {name}")
     finally:
         if as_json:  # what was deleted before a call has failed, too
             echo_json({"deleted": deleted})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import click
 
 from gradserve_server.commands.server_address import connected, tls_of
+from gradserve_server.commands.wording import tell_problem
 from gradserve_server.process import silence_grpc
 from gradserve_server.settings import SettingsError
 
@@ -137,7 +138,7 @@ def tell_problems(answers: Sequence[Answer[Any]]) -> None:
     """Prints, on standard error, which servers have not answered, and ends the command with 1 if there are any."""
     silent = [each for each in answers if each.problem]
     for each in silent:
-        click.echo(f"server {each.index} at {each.address}: {each.problem}", err=True)
+        tell_problem(f"server {each.index} at {each.address}: {each.problem}")
     if silent:
         click.get_current_context().exit(1)
 

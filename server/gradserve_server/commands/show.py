@@ -10,7 +10,7 @@ from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, TENSORS, Kind,
 from gradserve_server.commands.names import complete_names
 from gradserve_server.commands.server_address import server_options, tls_of
 from gradserve_server.commands.servers import Answer, ask_all, ask_one, servers_at, tell_problems
-from gradserve_server.commands.wording import duration, size, table
+from gradserve_server.commands.wording import duration, size, table, tell
 from gradserve_server.process import silence_grpc
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def show(kind: str, name: str, address: str, timeout: float, container: str, as_
     if as_json:
         echo_json({key: value for key, value in found.items() if key != "uptime"})
     else:
-        click.echo(_TEXT[kind](**found))
+        tell(*_TEXT[kind](**found))
 
 
 def _answers(
@@ -87,7 +87,7 @@ def _find_tensor(client: "gradserve.Client", name: str, _container: str) -> dict
 _FIND = {ACCUMULATORS: _find_accumulator, LAYERS: _find_layer, TENSORS: _find_tensor}
 
 
-def _accumulator(info: "gradserve.AccumulatorInfo", status: "AccumulatorStatus | None", uptime: float) -> str:
+def _accumulator(info: "gradserve.AccumulatorInfo", status: "AccumulatorStatus | None", uptime: float) -> list[str]:
     lines = [
         f"{info.container}/{info.name}: step {info.global_step}, {size(info.num_bytes)} on {info.device}"
         + (", private to a client" if info.is_private else ""),
@@ -98,7 +98,7 @@ def _accumulator(info: "gradserve.AccumulatorInfo", status: "AccumulatorStatus |
     if info.worker_ids:
         lines.append(f"  from {_some(info.worker_ids)}")
     if status is None:
-        return "\n".join(lines)
+        return lines
     if status.missing:
         lines.append(f"  missing from the round before: {_some(status.missing)}")
     lines.append(
@@ -109,9 +109,9 @@ def _accumulator(info: "gradserve.AccumulatorInfo", status: "AccumulatorStatus |
     if ended:
         lines += [
             "",
-            table(_ROUND_COLUMNS, [_round(each, uptime) for each in reversed(ended)], frozenset({0, 1, 2, 3})),
+            *table(_ROUND_COLUMNS, [_round(each, uptime) for each in reversed(ended)], frozenset({0, 1, 2, 3})),
         ]
-    return "\n".join(lines)
+    return lines
 
 
 _ROUND_COLUMNS = ("STEP", "ENDED AGO", "TOOK", "GRADIENTS", "LAST", "LATE", "MISSING")
@@ -131,7 +131,7 @@ def _round(described: "RoundStatus", uptime: float) -> tuple[str, ...]:
     )
 
 
-def _layer(layer: "gradserve.BatchNormLayerInfo") -> str:
+def _layer(layer: "gradserve.BatchNormLayerInfo") -> list[str]:
     lines = [
         f"{layer.container}/{layer.name}: {size(layer.num_bytes)}"
         + (", private to a client" if layer.is_private else ""),
@@ -139,15 +139,15 @@ def _layer(layer: "gradserve.BatchNormLayerInfo") -> str:
     ]
     if layer.variables:
         rows = [(each.name, str(each.dtype), str(list(each.shape))) for each in layer.variables]
-        lines += ["", table(("VARIABLE", "DTYPE", "SHAPE"), rows)]
-    return "\n".join(lines)
+        lines += ["", *table(("VARIABLE", "DTYPE", "SHAPE"), rows)]
+    return lines
 
 
-def _tensor(tensor: "gradserve.TensorHandle") -> str:
-    return f"{tensor.dtype} {list(tensor.shape)}"
+def _tensor(tensor: "gradserve.TensorHandle") -> list[str]:
+    return [f"{tensor.dtype} {list(tensor.shape)}"]
 
 
-_TEXT: dict[str, Callable[..., str]] = {ACCUMULATORS: _accumulator, LAYERS: _layer, TENSORS: _tensor}
+_TEXT: dict[str, Callable[..., list[str]]] = {ACCUMULATORS: _accumulator, LAYERS: _layer, TENSORS: _tensor}
 
 
 def _some(names: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradserve_server.commands.progress import bytes_of, reading
+from gradserve_server.commands.wording import tell, tell_problem
 from gradserve_server.resources import DEFAULT_CONTAINER
 
 if TYPE_CHECKING:  # imported late: other commands need none of it, and start sooner
@@ -39,9 +40,9 @@ def check(directory: Path) -> None:
         for line, faults in [(_line(each), _faults(each)) for each in found] + [
             (_layer_line(each), _layer_faults(each)) for each in layers
         ]:
-            click.echo(line)
+            tell(line)
             for fault in faults:
-                click.echo(f"  {fault}", err=True)
+                tell_problem(f"  {fault}")
     damaged = sum(bool(_faults(each)) for each in found)
     damaged_layers = sum(bool(_layer_faults(each)) for each in layers)
     if damaged or damaged_layers:
@@ -49,7 +50,7 @@ def check(directory: Path) -> None:
             f"{directory}: {damaged} of {len(found)} accumulators and "
             f"{damaged_layers} of {len(layers)} layers are damaged"
         )
-    click.echo(f"{directory}: {len(found)} accumulators, {len(layers)} layers, nothing is damaged")
+    tell(f"{directory}: {len(found)} accumulators, {len(layers)} layers, nothing is damaged")
 
 
 @state.command()
@@ -78,17 +79,17 @@ def repair(directory: Path, yes: bool) -> None:
             if (change := layer_removal(store, layer)) is not None
         ]
         for what, _ in removals:
-            click.echo(f"{'remove' if yes else 'would remove'} {what}")
+            tell(f"{'remove' if yes else 'would remove'} {what}")
 
         async def carry_out() -> None:
-            store.start(click.echo)
+            store.start(tell_problem)
             for _, change in removals:
                 await store.commit(change)
 
         if yes and removals:
             asyncio.run(carry_out())
     if not removals:
-        click.echo(f"{directory}: nothing is damaged")
+        tell(f"{directory}: nothing is damaged")
     elif not yes:
         raise click.ClickException("nothing was changed; --yes removes what is damaged")
 
@@ -139,7 +140,7 @@ def export(directory: Path, name: str, output: Path, container: str) -> None:
             np.savez(file, **arrays)
     except OSError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(f"{output}: {json.dumps(sorted(average.values))[1:-1] or 'nothing'}, step {average.step}")
+    tell(f"{output}: {json.dumps(sorted(average.values))[1:-1] or 'nothing'}, step {average.step}")
 
 
 class _ToldFile(io.BufferedWriter):

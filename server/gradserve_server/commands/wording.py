@@ -1,6 +1,10 @@
-"""Numbers as people read them."""
+"""Numbers and texts as people read them, and the output of commands."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+
+import click
+
+from gradserve.visible import visible, visible_lines
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -43,20 +47,36 @@ def figure(name: str, value: float) -> str:
     return f"{value:,.0f}"
 
 
-def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: frozenset[int] = frozenset()) -> str:
-    """Returns rows under a header, in columns of the same width.
+def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], right: frozenset[int] = frozenset()) -> list[str]:
+    """Returns the lines of rows under a header, in columns of the same width.
 
     Args:
         header: The titles of the columns.
         rows: The cells.
         right: The numbers of the columns that are set flush right.
     """
-    widths = [max(len(row[at]) for row in (header, *rows)) for at in range(len(header))]
+    shown = [header, *(tuple(map(visible, row)) for row in rows)]
+    widths = [max(len(row[at]) for row in shown) for at in range(len(header))]
     lines = [
         "  ".join(
             cell.rjust(width) if at in right else cell.ljust(width)
             for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        for row in (header, *rows)
+        for row in shown
     ]
-    return "\n".join(line.rstrip() for line in lines)
+    return [line.rstrip() for line in lines]
+
+
+def block(lines: Iterable[str]) -> str:
+    """Returns lines as one text. Names and messages in them can neither begin a line nor do anything to a terminal."""
+    return "\n".join(visible(line).rstrip() for line in lines)
+
+
+def tell(*lines: str) -> None:
+    """Prints lines; see `block`."""
+    click.echo(block(lines))
+
+
+def tell_problem(text: str) -> None:
+    """Prints a text on standard error; see `visible_lines`."""
+    click.echo(visible_lines(text), err=True)

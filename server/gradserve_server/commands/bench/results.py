@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gradserve_server.commands.wording import duration, size, table
+from gradserve_server.commands.wording import block, duration, size, table
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class BenchResult:
             if not each.why_not
         ]
         header = ("WAY", "4 KiB ROUND", "P99", f"{large} ROUNDS", "PUT", "GET")
-        lines = [table(header, rows, frozenset(range(1, 6)))] if rows else []
+        lines = table(header, rows, frozenset(range(1, 6))) if rows else []
         lines += [f"{each.way}: not possible here: {each.why_not}" for each in self.ways if each.why_not]
         lines.append(
             f"this machine: copies {size(self.host.copy_bytes_per_second)}/s with one thread, "
             f"moves {size(self.host.socket_bytes_per_second)}/s through a socket"
         )
-        return "\n".join(lines)
+        return block(lines)

@@ -3,6 +3,7 @@
 import click
 
 from gradserve_server.commands.cluster.ray_address import ray_address_option, ray_errors
+from gradserve_server.commands.wording import tell
 
 
 @click.command()
@@ -31,4 +32,4 @@ def down(name: str | None, timeout: float, address: str | None) -> None:
             local_ray = stop_cluster(name, timeout)
         if local_ray is not None:
             stop_local_ray(local_ray)
-    click.echo(f"{name} has ended" + (", and its Ray" if local_ray is not None else ""))
+    tell(f"{name} has ended" + (", and its Ray" if local_ray is not None else ""))

@@ -3,6 +3,7 @@
 import click
 
 from gradserve_server.commands.cluster.ray_address import ray_address_option, ray_errors
+from gradserve_server.commands.wording import tell
 from gradserve_server.settings import Setting, make_config
 
 
@@ -37,11 +38,9 @@ def resize(name: str | None, servers: int, timeout: float, drop_volatile: bool, 
             name = name or only_cluster()
             done = resize_cluster(name, servers, timeout, drop_volatile=drop_volatile)
     for move in done.moves:
-        click.echo(f"{'/'.join(move.key)}: {move}")
+        tell(f"{'/'.join(move.key)}: {move}")
     for lost in done.lost:
-        click.echo(f"{lost}: lost, its durability is none")
+        tell(f"{lost}: lost, its durability is none")
     for index, each in enumerate(done.addresses):
-        click.echo(f"server {index} at {each}")
-    click.echo(
-        f"{name}: {done.before} to {servers} servers; {len(done.moves)} accumulators moved, with the same digests"
-    )
+        tell(f"server {index} at {each}")
+    tell(f"{name}: {done.before} to {servers} servers; {len(done.moves)} accumulators moved, with the same digests")

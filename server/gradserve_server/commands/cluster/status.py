@@ -9,7 +9,7 @@ import click
 from gradserve_server.commands.as_json import echo_json, json_option
 from gradserve_server.commands.cluster.ray_address import ray_address_option, ray_errors
 from gradserve_server.commands.server_address import connection_options, tls_of
-from gradserve_server.commands.wording import table
+from gradserve_server.commands.wording import table, tell, tell_problem
 from gradserve_server.on_ray.seen_member import SeenMember
 from gradserve_server.process import silence_grpc
 
@@ -55,10 +55,10 @@ def status(name: str | None, as_json: bool, address: str | None, timeout: float,
     if as_json:
         echo_json({"name": name, "serves": serves, "servers": rows})
     else:
-        click.echo(_table(rows))
+        tell(*_table(rows))
         for row in rows:
             if why := row.problem or row.reason:
-                click.echo(f"server {row.index}: {why}", err=True)
+                tell_problem(f"server {row.index}: {why}")
     click.get_current_context().exit(0 if serves else 1)
 
 
@@ -70,7 +70,7 @@ def _asked(seen: SeenMember, timeout: float, tls: "gradserve.TLS | None") -> _Ro
     return _Row(**vars(seen), serves=code == "SERVING", status=code, reason=reason)
 
 
-def _table(rows: list[_Row]) -> str:
+def _table(rows: list[_Row]) -> list[str]:
     header = ("INDEX", "ADDRESS", "NODE", "STATE", "RESTARTS", "STATUS")
     cells = [
         (str(row.index), row.address or "-", row.node or "-", row.state, str(row.restarts), row.status) for row in rows

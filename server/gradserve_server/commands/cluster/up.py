@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from gradserve_server.commands.cluster.ray_address import ray_address_option, ray_errors
+from gradserve_server.commands.wording import tell
 from gradserve_server.settings import Setting, SettingsError, make_config
 
 _OURS = ("--address-file", "--cluster", "--listen", "--rounds-file", "--state-dir")
@@ -81,10 +82,10 @@ def up(
                 stop_local_ray(local_ray)
             raise
     if local_ray is not None:
-        click.echo(f"Ray at {address} (started for this cluster)")
+        tell(f"Ray at {address} (started for this cluster)")
     for index, each in enumerate(addresses):
-        click.echo(f"server {index} at {each}")
-    click.echo(f'gradserve.connect("gradserve+ray://{name}")')
+        tell(f"server {index} at {each}")
+    tell(f'gradserve.connect("gradserve+ray://{name}")')
 
 
 def _check(name: str, servers: int, flags: tuple[str, ...]) -> None:

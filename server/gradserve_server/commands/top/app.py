@@ -12,6 +12,7 @@ from textual.containers import ScrollableContainer
 from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, TabPane
 
 from gradserve.server_status import AccumulatorStatus, ServerStatus
+from gradserve.visible import visible
 from gradserve_server.commands.top.panels import (
     errors_panel,
     headline,
@@ -79,7 +80,7 @@ class TopApp(App[None]):
 
     def compose(self) -> ComposeResult:
         """Makes the widgets."""
-        yield Static(f"{self._address}: connecting", id="headline")
+        yield Static(visible(f"{self._address}: connecting"), id="headline", markup=False)
         yield Static(id="problem", markup=False)
         yield Input(
             self._part,
@@ -114,7 +115,7 @@ class TopApp(App[None]):
         picture = await self._take_picture(self._part, self._order)
         silent = [each for each in picture if each.problem]
         where = f"server {silent[0].index} at {silent[0].address}: " if silent and self._is_cluster else ""
-        problem.update("; ".join([f"no answer: {where}{each.problem}" for each in silent[:1]]))
+        problem.update(visible("; ".join([f"no answer: {where}{each.problem}" for each in silent[:1]])))
         problem.set_class(bool(silent), "shown")
         if len(silent) == len(picture):
             return  # What was seen last stays.
@@ -143,7 +144,7 @@ class TopApp(App[None]):
         for each in accumulators:
             name = each.name if each.container == "default" else _key(each)
             home = (str(homes[_key(each)]),) if self._is_cluster else ()
-            shown.add_row(Text(name, no_wrap=True), *map(_right, (*_cells(each), *home)), key=_key(each))
+            shown.add_row(Text(visible(name), no_wrap=True), *map(_right, (*_cells(each), *home)), key=_key(each))
         keys = [_key(each) for each in accumulators]
         if selected in keys:
             shown.move_cursor(row=keys.index(selected), animate=False, scroll=False)

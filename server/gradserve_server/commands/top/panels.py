@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 from gradserve.server_status import AccumulatorStatus, RoundStatus, ServerStatus
+from gradserve.visible import visible
 from gradserve_server.commands.top.rates import Rates
 from gradserve_server.commands.top.whole import Picture
-from gradserve_server.commands.wording import duration, size, table
+from gradserve_server.commands.wording import block, duration, size, table
 
 _BAR = 28
 _MOST_ROUNDS = 8
@@ -14,7 +15,7 @@ _MOST_ROUNDS = 8
 def headline(address: str, status: ServerStatus, rates: Rates) -> str:
     """Returns a line about the whole server."""
     received, sent = sum(rates.received.values()), sum(rates.sent.values())
-    return (
+    return visible(
         f"{address}  gradserve {status.version}  up {duration(status.uptime)}  {status.device}  "
         f"{rates.rounds:.1f} rounds/s  in {size(received)}/s  out {size(sent)}/s"
     )
@@ -29,13 +30,13 @@ def rounds_panel(accumulator: AccumulatorStatus | None, uptime: float) -> str:
         return "No accumulators. They appear here as soon as a worker makes one."
     rounds = accumulator.rounds[-_MOST_ROUNDS:]
     if not rounds:
-        return f"{accumulator.name}: no round has ended yet."
+        return visible(f"{accumulator.name}: no round has ended yet.")
     longest = max(_length(each) for each in rounds) or 1e-9
     lines = [f"{accumulator.name}: from the first gradient of a round, {duration(longest)} to the right edge"]
     for each in reversed(rounds):
         ended = f"{duration(max(uptime - each.ended, 0.0))} ago" if each.ended else "open"
         lines.append(f"{each.step:>8} {_timeline(each, longest)} {ended:>13}  {_remark(each)}")
-    return "\n".join(line.rstrip() for line in lines)
+    return block(lines)
 
 
 def workers_panel(status: ServerStatus) -> str:
@@ -56,7 +57,7 @@ def workers_panel(status: ServerStatus) -> str:
         for each in status.workers
     ]
     header = ("WORKER", "ROUNDS", "AFTER FIRST", "LAST", "WAITED FOR", "TOO LATE", "MISSED", "SEEN")
-    return table(header, rows, frozenset(range(1, 8)))
+    return block(table(header, rows, frozenset(range(1, 8))))
 
 
 def server_panel(status: ServerStatus, rates: Rates) -> str:
@@ -86,11 +87,14 @@ def server_panel(status: ServerStatus, rates: Rates) -> str:
         )
         for each in sorted(status.methods, key=lambda each: -each.working_seconds)[:10]
     ]
-    return "\n\n".join(
+    calls = ("CALL", "PER S", "WORK EACH", "WAITED IN ALL", "FAILED", "NOW")
+    return block(
         (
-            table(("WAY", "IN", "OUT", "CALLS"), ways, frozenset({1, 2, 3})),
-            table(("MEMORY", "IN USE", "LIMIT"), memory, frozenset({1, 2})),
-            table(("CALL", "PER S", "WORK EACH", "WAITED IN ALL", "FAILED", "NOW"), methods, frozenset(range(1, 6))),
+            *table(("WAY", "IN", "OUT", "CALLS"), ways, frozenset({1, 2, 3})),
+            "",
+            *table(("MEMORY", "IN USE", "LIMIT"), memory, frozenset({1, 2})),
+            "",
+            *table(calls, methods, frozenset(range(1, 6))),
         )
     )
 
@@ -118,7 +122,7 @@ def servers_panel(picture: Picture, rates: Mapping[int, Rates]) -> str:
             )
         )
     header = ("SERVER", "ADDRESS", "UP", "ACCUMULATORS", "ROUNDS/S", "IN", "OUT", "TENSORS", "PROBLEM")
-    return table(header, rows, frozenset({0, 2, 3, 4, 5, 6, 7}))
+    return block(table(header, rows, frozenset({0, 2, 3, 4, 5, 6, 7})))
 
 
 def errors_panel(status: ServerStatus) -> str:
@@ -135,7 +139,7 @@ def errors_panel(status: ServerStatus) -> str:
         )
         for each in status.errors
     ]
-    return table(("LATEST", "COUNT", "CALL", "CODE", "MESSAGE"), rows, frozenset({1}))
+    return block(table(("LATEST", "COUNT", "CALL", "CODE", "MESSAGE"), rows, frozenset({1})))
 
 
 def _length(described: RoundStatus) -> float:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gradserve.visible import visible
 from gradserve_server.observe.call_record import CallRecord
 
 _log = logging.getLogger("gradserve_server.calls")
@@ -73,5 +74,5 @@ class FailureLog:
 
 
 def _short(message: str) -> str:
-    printable = "".join(each if each.isprintable() else " " for each in message[: _MOST_CHARACTERS + 1])
-    return printable if len(message) <= _MOST_CHARACTERS else f"{printable[:_MOST_CHARACTERS]} ..."
+    shown = visible(message[: _MOST_CHARACTERS + 1])
+    return shown if len(shown) <= _MOST_CHARACTERS else f"{shown[:_MOST_CHARACTERS]} ..."

@@ -4,18 +4,27 @@ import json
 import logging
 from datetime import UTC, datetime
 
+from gradserve.visible import visible_lines
 from gradserve_server.observe.call_record import current_call
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for people: time, level, logger, message, and the id of the request that is being answered."""
+    """Lines for people: time, level, logger, message, and the id of the request that is being answered.
+
+    A line that begins with a time is the server's own: names, ids and messages of clients can neither begin one nor do
+    anything to a terminal, wherever they are, in tracebacks too.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line, and what follows of an exception."""
+        return visible_lines(super().format(record))
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """Returns the line without what follows of an exception."""
-        line = super().formatMessage(record).replace("\n", "\n  ")  # a line that begins with a time is the server's own
+        line = super().formatMessage(record)
         request_id = _request_id(record)
         return f"{line} [{request_id}]" if request_id else line
 
@@ -41,7 +50,7 @@ class JsonFormatter(logging.Formatter):
         line.update(getattr(record, "fields", {}))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json.dumps(line, default=str).replace("\x7f", r"\u007f")  # which JSON leaves as it is
 
 
 def configure(level: str, line_format: str) -> None:
