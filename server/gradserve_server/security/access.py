@@ -77,7 +77,7 @@ class Access:
 
     def user_key(self, credentials: Credentials) -> str:
         """Returns a key for a user at a Unix socket who shows nothing else; for others, nothing."""
-        if credentials.uid is None or credentials.token_digest or credentials.certificate:
+        if credentials.uid is None or credentials.token_digest or credentials.certificate or credentials.problem:
             return ""
         return self._keys.issue(credentials.uid)
 
@@ -115,8 +115,9 @@ class Access:
         raise denied
 
     def _may_be_known_later(self, credentials: Credentials) -> bool:
-        shows_nothing = not credentials.token_digest and not credentials.certificate and credentials.uid is None
-        return credentials.is_local and shows_nothing and bool(self._policy.by_uid)
+        # A key does not matter here: with one that has expired, a client asks for another.
+        others = credentials.problem or credentials.token_digest or credentials.certificate
+        return credentials.is_local and not others and credentials.uid is None and bool(self._policy.by_uid)
 
     async def follow(self) -> None:
         """Reads the file again whenever it has changed, until it is cancelled."""

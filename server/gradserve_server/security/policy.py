@@ -37,6 +37,8 @@ class Policy:
         Raises:
             UnauthenticatedError: It shows nothing, or nothing that the policy knows.
         """
+        if credentials.problem:
+            raise UnauthenticatedError(credentials.problem)
         if credentials.token_digest:
             return self._of_token(credentials.token_digest)
         shown = credentials.certificate

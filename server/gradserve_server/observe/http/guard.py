@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from aiohttp import web
 
 from gradserve_server.errors import PermissionDeniedError, ServiceError, UnauthenticatedError
-from gradserve_server.security.credentials import Credentials, digest_of
+from gradserve_server.security.credentials import Credentials, in_authorization
 from gradserve_server.security.identity import ALL_CONTAINERS, Identity
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -24,7 +24,6 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _STATUS = {UnauthenticatedError: 401, PermissionDeniedError: 403}
-_BEARER = "bearer "
 _HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]{1,5})?")
 
 
@@ -74,12 +73,12 @@ class Guard:
         Raises:
             UnauthenticatedError: It shows no token, or an unknown one.
         """
-        header = request.headers.get("Authorization", "")
         if not self._asks_for_token:
             return self._identify(Credentials())
-        if header[: len(_BEARER)].casefold() != _BEARER:
+        values = request.headers.getall("Authorization", [])
+        if not values:
             raise UnauthenticatedError("expected the header Authorization: Bearer TOKEN")
-        return self._identify(Credentials(token_digest=digest_of(header[len(_BEARER) :].strip())))
+        return self._identify(in_authorization(values))
 
     def overseer(self, request: web.Request) -> Identity:
         """Returns who has sent a request for figures about all containers.
