@@ -184,7 +184,8 @@ def _private_folder(name: str) -> Path:
             found = each.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
                 raise UnavailableError(
-                    f"expected {each} to be a folder that only this user can enter, for the local aggregator"
+                    f"expected {each} to be a folder that only this user can enter, for the local aggregator; "
+                    "XDG_RUNTIME_DIR can name another place for it, the same for all workers"
                 )
     except OSError as error:
         raise UnavailableError(f"the folder of the local aggregator, {folder}, cannot be made: {error}") from None

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+import gradserve
 from gradserve.memory.machine import machine_id
 from gradserve.testing.ports import free_port
 from gradserve.v1 import server_messages_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import ListenConfig, ServerConfig
-from gradserve_server.rpc.listeners.sockets.places import _runtime_folder
 from gradserve_server.testing import LocalServer
 from tests.rpc.sockets.conftest import connector
 from tests.rpc.sockets.test_broken_rules import answers
@@ -162,20 +162,53 @@ def link(folder: Path) -> None:
 @pytest.mark.parametrize(
     "make", [open_to_others, link, lambda folder: folder.write_text("")], ids=["open", "link", "file"]
 )
-def test_a_folder_that_others_can_enter_is_not_used(runtime_folder: Path, make: Any) -> None:
+def test_a_folder_that_others_can_enter_is_not_used(
+    runtime_folder: Path, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever takes the name first switches nothing off: another folder does as well, for later servers too."""
     make(runtime_folder)
+    with LocalServer(config()) as first, LocalServer(config()) as second:
+        folders = [Path(info(each).unix_path).parent for each in (first, second)]
+        assert folders[0] == folders[1] != runtime_folder
+        assert folders[0].name.startswith(f"{runtime_folder.name}-")
+        assert stat.S_IMODE(folders[0].stat().st_mode) == 0o700
+        with connector(first, "shared_memory")() as client:
+            assert answers(client)
+    with LocalServer(config()) as third:
+        assert Path(info(third).unix_path).parent == folders[0]
+    assert list(folders[0].iterdir()) == []
+    assert "shared memory" not in caplog.text
+
+
+def test_nobody_elses_folder_is_used(tmp_path: Path, runtime_folder: Path) -> None:
+    others = [runtime_folder, tmp_path / f"{runtime_folder.name}-guessed"]
+    for each in others:
+        open_to_others(each)
     with LocalServer(config()) as local:
-        assert info(local).unix_path == ""
-        assert len(info(local).tcp) == 1
+        assert Path(info(local).unix_path).parent not in others
 
 
-def test_a_folder_whose_name_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = tmp_path / ("x" * 100)
+def too_long(folder: Path) -> Path:
+    long = folder / ("x" * 100)
     long.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
-    assert _runtime_folder() is not None
-    with LocalServer(config()) as local:
+    return long
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [(too_long, "at most"), (lambda folder: folder / "nowhere", "No such file or directory: ")],
+    ids=["too long", "not there"],
+)
+def test_without_a_folder_there_is_a_warning_that_says_what_to_do(
+    tmp_path: Path, place: Any, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place(tmp_path)))
+    with LocalServer(config()) as local, gradserve.connect(local.address) as client:
         assert info(local).unix_path == ""
+        assert client.server_info().transport.why_not_faster == "shared_memory: the server has no socket for it"
+    (warning,) = [each.getMessage() for each in caplog.records if "no shared memory" in each.getMessage()]
+    assert reason in warning
+    assert "--shared-memory-socket PATH names a place" in warning
 
 
 async def test_beside_a_unix_socket_of_grpc(tmp_path: Path) -> None:

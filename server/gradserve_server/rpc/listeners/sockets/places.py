@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -62,41 +63,59 @@ def _public(address: Address, grpc_addresses: Sequence[Address]) -> Address:
 
 
 def _bind_unix(listener: SocketListener, grpc_addresses: Sequence[Address]) -> str:
-    for path in _candidates(grpc_addresses):
+    problems: list[str] = []
+    for path in _candidates(grpc_addresses, problems):
         try:
             Address.to_listen(f"unix:{path}")
             return str(listener.bind_unix(Path(path)))
-        except InvalidArgumentError:
-            continue  # too long
-        except OSError as error:
-            _log.info("no shared memory at %s: %s", path, error)
+        except (InvalidArgumentError, OSError) as error:  # the former: it is too long
+            problems.append(str(error))
+    _log.warning(
+        "no shared memory for clients of this machine, which take slower ways: %s; --shared-memory-socket PATH names a "
+        "place for its socket, and off does without it",
+        "; ".join(problems),
+    )
     return ""
 
 
-def _candidates(grpc_addresses: Sequence[Address]) -> Iterator[str]:
+def _candidates(grpc_addresses: Sequence[Address], problems: list[str]) -> Iterator[str]:
     for each in grpc_addresses:
         if each.path:
             yield f"{each.path}.shm"
-    folder = _runtime_folder()
-    if folder is not None:
+    try:
+        folder = _runtime_folder()
+    except OSError as error:
+        problems.append(str(error))
+    else:
         yield str(folder / f"{secrets.token_hex(8)}.sock")
 
 
-def _runtime_folder() -> Path | None:
-    """Returns a folder that only this user can enter, without sockets that servers have left behind."""
+def _runtime_folder() -> Path:
+    """Returns a folder that only this user can enter, without sockets that servers have left behind.
+
+    Clients learn its name over gRPC. So if somebody else has taken the usual name first, another one does as well, one
+    that nobody can know beforehand; later servers of this user find that again.
+
+    Raises:
+        OSError: There is none, and none can be made.
+    """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    folder = base / f"gradserve-{os.getuid()}"
+    usual = base / f"gradserve-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        usual.mkdir(mode=0o700)
+    own = [each for each in (usual, *sorted(base.glob(f"{usual.name}-*"))) if _is_private(each)]
+    for each in own:
+        _remove_dead(each)
+    return own[0] if own else Path(tempfile.mkdtemp(prefix=f"{usual.name}-", dir=base))
+
+
+def _is_private(folder: Path) -> bool:
+    """True if it is a folder of this user that nobody else can enter."""
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
-        if folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
-            _log.info("no shared memory in %s: others can enter it", folder)
-            return None
-        _remove_dead(folder)
-    except OSError as error:
-        _log.info("no shared memory in %s: %s", folder, error)
-        return None
-    return folder
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
 def _remove_dead(folder: Path) -> None:
