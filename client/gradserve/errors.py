@@ -134,7 +134,17 @@ class ResourceExhaustedError(GradserveError):
 
 
 class UnavailableError(GradserveError, ConnectionError):
-    """There is no server at the address, or it is shutting down."""
+    """There is no server at the address, or it is shutting down.
+
+    Attributes:
+        may_pass: False if there was no connection for a reason that waiting rarely mends: no such host, or another
+            certificate. The client then tries again for no longer than two seconds, unless the server has answered
+            before.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message, field=field)
+        self.may_pass = True
 
 
 class UnauthenticatedError(GradserveError, PermissionError):

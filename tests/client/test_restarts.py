@@ -1,5 +1,9 @@
 """What a client does by itself when the server is started again, on its state directory or without one."""
 
+import itertools
+import threading
+import time
+import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +14,8 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve.calls.accumulators import watch
+from gradserve.calls.retries import RetryPolicy
+from gradserve.transport.blocking import transport
 from gradserve.transport.settings import TransportName
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.restarting import RestartingServer
@@ -114,6 +120,27 @@ def test_raw_ops_send_again_too(server: RestartingServer) -> None:
         ops.AccumulatorApplyGradient(handle=handle, local_step=0, gradient=1.0)
         server.restart()
         assert ops.AccumulatorTakeGradient(handle=handle, num_required=1, dtype="float32") == 1
+
+
+def test_a_client_that_begins_during_a_restart_waits_for_the_server(
+    server: RestartingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", "100000")
+    pauses, many = itertools.count(1), threading.Event()
+
+    def sleep(_seconds: float) -> None:
+        if next(pauses) > len(RetryPolicy().pauses):
+            many.set()
+        wait(0.01)
+
+    wait = time.sleep
+    monkeypatch.setattr(transport, "time", types.SimpleNamespace(sleep=sleep))
+    server.stop()
+    with gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client, ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(client.server_info)
+        assert many.wait(PATIENCE_SECONDS)
+        server.start()
+        assert asked.result(PATIENCE_SECONDS).version == gradserve.__version__
 
 
 def test_a_call_that_waits_goes_on(server: RestartingServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from gradserve.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from gradserve.transport.status import may_pass
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 
 UNARY = Unary("ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest())
@@ -92,8 +93,11 @@ class Server:
         return self.answers.pop(0)
 
 
-def unavailable(*messages: str) -> Iterator[UnavailableError]:
-    return map(UnavailableError, messages)
+def unavailable(*messages: str, may_pass: bool = False) -> Iterator[UnavailableError]:
+    for message in messages:
+        error = UnavailableError(message)
+        error.may_pass = may_pass
+        yield error
 
 
 @pytest.mark.parametrize("exchange", [UNARY, UPLOAD], ids=["unary", "upload"])
@@ -125,6 +129,48 @@ def test_a_server_that_has_answered_may_be_starting_again() -> None:
     assert server.carry_out(two()) == "again"
     assert len(server.pauses) == num_pauses
     assert 12 < sum(server.pauses) < 18
+
+
+def test_a_server_that_never_answered_may_be_starting() -> None:
+    """A worker that begins during a restart, or with the server."""
+    num_pauses = 4 + 34
+    server = Server(*unavailable(*["refused"] * num_pauses, may_pass=True), "at last")
+    assert server.carry_out(one(UNARY)) == "at last"
+    assert 12 < sum(server.pauses) < 18
+    server = Server(*unavailable(*["refused"] * (num_pauses + 1), may_pass=True))
+    with pytest.raises(UnavailableError, match="refused"):
+        server.carry_out(one(UNARY))
+    assert server.answers == []
+
+
+def test_a_reason_that_does_not_pass_ends_the_patience() -> None:
+    server = Server(*unavailable(*["refused"] * 10, may_pass=True), *unavailable("no such host"))
+    with pytest.raises(UnavailableError, match="refused .11 attempts; the last one failed with: no such host"):
+        server.carry_out(one(UNARY))
+
+
+def test_a_short_time_limit_ends_the_patience() -> None:
+    server = Server(*unavailable(*["refused"] * 40, may_pass=True))
+    with pytest.raises(UnavailableError, match="refused"):
+        server.carry_out(one(UNARY), timeout=5.0)
+    assert 3.5 < sum(server.pauses) < 5
+
+
+@pytest.mark.parametrize(
+    ("message", "passes"),
+    [
+        ("failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:5: Connection refused", True),
+        ("failed to connect to all addresses; last error: unix:/x connect failed: No such file or directory", True),
+        ("the server is shutting down", True),
+        ("Socket closed", True),
+        (None, True),
+        ("errors resolving a:1: [field:hostname lookup error: Domain name not found]", False),
+        ("DNS resolution failed for a:1", False),
+        ("failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:5: CERTIFICATE_VERIFY_FAILED", False),
+    ],
+)
+def test_what_may_pass(message: str | None, passes: bool) -> None:
+    assert may_pass(message) is passes
 
 
 @pytest.mark.parametrize(("text", "seconds"), [(None, 15.0), ("", 15.0), ("0", 0.0), ("120", 120.0), ("2.5", 2.5)])

@@ -45,7 +45,8 @@ class RetryPolicy:
 
     Attributes:
         pauses: Seconds between attempts; there is one attempt more than pauses.
-        restart_patience: The seconds of pauses, if that is more, once the server has answered, and may start again.
+        restart_patience: The seconds of pauses, if that is more, for a server that may be starting: one that has
+            answered before, or at whose address nobody listens.
         restart_pause: The length of those further pauses. A refused attempt costs next to nothing, and a long pause
             after it would keep workers waiting for a server that is back.
         jitter: The fraction by which a pause is shortened or lengthened at random, so that not all clients call at once
@@ -75,10 +76,16 @@ class RetryPolicy:
             raise Argument(RESTART_PATIENCE_VARIABLE).error("a number of seconds", text)
         return cls(restart_patience=seconds)
 
-    def pauses_now(self, contact: "Contact") -> Iterator[float]:
-        """Yields the pauses of one exchange, each with random jitter."""
+    def pauses_now(self, may_be_starting: Callable[[], bool]) -> Iterator[float]:
+        """Yields the pauses of one exchange, each with random jitter.
+
+        Args:
+            may_be_starting: Returns True as long as the server may be starting.
+        """
         num_further = math.ceil((self.restart_patience - sum(self.pauses)) / self.restart_pause)
-        for pause in (*self.pauses, *[self.restart_pause] * (num_further if contact.is_made else 0)):
+        for number, pause in enumerate((*self.pauses, *[self.restart_pause] * num_further)):
+            if number >= len(self.pauses) and not may_be_starting():
+                return
             yield pause * random.uniform(1 - self.jitter, 1 + self.jitter)
 
 
@@ -198,12 +205,14 @@ class _FurtherAttempts:
         self._policy = policy
         self._clock = clock
         self._contact = contact
-        self._pauses = policy.pauses_now(contact) if _is_repeatable(exchange) else iter(())
+        self._latest: _Failure | None = None
+        self._pauses = policy.pauses_now(self._may_be_starting) if _is_repeatable(exchange) else iter(())
 
     def after(self, failure: _Failure, end: float) -> Attempts[Any]:
         """Repeats the exchange until it is answered or the time is over."""
         failures: list[UnavailableError] = []
         while True:
+            self._latest = failure
             if isinstance(failure, UnavailableError):
                 failures.append(failure)
                 pause = next(self._pauses, None)
@@ -246,6 +255,9 @@ class _FurtherAttempts:
                     continue
                 _note(error, failures)
                 raise
+
+    def _may_be_starting(self) -> bool:
+        return self._contact.is_made or (isinstance(self._latest, UnavailableError) and self._latest.may_pass)
 
     def _introduction(self, failure: UnauthenticatedError, end: float) -> Attempts[None]:
         """Tells the server who the caller is."""

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import grpc
 
 from gradserve.address import Address
-from gradserve.errors import CallCancelledError, GradserveError
+from gradserve.errors import CallCancelledError, GradserveError, UnavailableError
 from gradserve.security.certificates import CertificateFiles, Certificates
 from gradserve.transport import methods
 from gradserve.transport.route import Route, is_loopback
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.shown import Shown
-from gradserve.transport.status import error_from_status, explain
+from gradserve.transport.status import error_from_status, explain, may_pass
 from gradserve.wire.metadata import Metadata
 
 _log = logging.getLogger("gradserve")
@@ -159,7 +159,10 @@ def _failure(error: Any, route: Route, *, is_closed: bool, is_encrypted: bool) -
     if is_closed and error.code() is grpc.StatusCode.CANCELLED:
         return closed()
     message = explain(error.code(), error.details(), route, is_encrypted=is_encrypted)
-    return error_from_status(error.code(), message, error.trailing_metadata())
+    failure = error_from_status(error.code(), message, error.trailing_metadata())
+    if isinstance(failure, UnavailableError):
+        failure.may_pass = may_pass(error.details())
+    return failure
 
 
 def channel_options(settings: ConnectionSettings) -> tuple[tuple[str, int], ...]:

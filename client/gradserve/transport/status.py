@@ -30,6 +30,8 @@ _NO_CONNECTION = ("failed to connect", "errors resolving", "DNS resolution faile
 """The beginnings of gRPC's own messages when no server answered."""
 
 
+_NOBODY_LISTENS = ("Connection refused", "No such file or directory")
+"""What the system says of an address at which a server may be starting, of a port and of a Unix socket."""
 _NOT_ACCEPTED = re.compile("CERTIFICATE_VERIFY_FAILED(?:: (.*?))?(?:: OK)?$")
 _CUT_OFF = ("Socket closed", "Connection reset", "Broken pipe", "EOF")
 """What gRPC says when the server ends a connection before it has answered anything."""
@@ -44,6 +46,17 @@ def explain(code: grpc.StatusCode, message: str | None, route: Route, *, is_encr
         advice = advice or f"is gradserve serve running at {route.address}?"
         message = f"no connection: {advice} ({message})"
     return f"{message}; the connection goes through the proxy of {route.proxy}" if route.proxy else message
+
+
+def may_pass(message: str | None) -> bool:
+    """Returns False if there was no connection, and waiting rarely mends that: no such host, or another certificate.
+
+    Args:
+        message: gRPC's message of a call that failed as UNAVAILABLE.
+    """
+    if not message or not message.startswith(_NO_CONNECTION):
+        return True  # somebody has answered
+    return any(each in message for each in _NOBODY_LISTENS)
 
 
 def _about_tls(message: str, route: Route) -> str:
