@@ -1,7 +1,8 @@
 # The gradserve server in a small image: `docker build .` for the CPU,
 # `docker build --build-arg EXTRAS=cuda13 .` for an NVIDIA GPU. docs/deployment.md tells the rest.
 
-# Any Debian or Ubuntu image with Python 3.11 or newer and its venv module.
+# Any Debian or Ubuntu image with Python 3.11 or newer and its venv module. A tag may stand for another image tomorrow: a
+# release names a digest, PYTHON_IMAGE=python:3.13-slim@sha256:... (docs/releasing.md).
 ARG PYTHON_IMAGE=python:3.13-slim
 
 FROM ${PYTHON_IMAGE} AS build
@@ -10,24 +11,26 @@ FROM ${PYTHON_IMAGE} AS build
 RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/gradserve
 
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE constraints.txt deploy/constraints-*.txt ./
+COPY pyproject.toml README.md LICENSE ./
+COPY deploy/locked ./locked
 COPY client ./client
 COPY server ./server
 COPY proto ./proto
 
-# What to install: server (CPU), cuda12 or cuda13 (GPU), demo (the demo's workers); several with commas.
+# What to install: server (CPU), cuda12 or cuda13 (GPU), demo (the demo's workers), tracing, dns; several with commas. Each
+# has a file in deploy/locked with the versions and the hashes of all that it takes: nothing else is installed.
 ARG EXTRAS=server
 # Both secrets are optional and leave no trace in the image: how pip reaches its index from here.
 RUN --mount=type=secret,id=pip-config --mount=type=secret,id=certificates \
     if [ -f /run/secrets/pip-config ]; then export PIP_CONFIG_FILE=/run/secrets/pip-config; fi \
     && if [ -f /run/secrets/certificates ]; then export PIP_CERT=/run/secrets/certificates; fi \
     && export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
-    && /opt/pip/bin/pip wheel --no-deps --wheel-dir /wheels . \
-    && for cuda in cuda12 cuda13; do \
-        case ",${EXTRAS}," in *",${cuda},"*) set -- "$@" --constraint "constraints-${cuda}.txt" ;; esac \
-    done \
-    && /opt/pip/bin/pip --python /opt/gradserve/bin/python install --only-binary :all: \
-        --constraint constraints.txt "$@" "$(ls /wheels/gradserve-*.whl)[${EXTRAS}]"
+    && /opt/pip/bin/pip install --require-hashes --only-binary :all: --requirement locked/build.txt \
+    && /opt/pip/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && for extra in $(echo "${EXTRAS}" | tr , ' '); do set -- "$@" --requirement "locked/${extra}.txt"; done \
+    && /opt/pip/bin/pip --python /opt/gradserve/bin/python install --require-hashes --only-binary :all: "$@" \
+    && /opt/pip/bin/pip --python /opt/gradserve/bin/python install --no-index --no-deps /wheels/gradserve-*.whl \
+    && /opt/pip/bin/pip --python /opt/gradserve/bin/python check
 
 # Whose kernels the image has, for its servers to start with: sm_80 is an A100, sm_90 an H100, sm_100 a B200. Nothing: none.
 ARG CUDA_ARCHITECTURES=sm_90

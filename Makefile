@@ -12,6 +12,7 @@ CUDNN_VENV := .venv-cudnn
 RELEASE_VENV := .venv-release
 DOCS_VENV := .venv-docs
 GPU_VENV := .venv-gpu
+AUDIT_VENV := .venv-audit
 SEEDS ?= 1000
 MINUTES ?= 10
 CUDNN_TESTS := tests/devices/cuda/cudnn
@@ -26,6 +27,9 @@ PIP_INSTALL := -m pip install --disable-pip-version-check --no-compile
 UV_COMPILE = $(BIN)/uv pip compile --universal --python-version 3.11 --upgrade --quiet \
 	--no-header --no-annotate --no-emit-index-url
 COMPILE = $(UV_COMPILE) pyproject.toml
+# The versions of constraints.txt, with the hashes of their files.
+LOCK = $(subst --upgrade ,,$(UV_COMPILE)) --generate-hashes --constraint constraints.txt
+LOCKED_EXTRAS := server demo dns tracing cuda12 cuda13
 
 SERVER_INSTALLED := $(VENV)/installed-server
 DEMO_INSTALLED := $(VENV)/installed-demo
@@ -33,6 +37,7 @@ INSTALLED := $(VENV)/installed
 FRAMEWORKS_INSTALLED := $(VENV)/installed-frameworks
 FUZZER_INSTALLED := $(VENV)/installed-fuzzer
 RELEASE_INSTALLED := $(RELEASE_VENV)/installed
+AUDIT_INSTALLED := $(AUDIT_VENV)/installed
 PROTOC_INSTALLED := $(PROTOS_VENV)/installed
 DOCS_INSTALLED := $(DOCS_VENV)/installed
 GOLDEN_INSTALLED := $(GOLDEN_VENV)/installed
@@ -43,7 +48,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus cpp demo serve test test-all coverage lint types protos check-protos dist check-pythons check-floors sbom face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image docs constraints clean
+.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus cpp demo serve test test-all coverage lint types protos check-protos dist check-pythons check-floors sbom audit face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image docs constraints locks clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -253,9 +258,19 @@ check-floors: dist  ## Install the lowest versions that are asked for, with the 
 sbom: dist  ## List what a server installed from the wheel consists of, as CycloneDX, beside it in dist/
 	rm -rf build/sbom
 	$(PYTHON) -m venv build/sbom
-	build/sbom/bin/python $(PIP_INSTALL) -c constraints.txt "$$(ls dist/*.whl)[server]"
+	build/sbom/bin/python $(PIP_INSTALL) --require-hashes -r deploy/locked/server.txt
+	build/sbom/bin/python $(PIP_INSTALL) --no-index --no-deps "$$(ls dist/*.whl)"
 	$(RELEASE_VENV)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --validate \
 		--output-file "$$(ls dist/*.whl | sed 's/-py3.*/.cdx.json/')" build/sbom/bin/python
+
+$(AUDIT_INSTALLED): Makefile
+	@echo "Installing pip-audit into $(AUDIT_VENV): 60 MB"
+	$(PYTHON) -m venv $(AUDIT_VENV)
+	$(AUDIT_VENV)/bin/python $(PIP_INSTALL) pip-audit==2.10.1
+	@touch $@
+
+audit: $(AUDIT_INSTALLED)  ## Ask PyPI which of the locked versions have known vulnerabilities
+	deploy/audit.sh $(AUDIT_VENV)/bin/pip-audit deploy/locked/*.txt
 
 image:  ## Build the container image and check that it runs
 	deploy/image.sh
@@ -274,14 +289,24 @@ docs: $(DOCS_INSTALLED) $(PROTOC_INSTALLED) $(INSTALLED)  ## Build the documenta
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
 	$(BIN)/python -m deploy.site.check build/site
 
-constraints: $(INSTALLED)  ## Pin the newest versions of everything in constraints.txt
+constraints: $(INSTALLED)  ## Pin the newest versions of everything in constraints.txt, and their hashes in deploy/locked
 	$(BIN)/python $(PIP_INSTALL) --quiet uv
 	for cuda in cuda12 cuda13; do \
 		$(COMPILE) --extra $$cuda | grep -E '^(cupy|cuda|nvidia)' | sed 's/ *;.*//' > deploy/constraints-$$cuda.txt; \
 	done
 	$(COMPILE) --extra dev --constraint deploy/constraints-cuda13.txt --output-file constraints.txt
 	printf '%s\n' $(DOCS_PACKAGES) | $(UV_COMPILE) - --output-file deploy/constraints-docs.txt
+	$(MAKE) --no-print-directory locks
+
+locks: $(INSTALLED)  ## Write the hashes of the versions in constraints.txt into deploy/locked
+	$(BIN)/python $(PIP_INSTALL) --quiet uv
+	rm -rf deploy/locked && mkdir deploy/locked
+	for extra in $(LOCKED_EXTRAS); do \
+		cuda=; case $$extra in cuda*) cuda="--constraint deploy/constraints-$$extra.txt" ;; esac; \
+		$(LOCK) pyproject.toml --extra $$extra $$cuda --output-file deploy/locked/$$extra.txt || exit 1; \
+	done
+	echo hatchling | $(LOCK) - --output-file deploy/locked/build.txt
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) $(PROTOS_VENV) $(GOLDEN_VENV) $(GOLDEN_RNN_VENV) $(GOLDEN_LAYERS_VENV) $(CUDNN_VENV) $(GPU_VENV) $(RELEASE_VENV) $(DOCS_VENV) .venv-bench \
+	rm -rf $(VENV) $(PROTOS_VENV) $(GOLDEN_VENV) $(GOLDEN_RNN_VENV) $(GOLDEN_LAYERS_VENV) $(CUDNN_VENV) $(GPU_VENV) $(RELEASE_VENV) $(DOCS_VENV) $(AUDIT_VENV) .venv-bench \
 		build dist demo-output $(JAVASCRIPT)/node_modules

@@ -12,6 +12,7 @@
 #     IMAGE          the image's name; by default gradserve:latest for the server, else gradserve:EXTRAS
 #     ENGINE         docker or buildah
 #     PYTHON_IMAGE   the base image: Debian or Ubuntu with Python 3.11 or newer and its venv module
+#     RELEASE        1 refuses a base image that is named by a tag, which may stand for another one tomorrow
 #     DEBIAN_MIRROR  where debootstrap finds its packages
 #     BUILD_TIMEOUT  seconds that the build may take; by default 1800
 set -euo pipefail
@@ -76,6 +77,14 @@ PYTHON
   done
 }
 
+# Says if the base image is not pinned; refuses it for a release. What this machine has made itself is as it is.
+check_base() { # image
+  [[ ! $1 =~ @sha256:[0-9a-f]{64}$ && $1 != localhost/* ]] || return 0
+  local advice="expected PYTHON_IMAGE=NAME@sha256:DIGEST; docker buildx imagetools inspect $1 prints the digest"
+  [[ ${RELEASE:-} != 1 ]] || die "RELEASE=1: the base image $1 is not pinned: $advice"
+  say "The base image $1 is not pinned, so it may be another one tomorrow; for a release, $advice"
+}
+
 choose_engine() {
   if [[ -n ${ENGINE:-} ]]; then
     [[ $ENGINE == docker || $ENGINE == buildah ]] || die "ENGINE is docker or buildah, not '$ENGINE'"
@@ -89,7 +98,10 @@ choose_engine() {
 
 # --- Docker ---------------------------------------------------------------------------------------------------
 
-docker_prepare() { timeout 20 docker info >/dev/null || die "no Docker engine answers"; }
+docker_prepare() {
+  timeout 20 docker info >/dev/null || die "no Docker engine answers"
+  check_base "${PYTHON_IMAGE:-$(sed -n 's/^ARG PYTHON_IMAGE=//p' Dockerfile)}"
+}
 
 docker_build() {
   DOCKER_BUILDKIT=1 timeout "$BUILD_TIMEOUT" docker build --tag "$image" --build-arg "EXTRAS=$extras" \
@@ -146,6 +158,7 @@ buildah_prepare() {
     timeout 300 apt-get update -qq
     DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -qq --no-install-recommends "${missing[@]}" >/dev/null
   fi
+  [[ -z ${PYTHON_IMAGE:-} ]] || check_base "$PYTHON_IMAGE" # otherwise it is made of Debian's signed packages
   export BUILDAH_ISOLATION=chroot
   if ! timeout 60 buildah info >/dev/null 2>&1; then # no overlay file system here
     storage=(--storage-driver vfs)
