@@ -39,7 +39,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            error.message = visible_lines(error.message)
+            vars(error)["message"] = visible_lines(error.message)  # which click calls final
             raise
 
 

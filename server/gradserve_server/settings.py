@@ -3,7 +3,6 @@
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +15,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from gradserve.regular_file import read_regular
 from gradserve_server.config import ServerConfig
 from gradserve_server.configuration.fields import Expected
+from gradserve_server.configuration.toml_file import read_toml
 from gradserve_server.system_errors import reason_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PREFIX = "GRADSERVE_"
-_MOST_BYTES = 1 << 20
-"""The most bytes of a configuration file."""
 _OTHER_VARIABLES = (
     "address",
     "bulk_sockets",
@@ -156,8 +153,8 @@ def _read(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        return tomllib.loads(read_regular(path, _MOST_BYTES).decode())
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or not TOML
+        return read_toml(path)
+    except (OSError, ValueError) as error:
         reason = reason_of(error) if isinstance(error, OSError) else str(error)
         raise SettingsError(f"cannot read the configuration file {path}: {reason}") from None
 

@@ -26,7 +26,7 @@ SEEN = r"\x1b]52;c;cm0=\x07\x9b2J\x7f\u202e\u200b\u2028\nforged  row\r[bold]"
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state directory with such names; returns it, while no server uses it."""
     folder = tmp_path_factory.mktemp("hostile") / "state"
     with serving(folder) as local, gradserve.connect(local.address) as client:
@@ -149,7 +149,7 @@ def test_shells_complete_words_alone(
 
 def test_lines_of_the_log_are_the_servers_own() -> None:
     try:
-        {}[HOSTILE]
+        {"": ""}[HOSTILE]
     except KeyError:
         failure = sys.exc_info()
     record = logging.LogRecord("gradserve_server.x", logging.INFO, __file__, 1, "of %s", (HOSTILE,), failure)

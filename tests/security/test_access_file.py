@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from gradserve_server.configuration.toml_file import MOST_BYTES
 from gradserve_server.errors import UnauthenticatedError
 from gradserve_server.security.access import Access
-from gradserve_server.security.access_file import MOST_BYTES, AccessFileError, read_policy
+from gradserve_server.security.access_file import AccessFileError, read_policy
 from gradserve_server.security.credentials import Credentials, digest_of, new_token
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.own_limits import ContainerLimits, OwnLimits
@@ -177,10 +178,16 @@ UNUSABLE = [
     (a_device, "expected a regular file"),
     (contents("#" * (MOST_BYTES + 1)), f"expected at most {MOST_BYTES} bytes"),
     (contents("\xff"), "invalid start byte"),
-    (contents("a = " + "[" * 5000), "recursion"),
+    (contents("a = " + "[" * 5000), "nested too deeply"),
     (contents("a = " + "1" * 5000), "digits"),
-    (contents("[identities.a]\nroles = { x = " + "[" * 300 + "]" * 300 + " }"), "recursion|expected worker"),
-    (contents("a." * 300 + "a = 1"), "unknown key a"),
+    (
+        contents("[identities.a]\nroles = { x = " + "[" * 300 + "]" * 300 + " }"),
+        "nested too deeply|recursion|worker",
+    ),
+    (contents("a." * 60 + "a = 1"), "unknown key a"),
+    (contents("# " + "." * 100 + '\n"' + "." * 100 + '" = 1'), "unknown key [.]+;"),
+    (contents("\n" + "a." * 20_000 + "a = 1"), r"expected a key of at most 64 parts \(at line 2\)"),
+    (contents("\n[" + "'a' . " * 20_000 + "a]"), r"expected a key of at most 64 parts \(at line 2\)"),
 ]
 """What makes a path something that is no access file, and a part of the message."""
 

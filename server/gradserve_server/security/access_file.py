@@ -2,22 +2,19 @@
 
 import pwd
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
-from gradserve.regular_file import read_regular
+from gradserve_server.configuration.toml_file import read_toml
 from gradserve_server.security.identity import MAX_IDENTITY_BYTES, Identity
 from gradserve_server.security.own_limits import ContainerLimits, OwnLimits
 from gradserve_server.security.policy import Policy
 from gradserve_server.security.roles import Role
 from gradserve_server.system_errors import reason_of
 
-MOST_BYTES = 1 << 20
-"""The most bytes of the file: some thousand identities."""
 DIGEST_PREFIX = "sha256:"
 _DIGEST = re.compile(DIGEST_PREFIX + "[0-9a-f]{64}")
 _NAME = re.compile(f"[A-Za-z0-9._@-]{{1,{MAX_IDENTITY_BYTES}}}")
@@ -55,10 +52,10 @@ def read_policy(path: Path) -> Policy:
         AccessFileError: It cannot be read, or something in it is not valid.
     """
     try:
-        content = tomllib.loads(read_regular(path, MOST_BYTES).decode())
+        content = read_toml(path)
     except OSError as error:
         raise AccessFileError(f"cannot read the access file {path}: {reason_of(error)}") from None
-    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not TOML, or a number of too many digits
+    except ValueError as error:
         raise AccessFileError(f"cannot read the access file {path}: {error}") from None
     try:
         return _policy(content)
