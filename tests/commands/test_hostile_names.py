@@ -10,6 +10,7 @@ import pytest
 from textual.widgets import DataTable, Static
 
 import gradserve.aio
+from gradserve_server import commands
 from gradserve_server.commands.servers import Answer
 from gradserve_server.commands.top.app import TopApp
 from gradserve_server.commands.top.whole import Picture
@@ -145,6 +146,13 @@ def test_shells_complete_words_alone(
     ):
         client.conditional_accumulator("float32", (), shared_name=name, container="words")
     assert sorted(complete("show --container words accumulator")) == sorted(offered)
+
+
+def test_commands_print_in_one_way() -> None:
+    """Whoever prints otherwise prints nothing that comes from elsewhere."""
+    folder = Path(commands.__file__).parent
+    found = {str(each.relative_to(folder)) for each in folder.rglob("*.py") if "click.echo(" in each.read_text()}
+    assert found == {"wording.py", "as_json.py", "completion.py", "token.py", "bench/command.py"}
 
 
 def test_lines_of_the_log_are_the_servers_own() -> None:
