@@ -23,6 +23,8 @@ GradserveError
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from gradserve.visible import visible_lines
+
 if TYPE_CHECKING:
     from gradserve.results import PushPullResult
 
@@ -44,7 +46,8 @@ class GradserveError(Exception):
         self.request_id: int | None = None
 
     def __str__(self) -> str:
-        return self.message
+        """Returns the message for a terminal or a log: it may have names and ids of others in it."""
+        return visible_lines(self.message)
 
 
 class InvalidArgumentError(GradserveError, ValueError):

@@ -4,7 +4,6 @@ from typing import Any
 
 import click
 
-from gradserve.visible import visible_lines
 from gradserve_demo.command import demo
 from gradserve_server.commands.bench.command import bench
 from gradserve_server.commands.certificates import certificates
@@ -21,6 +20,7 @@ from gradserve_server.commands.show import show
 from gradserve_server.commands.state import state
 from gradserve_server.commands.token import token
 from gradserve_server.commands.top.command import top
+from gradserve_server.printable import visible_lines
 
 
 def _show_version(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:

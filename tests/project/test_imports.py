@@ -70,3 +70,24 @@ def test_importing_loads_nothing_else(module: str, loads: set[str]) -> None:
     parts = {f"gradserve.{part}" for part in ("jax", "testing", "torch", "training")}
     others = {"cupy", "dns", "gradserve_server", "jax", "numba", "opentelemetry", "optax", "psutil", "ray", "scipy"}
     assert set(modules.stdout.split()) & (parts | others | {"torch"}) == loads
+
+
+def test_commands_start_without_the_client(tmp_path: Path) -> None:
+    """It is imported with gRPC, which takes time, and would write to the terminal of `serve` if it came first."""
+    settings = tmp_path / "settings.toml"
+    settings.write_text("max_handles = 5\n")
+    program = f"""
+import sys
+from pathlib import Path
+import click
+from gradserve_server.cli import cli
+from gradserve_server.observe.logs.formats import TextFormatter
+from gradserve_server.settings import read_settings
+with click.Context(cli):
+    read_settings({{}}, Path({str(settings)!r}))
+plan = "plan --model-bytes 1GB --workers 4 --compute 1s --bandwidth 10Gbit"
+cli(plan.split(), standalone_mode=False)
+print(*sorted({{"gradserve", "grpc", "numpy"}} & sys.modules.keys()), "end")
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "end", done.stdout

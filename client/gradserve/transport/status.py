@@ -16,7 +16,6 @@ from gradserve.errors import (
     UnavailableError,
 )
 from gradserve.transport.route import Route
-from gradserve.visible import visible_lines
 
 ERRORS: dict[grpc.StatusCode, type[GradserveError]] = {
     **{grpc.StatusCode[name]: error for error, name in CODE_NAMES.items()},
@@ -105,8 +104,7 @@ def _error(code: grpc.StatusCode, message: str | None, details: bytes) -> Gradse
     field, retry_after = _violated_field(details), _retry_after(details)
     if code is grpc.StatusCode.CANCELLED:
         message = f"the server stopped, or something on the way to it ended the call: {message or code.name}"
-    # Most messages end up on terminals and in logs, and may have names and ids in them.
-    error = ERRORS.get(code, InternalError)(visible_lines(message or code.name), field=field)
+    error = ERRORS.get(code, InternalError)(message or code.name, field=field)
     if isinstance(error, ResourceExhaustedError):
         error.retry_after = retry_after
     return error

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradserve.visible import visible
 from gradserve_server.commands.as_json import echo_json, json_option
 from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, Kind, container_option
 from gradserve_server.commands.names import complete_names
 from gradserve_server.commands.server_address import connected, server_options, tls_of
 from gradserve_server.commands.servers import Answer, ask_one, servers_at
 from gradserve_server.commands.wording import tell
+from gradserve_server.printable import visible
 from gradserve_server.process import silence_grpc
 
 if TYPE_CHECKING:
