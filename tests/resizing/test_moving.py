@@ -196,7 +196,7 @@ def test_a_server_that_goes_has_no_layers_and_one_that_comes_no_accumulators(fol
 
 
 def test_values_that_are_damaged_on_disk_do_not_move(folder: Path) -> None:
-    for segment in (folder / "0" / "segments").iterdir():
+    for segment in (folder / "0" / "segments").glob("*.segment"):
         data = bytearray(segment.read_bytes())
         data[:4096] = bytes(each ^ 0xFF for each in data[:4096])
         segment.write_bytes(data)

@@ -45,5 +45,5 @@ def test_no_name_is_a_path(tmp_path: Path, durability: Literal["round", "gradien
             assert accumulator.take_grad(1).tolist() == [1, 1, 1]
             client.batch_norm(scope=name, container=name).forward(np.ones((4, 3), np.float32))
     files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    own = {"gradserve-state", "lock", "metadata.sqlite", "segments/000001.segment"}
+    own = {"gradserve-state", "lock", "metadata.sqlite", "segments/000001.segment", "segments/commits"}
     assert files == {f"state/{name}" for name in own}

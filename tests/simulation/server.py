@@ -26,6 +26,7 @@ from gradserve_server.ops.operation import Family
 from gradserve_server.parts import make_all_families
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.state.durability import Durability
+from gradserve_server.state.files import commits as commits_module
 from gradserve_server.state.files import segments as segments_module
 from gradserve_server.state.files import store as store_module
 from gradserve_server.state.files.directory import StateDirectory
@@ -73,6 +74,7 @@ class Server:
         self.disk = SimulatedDisk(path, chance)
         self.failure: str | None = None
         _replace(patched, segments_module, "os", self.disk)
+        _replace(patched, commits_module, "os", self.disk)
         _replace(patched, store_module, "Segments", lambda folder: Segments(folder, SEGMENT_BYTES))
         _replace(patched, records_module, "_MOST_EVENTS", MOST_EVENTS)
         _replace(patched, layer_journal_module, "_MOST_EVENTS", MOST_EVENTS)

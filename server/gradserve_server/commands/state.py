@@ -37,6 +37,9 @@ def check(directory: Path) -> None:
     with _opened(directory) as store:
         with reading(store):
             found, layers = list(inspect(store)), list(inspect_layers(store))
+        wrong = store.faults
+        for fault in wrong:
+            tell_problem(fault)
         for line, faults in [(_line(each), _faults(each)) for each in found] + [
             (_layer_line(each), _layer_faults(each)) for each in layers
         ]:
@@ -45,10 +48,11 @@ def check(directory: Path) -> None:
                 tell_problem(f"  {fault}")
     damaged = sum(bool(_faults(each)) for each in found)
     damaged_layers = sum(bool(_layer_faults(each)) for each in layers)
-    if damaged or damaged_layers:
+    if wrong or damaged or damaged_layers:
         raise click.ClickException(
             f"{directory}: {damaged} of {len(found)} accumulators and "
             f"{damaged_layers} of {len(layers)} layers are damaged"
+            + (", and the files do not belong together" if wrong else "")
         )
     tell(f"{directory}: {len(found)} accumulators, {len(layers)} layers, nothing is damaged")
 
@@ -60,14 +64,33 @@ def repair(directory: Path, yes: bool) -> None:
     """Remove from DIRECTORY what is damaged, so that a server can use the rest.
 
     A damaged average is removed alone. An accumulator of which anything else is damaged is removed with all it has,
-    and so is a layer of which anything is damaged.
+    and so is a layer of which anything is damaged. If the database is older than the other files, or they belong to
+    another directory, what it has is kept, and what it lacks is lost; without a database, everything is.
     """
+    try:
+        is_damaged = _remove_damaged(directory, yes)
+    except _LostError as error:
+        tell(f"{'remove' if yes else 'would remove'} everything: {error.message}")
+        if yes:
+            _begin_anew(directory)
+        is_damaged = True
+    if not is_damaged:
+        tell(f"{directory}: nothing is damaged")
+    elif not yes:
+        raise click.ClickException("nothing was changed; --yes removes what is damaged")
+
+
+def _remove_damaged(directory: Path, yes: bool) -> bool:
+    """Removes what is damaged, or only says what; returns True if something is."""
     from gradserve_server.accumulators.durable.inspection import inspect, removal
     from gradserve_server.layers.batch_norm.durable.inspection import inspect_layers, layer_removal
 
     with _opened(directory) as store:
         with reading(store):
             found, layers = list(inspect(store)), list(inspect_layers(store))
+        wrong = store.faults
+        for fault in wrong:
+            tell(f"{'go on' if yes else 'would go on'} with what is there: {fault}")
         removals = []
         for each in found:
             if (change := removal(store, each)) is not None:
@@ -86,12 +109,19 @@ def repair(directory: Path, yes: bool) -> None:
             for _, change in removals:
                 await store.commit(change)
 
-        if yes and removals:
+        if yes:
+            store.go_on()
             asyncio.run(carry_out())
-    if not removals:
-        tell(f"{directory}: nothing is damaged")
-    elif not yes:
-        raise click.ClickException("nothing was changed; --yes removes what is damaged")
+    return bool(wrong or removals)
+
+
+def _begin_anew(directory: Path) -> None:
+    from gradserve_server.state.files.directory import StateDirectory
+    from gradserve_server.state.files.store import StateStore
+
+    lost = StateDirectory(directory, make=False)
+    lost.begin_anew()
+    StateStore(lost).close()
 
 
 @state.command()
@@ -157,14 +187,20 @@ class _ToldFile(io.BufferedWriter):
         return count
 
 
+class _LostError(click.ClickException):
+    """The database is gone."""
+
+
 @contextmanager
 def _opened(directory: Path) -> "Iterator[StateStore]":
     from gradserve_server.state.files.directory import StateDirectory
-    from gradserve_server.state.files.errors import StateError
+    from gradserve_server.state.files.errors import LostDatabaseError, StateError
     from gradserve_server.state.files.store import StateStore
 
     try:
         store = StateStore(StateDirectory(directory, make=False), damaged=True)
+    except LostDatabaseError as error:
+        raise _LostError(str(error)) from None
     except (StateError, OSError) as error:
         raise click.ClickException(str(error)) from None
     try:

@@ -126,7 +126,7 @@ async def test_space_of_removed_arrays_is_used_again(disk: Disk) -> None:
         previous = [disk.store.new_blob()]
         change.put(previous[0], [array])
         await disk.store.commit(change)
-    files = list((disk.path / "segments").iterdir())
+    files = list((disk.path / "segments").glob("*.segment"))
     assert len(files) == 1
 
 

@@ -1,11 +1,13 @@
 """The metadata of a state directory: a small SQLite database."""
 
+import os
 import sqlite3
 from pathlib import Path
 
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.state.files.durable_files import keep_private, remove_file
+from gradserve_server.state.files.errors import DamagedError, LostDatabaseError, StateError
 
-FORMAT = 2
+FORMAT = 3
 """The format that this version writes. `_UPGRADES` leads there from all earlier ones."""
 
 _FIRST = """
@@ -108,32 +110,106 @@ CREATE TABLE newest_incarnation (  -- of sharded accumulators whose home this se
 ) STRICT;
 """
 
-_UPGRADES: dict[int, str] = {0: _FIRST, 1: _SECOND}
+_THIRD = """
+CREATE TABLE directory (        -- the state directory that this file belongs to
+    place INTEGER PRIMARY KEY CHECK (place = 0),
+    id TEXT NOT NULL,           -- which other files have, too
+    commits INTEGER NOT NULL    -- the number of the newest commit
+) STRICT;
+INSERT INTO directory VALUES (0, lower(hex(randomblob(16))), 0);
+"""
+
+_UPGRADES: dict[int, str] = {0: _FIRST, 1: _SECOND, 2: _THIRD}
 """The statements that lead from each format to the next one."""
 
+
+_BESIDE = ("-wal", "-shm", "-journal")
+"""What SQLite adds to the name of a database for the files that belong to it."""
 
 UNREADABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What reading a damaged database raises; the names in some messages of SQLite are bytes of the file."""
 
 
-def open_database(path: Path) -> sqlite3.Connection:
-    """Opens the metadata, which are made, or brought to the current format, if necessary.
+FIRST_WITH_ID = 3
+"""The first format whose database has the id of its directory."""
+
+
+def make_database(path: Path) -> sqlite3.Connection:
+    """Makes the metadata of a new state directory.
+
+    Raises:
+        OSError: They cannot be made.
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    connection = _connected(path)
+    _upgrade(connection, 0)
+    # Otherwise the file would be nothing without its write-ahead log.
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return connection
+
+
+def open_database(path: Path, oldest: int = 1) -> sqlite3.Connection:
+    """Opens the metadata, and brings them to the current format if necessary.
 
     A transaction of the connection survives a loss of power once it is committed.
 
+    Args:
+        path: The file. It and its write-ahead log become private: SQLite gives the log the mode of the file.
+        oldest: The oldest format in which they can be; nothing changes in them if they are older.
+
     Raises:
-        StateError: The file is damaged, or of a later version.
+        LostDatabaseError: There is no file, or nothing in it.
+        StateError: The file is damaged, or of a later version; or it is older than it can be, a DamagedError.
     """
+    for each in (path, *(path.with_name(path.name + suffix) for suffix in _BESIDE)):
+        keep_private(each)
+    if not path.exists():
+        raise LostDatabaseError(f"{path}: the file is missing")
+    if not path.stat().st_size:
+        raise LostDatabaseError(f"{path}: the file is empty")
+    connection = None
     try:
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        connection = _connected(path)
+        _check(connection, path)
+        (found,) = connection.execute("PRAGMA user_version").fetchone()
+        if not found:
+            raise LostDatabaseError(f"{path}: there is nothing in the file")
+        if found > FORMAT:
+            raise StateError(f"{path}: expected format {FORMAT} or an earlier one, got {found}, of a later gradserve")
+        if found < oldest:
+            raise DamagedError(f"{path}: expected format {oldest} or a later one, got {found}: the file is an older copy")
+        _upgrade(connection, found)
+    except UNREADABLE as error:
+        _close(connection)
+        raise StateError(f"{path}: the database is damaged: {error}") from error
+    except BaseException:
+        _close(connection)
+        raise
+    return connection
+
+
+def remove_database(path: Path) -> None:
+    """Removes the metadata, and what SQLite has beside them."""
+    for each in (path, *(path.with_name(path.name + suffix) for suffix in _BESIDE)):
+        remove_file(each)
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    # Nothing of the path is special: SQLite reads no name as a URI unless it is told to.
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
-        _check(connection, path)
-        _upgrade(connection, path)
-    except UNREADABLE as error:
-        raise StateError(f"{path}: the database is damaged: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
     return connection
+
+
+def _close(connection: sqlite3.Connection | None) -> None:
+    if connection is not None:
+        connection.close()
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
@@ -145,9 +221,6 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         raise StateError(f"{path}: the database is damaged: table {broken[0]!r} refers to a row that does not exist")
 
 
-def _upgrade(connection: sqlite3.Connection, path: Path) -> None:
-    (found,) = connection.execute("PRAGMA user_version").fetchone()
-    if found > FORMAT:
-        raise StateError(f"{path}: expected format {FORMAT} or an earlier one, got {found}, of a later gradserve")
+def _upgrade(connection: sqlite3.Connection, found: int) -> None:
     for version in range(found, FORMAT):
         connection.executescript(f"BEGIN;{_UPGRADES[version]}PRAGMA user_version = {version + 1};COMMIT;")

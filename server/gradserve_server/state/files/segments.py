@@ -11,13 +11,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradserve_server.state.files.durable_files import flush_folder, keep_private, make_folder, remove_file
 from gradserve_server.state.files.errors import StateError
 
 _SEGMENT_BYTES = 64 << 20
 _BLOCK_BYTES = 4096
 """Extents are whole blocks, so that no write touches what another one has written."""
+_OTHERS = ("commits", ".commits")
+"""What is in the folder of the segments beside them: see `CommitFile`."""
 _IO_BYTES = 8 << 20
 """The most bytes of one system call."""
+
+
+def remove_segments(folder: Path) -> None:
+    """Removes all that a server has left in a folder of segments."""
+    for path in folder.iterdir() if folder.exists() else ():
+        if path.suffix == ".segment" or path.name in _OTHERS:
+            remove_file(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,7 @@ class Segments:
         """Opens the segments that exist, all of whose space is free until `occupy`.
 
         Args:
-            folder: The folder, which is made if it does not exist.
+            folder: The folder, which is made if it does not exist. It has the number of the newest commit, too.
             segment_bytes: The size of new segments.
 
         Raises:
@@ -72,8 +82,10 @@ class Segments:
         """By segment, in the order of their offsets, without neighbours."""
         self._change_free = threading.Lock()
         self._unflushed: set[int] = set()
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         for path in sorted(folder.iterdir()):
+            if path.name in _OTHERS:
+                continue
             if path.suffix != ".segment" or not path.stem.isdecimal():
                 raise StateError(f"{path}: expected nothing but segments in this folder")
             self._open(int(path.stem))
@@ -233,7 +245,7 @@ class Segments:
         try:
             os.posix_fallocate(descriptor, 0, self._segment_bytes)
             os.fsync(descriptor)
-            _flush_folder(self._folder)
+            flush_folder(self._folder)
         except OSError:
             path.unlink()
             raise
@@ -242,17 +254,9 @@ class Segments:
         self._open(number)
 
     def _open(self, number: int) -> None:
+        keep_private(self.path(number))
         descriptor = os.open(self.path(number), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         size = os.fstat(descriptor).st_size
         self._descriptors[number], self._sizes[number] = descriptor, size
         with self._change_free:
             self._free[number] = [Extent(number, 0, _usable(size))] if _usable(size) else []
-
-
-def _flush_folder(folder: Path) -> None:
-    """Makes the names in a folder survive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

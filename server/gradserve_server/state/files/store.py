@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from gradserve_server.errors import ResourceExhaustedError, ServiceError, UnavailableError
-from gradserve_server.state.files.database import UNREADABLE, open_database
+from gradserve_server.state.files.commits import CommitFile
+from gradserve_server.state.files.database import UNREADABLE
 from gradserve_server.state.files.directory import StateDirectory
 from gradserve_server.state.files.errors import DamagedError, StateError
+from gradserve_server.state.files.opening import identify, identity_of, open_files
 from gradserve_server.state.files.segments import Extent, Segments, whole_blocks
 from gradserve_server.state.files.values import (
     Allocate,
@@ -103,6 +105,7 @@ class StateStore:
 
     Attributes:
         on_read: Told how many bytes of arrays were read, at least once in 8 MiB; None for nobody.
+        faults: The reasons why a server refuses the files as a whole; see `go_on`.
     """
 
     def __init__(self, directory: StateDirectory, *, damaged: bool = False) -> None:
@@ -110,11 +113,12 @@ class StateStore:
 
         Args:
             directory: The directory.
-            damaged: Whether to open it even if blobs are not where they should be, to look at the rest or to remove
-                them. Otherwise that is an error.
+            damaged: Whether to open it even if blobs are not where they should be, or files do not belong together,
+                to look at the rest or to remove them. Otherwise that is an error.
 
         Raises:
-            DamagedError: Blobs are not where they should be.
+            LostDatabaseError: The metadata are gone.
+            DamagedError: Blobs are not where they should be, or files are missing or older than others.
             StateError: The metadata are damaged, or of a later version.
             OSError: A file cannot be opened.
         """
@@ -122,7 +126,12 @@ class StateStore:
         self._directory = directory
         with contextlib.ExitStack() as files:
             files.callback(directory.close)
-            self._database = files.enter_context(contextlib.closing(open_database(directory.database)))
+            opened = open_files(directory, damaged=damaged)
+            self._database = files.enter_context(contextlib.closing(opened.database))
+            files.callback(self._close_commits)
+            self._commits = opened.commits
+            self.faults = opened.faults
+            _, self._newest = identity_of(directory, opened.database)
             self._segments = files.enter_context(contextlib.closing(Segments(directory.segments)))
             self._blobs, self._faults = self._read_blobs()
             self._faults |= self._segments.occupy({number: blob.extents for number, blob in self._blobs.items()})
@@ -139,6 +148,12 @@ class StateStore:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_failure: Callable[[str], object] = _log.critical
+
+    def go_on(self) -> None:
+        """Makes the database as it is the state of the directory, whatever was lost; then changes are possible."""
+        if self._commits is None:
+            self._commits = identify(self._directory, self._database)
+            self.faults = ()
 
     def start(self, on_failure: Callable[[str], object]) -> None:
         """Begins to take changes, on the running event loop.
@@ -169,6 +184,10 @@ class StateStore:
                 self._arrived.notify()
             self._thread.join()
         self._files.close()
+
+    def _close_commits(self) -> None:
+        if self._commits is not None:
+            self._commits.close()
 
     # Changes
 
@@ -335,6 +354,7 @@ class StateStore:
                 self._settle(each, self._failure)
 
     def _carry_out(self, group: Sequence[_Entry]) -> None:
+        assert self._commits is not None, "files with faults are only read"
         going = [each for each in group if self._find_space(each)]
         written: dict[int, StoredArrays] = {}
         for entry in going:
@@ -352,7 +372,11 @@ class StateStore:
             for statement, values in statements:
                 self._database.execute(statement, values)
             self._database.executemany("DELETE FROM blob WHERE id = ?", [(number,) for number in removed])
+            self._newest += 1
+            self._database.execute("UPDATE directory SET commits = ?", (self._newest,))
             self._database.execute("COMMIT")
+            # Before anybody hears of the commit: what was answered can then be missed.
+            self._commits.write(self._newest)
         self._blobs |= written
         for number in removed:
             # Only now: whoever writes there destroys what the database referred to until a moment ago.
