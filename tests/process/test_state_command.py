@@ -1,8 +1,10 @@
 """`gradserve state`: directories that are whole, damaged, in use, or none."""
 
+import asyncio
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import ml_dtypes
@@ -13,7 +15,11 @@ from click.testing import CliRunner, Result
 import gradserve
 from gradserve_server.cli import cli
 from gradserve_server.config import RuntimeConfig, ServerConfig, StateConfig
+from gradserve_server.state.files.errors import StateError
 from gradserve_server.testing import LocalServer
+from tests.accumulators.durable.disk import Disk as AccumulatorDisk
+from tests.layers.durable.disk import LayerDisk
+from tests.together import together
 
 
 def run(*arguments: object) -> Result:
@@ -191,3 +197,63 @@ def test_a_layer_that_is_damaged_is_removed(directory: Path, statement: str | No
     assert run("repair", directory, "--yes").exit_code == 0
     result = run("check", directory)
     assert result.output.endswith("2 accumulators, 0 layers, nothing is damaged\n")
+
+
+REFUSED = [
+    'UPDATE accumulator SET lifetime = \'{"owner": "", "idle_lease": 9223372036854775807}\'',
+    "UPDATE accumulator SET lifetime = '{\"owner\": 7}'",
+    "UPDATE accumulator SET lifetime = '[]'",
+    "UPDATE accumulator SET spec = json_set(spec, '$.durability', 'NONE')",
+    "UPDATE accumulator SET spec = json_set(spec, '$.components[0].dtype', 'complex64')",
+    "UPDATE event SET record = '[]'",
+    "DELETE FROM event",
+    "UPDATE gradient SET contribution = '7'",
+    "UPDATE gradient SET contribution = json_set(contribution, '$.weigth', 1)",
+    "UPDATE gradient SET names = '[]'",
+    'UPDATE gradient SET names = \'[["w", null], ["x", null], ["b", null]]\'',
+    "DELETE FROM gradient",
+    "UPDATE average SET round = round + 7",
+    "UPDATE average SET names = '[]'",
+    f"UPDATE average SET record = '{'[' * 100_000}'",
+    "INSERT INTO ledger SELECT id, 0, '{}' FROM accumulator",
+    "UPDATE layer SET lifetime = '{\"idle_lease\": -1}'",
+    "UPDATE layer_update SET implementation = 'none'",
+    "UPDATE layer_variable SET place = 99",
+    "UPDATE blob SET arrays = json_set(arrays, '$[0][1]', json('[4611686018427387904]'))",
+    "UPDATE blob SET extents = json_set(extents, '$[0][1]', -4096)",
+]
+"""Changes of records with which no server starts."""
+
+
+@pytest.fixture
+def intact(directory: Path) -> Callable[[], None]:
+    """Makes the records what they were."""
+    kept = {path: path.read_bytes() for path in (directory / "metadata.sqlite", directory / "segments" / "commits")}
+
+    def restore() -> None:
+        for path, content in kept.items():
+            path.write_bytes(content)
+
+    return restore
+
+
+async def start(directory: Path) -> None:
+    """Makes everything again that is in a directory, as a server does at its start."""
+    (await AccumulatorDisk.open(directory)).store.close()
+    (await LayerDisk.open(directory)).store.close()
+
+
+@together("statement", REFUSED)
+def test_what_a_server_refuses_is_found_by_check_and_removed_by_repair(
+    directory: Path, intact: Callable[[], None], statement: str
+) -> None:
+    intact()
+    with closing(sqlite3.connect(directory / "metadata.sqlite", isolation_level=None)) as connection:
+        connection.execute(statement)
+    with suppress(StateError):
+        asyncio.run(start(directory))
+        raise AssertionError("a server starts")
+    assert run("check", directory).exit_code == 1
+    assert run("repair", directory, "--yes").exit_code == 0
+    assert run("check", directory).exit_code == 0
+    asyncio.run(start(directory))

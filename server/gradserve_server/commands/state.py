@@ -31,12 +31,14 @@ def state() -> None:
 @_directory
 def check(directory: Path) -> None:
     """Read and verify all of DIRECTORY. Exit with 1 if something is damaged."""
-    from gradserve_server.accumulators.durable.inspection import inspect
+    from gradserve_server.accumulators.durable.inspection import inspect, num_incoming
+    from gradserve_server.accumulators.durable.records import RESIZED
     from gradserve_server.layers.batch_norm.durable.inspection import inspect_layers
 
     with _opened(directory) as store:
         with reading(store):
             found, layers = list(inspect(store)), list(inspect_layers(store))
+        incoming = num_incoming(store)
         wrong = store.faults
         for fault in wrong:
             tell_problem(fault)
@@ -54,6 +56,8 @@ def check(directory: Path) -> None:
             f"{damaged_layers} of {len(layers)} layers are damaged"
             + (", and the files do not belong together" if wrong else "")
         )
+    if incoming:
+        raise click.ClickException(f"{directory}: {incoming} {RESIZED}")
     tell(f"{directory}: {len(found)} accumulators, {len(layers)} layers, nothing is damaged")
 
 

@@ -124,11 +124,19 @@ def test_a_database_that_is_gone_is_refused_and_the_repair_begins_anew(
 
 DIFFER = {
     "log gone": (unlink("metadata.sqlite-wal"), "expected commit 7 or a later one, got 3: .*4 commits are lost", 3),
-    "log cut": (cut_log, r"expected commit 7 or a later one, got \d: its write-ahead log \(metadata.sqlite-wal\) is", 5),
+    "log cut": (
+        cut_log,
+        r"expected commit 7 or a later one, got \d: its write-ahead log \(metadata.sqlite-wal\) is",
+        5,
+    ),
     "mark damaged": (rewrite("gradserve-state", os.urandom(64)), "gradserve-state: the mark .* is damaged", 7),
     "mark empty": (rewrite("gradserve-state", b""), "gradserve-state: the mark .* is damaged", 7),
     "number of commits gone": (unlink("segments/commits"), "segments/commits: the file is missing", 7),
-    "number of commits damaged": (rewrite("segments/commits", bytes(8192)), "segments/commits: the number .* damaged", 7),
+    "number of commits damaged": (
+        rewrite("segments/commits", bytes(8192)),
+        "segments/commits: the number .* damaged",
+        7,
+    ),
     "segments gone": (lambda path: shutil.rmtree(path / "segments"), "segments/commits: the file is missing", 7),
     "database of another": (database_of_another_directory, "expected the database of the directory [0-9a-f]+, got", 0),
     "database of an earlier format": (of_an_earlier_format, f"expected format {FORMAT} or a later one, got 2", 0),

@@ -1,20 +1,42 @@
 """Looks at the accumulators of a state directory that no server uses."""
 
+import asyncio
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from gradserve_server.accumulators.durable.records import DAMAGES, read_ledger
-from gradserve_server.accumulators.durable.spec_records import average_of, joined, spec_of
+from gradserve_server.accumulators.average_memory import NoAverageMemory
+from gradserve_server.accumulators.durable.records import (
+    INCOMING,
+    SELECT_ACCUMULATORS,
+    StoredAccumulator,
+    make_again,
+    read_ledger,
+)
+from gradserve_server.accumulators.durable.shard_journal import FileShardJournal
+from gradserve_server.accumulators.durable.spec_records import average_of, joined
 from gradserve_server.accumulators.gradient import Average, Value
 from gradserve_server.accumulators.identity import CallMemory
+from gradserve_server.accumulators.journal import MemoryJournal, MemoryRecords
 from gradserve_server.accumulators.ledger import Answer
+from gradserve_server.accumulators.places.host_place import HostPlace
+from gradserve_server.accumulators.places.places import Places
+from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.config import LimitsConfig
+from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.security.shares import ShareRules
+from gradserve_server.state.files.errors import DAMAGES, StateError
 from gradserve_server.state.files.store import Change, StateStore
+from gradserve_server.state.journal import NoJournal
+from gradserve_server.tensors.fair_quota import FairQuota
 from gradserve_server.tensors.quotas import Quota
 
 _ENDLESS = 1 << 62
@@ -46,39 +68,73 @@ class Found:
 
 
 def inspect(store: StateStore) -> Iterator[Found]:
-    """Reads all that there is, and checks it."""
-    for number, *columns in store.rows(
-        "SELECT id, container, name, durability, spec FROM accumulator ORDER BY container, name"
-    ):
-        yield _inspect_one(store, number, *columns)
+    """Makes each accumulator again, as a server does at its start, and says what is in the way of that."""
+    reducer = Reducer(ForkJoin(1))
+    rows = sorted(store.rows(SELECT_ACCUMULATORS), key=lambda row: (row[1], row[2]))
+    levels = dict(store.rows("SELECT id, durability FROM accumulator"))
+    for row in rows:
+        yield _inspect_one(store, reducer, levels[row[0]], row)
 
 
-def _inspect_one(store: StateStore, number: int, container: str, name: str, durability: str, spec: str) -> Found:
+def num_incoming(store: StateStore) -> int:
+    """Returns the number of accumulators that have come with a change of the number of servers that has not ended."""
+    ((count,),) = store.rows("SELECT count(*) FROM accumulator WHERE container = ?", INCOMING)
+    return int(count)
+
+
+def _inspect_one(store: StateStore, reducer: Reducer, durability: str, row: tuple[Any, ...]) -> Found:
+    number, container, name, *_ = row
     averages, damaged = [], {}
     rounds = store.rows("SELECT round FROM average WHERE accumulator = ? ORDER BY round", number)
     for (round_number,) in rounds:
         try:
             read_average(store, number, round_number)
         except (StateError, *DAMAGES) as error:
-            damaged[round_number] = str(error)
+            damaged[round_number] = _reason(error)
         else:
             averages.append(round_number)
     step, num_gradients, damage = None, 0, None
-    try:
-        spec_of(json.loads(spec))
+    with suppress(StateError, *DAMAGES):
         ledger, _ = read_ledger(store.rows, number, unlimited_calls())
         step, num_gradients = ledger.rounds.global_step, ledger.rounds.num_accumulated
-        gradients = store.rows("SELECT names, blob FROM gradient WHERE accumulator = ?", number)
-        for names, blob in gradients:
-            joined(json.loads(names), store.read(blob, np.empty))
-        for names, blob in store.rows("SELECT names, blob FROM part WHERE accumulator = ?", number):
-            joined(json.loads(names), store.read(blob, np.empty))
-        if len(gradients) != num_gradients:
-            damage = f"{len(gradients)} of the {num_gradients} gradients of its current round are there"
+    try:
+        asyncio.run(_make_again(store, reducer, StoredAccumulator.of_row(*row), damaged))
     except (StateError, *DAMAGES) as error:
-        damage = str(error)
+        damage = _reason(error)
     key = ResourceKey(container, name)
     return Found(number, key, durability, step, num_gradients, tuple(averages), damaged, damage)
+
+
+async def _make_again(
+    store: StateStore, reducer: Reducer, row: StoredAccumulator, damaged_averages: Collection[int]
+) -> None:
+    """Makes an accumulator again on the host of a server without limits, which writes nothing.
+
+    Raises:
+        StateError, DAMAGES: A server cannot make it again.
+    """
+    memory = FairQuota(_ENDLESS, "bytes of tensor memory", ShareRules())
+    registry = AccumulatorRegistry(
+        places=Places(HostPlace("cpu", reducer, np.empty, InlineCompute(), memory)),
+        make_average_memory=NoAverageMemory,
+        bookkeeping=FairQuota(_ENDLESS, "bytes of bookkeeping", ShareRules()),
+        limits=LimitsConfig(),
+        lifetimes=Lifetimes(lambda: 0.0, 1.0),
+        clock=lambda: 0.0,
+        new_incarnation=str,
+        records=MemoryRecords(),
+    )
+    on_host = replace(row, spec=row.spec.on("cpu"))
+    await make_again(
+        store, on_host, registry, unlimited_calls(), lambda _: MemoryJournal(NoJournal()), np.empty, damaged_averages
+    )
+    for _ in FileShardJournal(store, row.number).read(np.empty):
+        pass
+
+
+def _reason(error: Exception) -> str:
+    """Returns the reason for an error, some of which have no words."""
+    return str(error) or type(error).__name__
 
 
 def read_average(store: StateStore, number: int, round_number: int | None = None) -> Average:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,18 +12,18 @@ from gradserve_server.accumulators.durable.journal import FileJournal
 from gradserve_server.accumulators.durable.ledger_records import ledger_of, ledger_record
 from gradserve_server.accumulators.durable.spec_records import average_of, joined, spec_of, spec_record
 from gradserve_server.accumulators.events import contribution_of, from_record
-from gradserve_server.accumulators.gradient import Contribution, Gradient, Value
+from gradserve_server.accumulators.gradient import Gradient
 from gradserve_server.accumulators.identity import CallMemory
 from gradserve_server.accumulators.journal import AccumulatorJournal, MemoryJournal
 from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.errors import ResourceExhaustedError, ServiceError
+from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import ResourceKey
 from gradserve_server.security.identity import owner_named
 from gradserve_server.state.durability import Durability
-from gradserve_server.state.files.errors import DamagedError
+from gradserve_server.state.files.errors import DAMAGES, DamagedError, StateError
 from gradserve_server.state.files.store import Change, StateStore
 from gradserve_server.state.files.values import Allocate
 from gradserve_server.state.journal import NoJournal
@@ -34,17 +34,45 @@ _MOST_EVENTS = 20_000
 INCOMING = ""
 """The container, in the database, of accumulators that come with a change of the number of servers, and are not used
 before it is decided. Their names there are keys; no other container is empty."""
-DAMAGES = (ValueError, TypeError, KeyError, IndexError, StopIteration, ServiceError)
-"""What reading a record raises that is not as it was written."""
+RESIZED = (
+    "accumulators have come here with a change of the number of servers that has not ended: start the cluster with "
+    "`gradserve cluster up`, which ends it"
+)
+"""The reason why a server refuses a directory that has some of them."""
 
 
 @dataclass(frozen=True)
-class _Row:
+class StoredAccumulator:
+    """The row of an accumulator.
+
+    Attributes:
+        number: Its number in the state directory.
+        key: Its name.
+        incarnation: Its incarnation.
+        spec: Its specification.
+        lifetime: Its lifetime.
+    """
+
     number: int
     key: ResourceKey
     incarnation: str
     spec: AccumulatorSpec
     lifetime: Lifetime
+
+    @classmethod
+    def of_row(
+        cls, number: int, container: str, name: str, owner: str, incarnation: str, spec: str, lifetime: str
+    ) -> "StoredAccumulator":
+        """Reads the columns of `SELECT_ACCUMULATORS`.
+
+        Raises:
+            DAMAGES: They are damaged.
+        """
+        key = ResourceKey(container, name, owner_named(owner))
+        found = spec_of(json.loads(spec))
+        if found.durability in (None, Durability.NONE):
+            raise ValueError("its durability is NONE")
+        return cls(number, key, incarnation, found, Lifetime(**json.loads(lifetime)))
 
 
 class FileRecords:
@@ -114,74 +142,56 @@ class FileRecords:
             ResourceExhaustedError: Less is allowed than what is there.
         """
         self._registry = registry
-        rows = [self._row(*each) for each in self._store.rows(_SELECT_ACCUMULATORS)]
+        rows = [self._row(*each) for each in self._store.rows(SELECT_ACCUMULATORS)]
         for row in rows:
             try:
-                await self._restore(row, registry, allocate)
+                calls = registry.new_call_memory(registry.bookkeeping_of(row.key))
+                made = await make_again(self._store, row, registry, calls, self._journal_of(row), allocate)
+                if made.shard is not None:
+                    for part in self._journals[row.key].shard.read(allocate):
+                        await made.shard.stage_again(*part)
             except ResourceExhaustedError:
                 raise
             except DAMAGES as error:
-                raise self._damaged(row, error) from error
+                raise self._damaged(row.key, error) from error
         return len(rows)
 
-    async def _restore(self, row: _Row, registry: AccumulatorRegistry, allocate: Allocate) -> None:
-        calls = registry.new_call_memory(registry.bookkeeping_of(row.key))
-        ledger, position = read_ledger(self._store.rows, row.number, calls)
-        averages = self._store.rows(
-            "SELECT record, names, blob FROM average WHERE accumulator = ? ORDER BY round", row.number
-        )
-        gradients = self._store.rows(
-            "SELECT contribution, names, blob FROM gradient WHERE accumulator = ? ORDER BY position", row.number
-        )
-        journal = FileJournal(
-            self._store,
-            row.number,
-            _level(row.spec),
-            position=position,
-            gradients=[blob for *_, blob in gradients],
-            averages={json.loads(record)["round_number"]: blob for record, _, blob in averages},
-            on_round=self._shorten,
-        )
-        self._journals[row.key] = journal
-        accumulator = registry.restore(row.key, row.spec, row.lifetime, row.incarnation, ledger, journal)
-        for record, names, blob in averages:
-            values = joined(json.loads(names), self._store.read(blob, allocate))
-            await accumulator.keep_again(*average_of(json.loads(record), values))
-        count = 0
-        for contribution, values in self._gradients(gradients, allocate):
-            count += contribution.num_gradients
-            await accumulator.add_again(Gradient(values, owned=True, finite=frozenset(values)), contribution)
-        _check_sum(accumulator, count)
-        if accumulator.shard is not None:
-            for part in journal.shard.read(allocate):
-                await accumulator.shard.stage_again(*part)
+    def _journal_of(self, row: StoredAccumulator) -> Callable[[int], FileJournal]:
+        """Returns what makes the journal of an accumulator that was there before, given its latest position."""
+        assert row.spec.durability is not None, "the row was checked"
+        durability = row.spec.durability
 
-    def _gradients(
-        self, rows: Sequence[tuple[Any, ...]], allocate: Allocate
-    ) -> Iterator[tuple[Contribution, dict[str, Value]]]:
-        for contribution, names, blob in rows:
-            yield (
-                contribution_of(json.loads(contribution)),
-                joined(json.loads(names), self._store.read(blob, allocate)),
+        def journal(position: int) -> FileJournal:
+            gradients = self._store.rows(
+                "SELECT blob FROM gradient WHERE accumulator = ? ORDER BY position", row.number
             )
+            averages = self._store.rows("SELECT round, blob FROM average WHERE accumulator = ?", row.number)
+            made = self._journals[row.key] = FileJournal(
+                self._store,
+                row.number,
+                durability,
+                position=position,
+                gradients=[blob for (blob,) in gradients],
+                averages=dict(averages),
+                on_round=self._shorten,
+            )
+            return made
 
-    def _row(
-        self, number: int, container: str, name: str, owner: str, incarnation: str, spec: str, lifetime: str
-    ) -> _Row:
+        return journal
+
+    def _row(self, number: int, container: str, name: str, *columns: str) -> StoredAccumulator:
         if container == INCOMING:
-            raise DamagedError(
-                f"{self._store.path}: accumulators have come here with a change of the number of servers that has not "
-                "ended: start the cluster with `gradserve cluster up`, which ends it"
-            )
-        key = ResourceKey(container, name, owner_named(owner))
+            raise StateError(f"{self._store.path}: {RESIZED}")
         try:
-            return _Row(number, key, incarnation, spec_of(json.loads(spec)), Lifetime(**json.loads(lifetime)))
+            return StoredAccumulator.of_row(number, container, name, *columns)
         except DAMAGES as error:
-            raise self._damaged(key, error) from error
+            raise self._damaged(ResourceKey(container, name), error) from error
 
-    def _damaged(self, what: _Row | ResourceKey, error: Exception) -> DamagedError:
-        key = what.key if isinstance(what, _Row) else what
-        return DamagedError(f"{self._store.path}: the record of accumulator {str(key)!r} cannot be used: {error}")
+    def _damaged(self, key: ResourceKey, error: Exception) -> DamagedError:
+        return DamagedError(
+            f"{self._store.path}: the record of accumulator {str(key)!r} cannot be used: {error}: restore the "
+            f"directory from a backup, or see what `gradserve state repair {self._store.path}` would remove"
+        )
 
     # Shorter journals
 
@@ -227,7 +237,57 @@ class FileRecords:
             return json.dumps(ledger_record(ledger))
 
 
-_SELECT_ACCUMULATORS = "SELECT id, container, name, owner, incarnation, spec, lifetime FROM accumulator ORDER BY id"
+SELECT_ACCUMULATORS = "SELECT id, container, name, owner, incarnation, spec, lifetime FROM accumulator ORDER BY id"
+
+
+async def make_again(
+    store: StateStore,
+    row: StoredAccumulator,
+    registry: AccumulatorRegistry,
+    calls: CallMemory[Answer],
+    journal_of: Callable[[int], AccumulatorJournal],
+    allocate: Allocate,
+    without: Collection[int] = (),
+) -> Accumulator:
+    """Makes an accumulator of a state directory again.
+
+    Args:
+        store: The state directory.
+        row: The row of the accumulator.
+        registry: Gets it.
+        calls: An empty memory of calls, for its ledger.
+        journal_of: Makes its journal, given the position of its latest event.
+        allocate: Allocates memory for its values.
+        without: The rounds whose averages are left out.
+
+    Raises:
+        StateError: A value cannot be read.
+        DAMAGES: A record is damaged.
+    """
+    ledger, position = read_ledger(store.rows, row.number, calls)
+    journal = journal_of(position)
+    accumulator = registry.restore(row.key, row.spec, row.lifetime, row.incarnation, ledger, journal)
+    averages = store.rows(
+        "SELECT round, record, names, blob FROM average WHERE accumulator = ? ORDER BY round", row.number
+    )
+    for number, record, names, blob in averages:
+        if number in without:
+            continue
+        average, answered = average_of(json.loads(record), joined(json.loads(names), store.read(blob, allocate)))
+        if average.round_number != number:
+            raise ValueError(f"expected the average of round {number}, got that of round {average.round_number}")
+        await accumulator.keep_again(average, answered)
+    gradients = store.rows(
+        "SELECT contribution, names, blob FROM gradient WHERE accumulator = ? ORDER BY position", row.number
+    )
+    count = 0
+    for record, names, blob in gradients:
+        contribution = contribution_of(json.loads(record))
+        values = joined(json.loads(names), store.read(blob, allocate))
+        count += contribution.num_gradients
+        await accumulator.add_again(Gradient(values, owned=True, finite=frozenset(values)), contribution)
+    _check_sum(accumulator, count)
+    return accumulator
 
 
 def read_ledger(
@@ -276,12 +336,6 @@ def number_change(number: int) -> Change:
         number,
     )
     return change
-
-
-def _level(spec: AccumulatorSpec) -> Durability:
-    if spec.durability in (None, Durability.NONE):
-        raise ValueError("its durability is NONE")
-    return spec.durability
 
 
 def _check_sum(accumulator: Accumulator, num_gradients: int) -> None:

@@ -65,7 +65,7 @@ class FileShardJournal:
 
         Raises:
             StateError: Something is damaged.
-            ValueError, TypeError, KeyError, StopIteration: A record is damaged.
+            ValueError, TypeError, KeyError: A record is damaged.
         """
         rows = self._store.rows(
             "SELECT home, id, local_step, names, blob FROM part WHERE accumulator = ? ORDER BY blob", self._number

@@ -115,16 +115,20 @@ def joined(layout: list[Any], arrays: list[Array]) -> dict[str, Value]:
     """Returns values, given their layout and their arrays.
 
     Raises:
-        ValueError, TypeError, KeyError, StopIteration: They do not belong together.
+        ValueError, TypeError, KeyError: They do not belong together.
     """
-    left = iter(arrays)
+    left = list(reversed(arrays))
     values: dict[str, Value] = {}
     for name, sparse in layout:
+        if len(left) < (1 if sparse is None else 2):
+            raise ValueError(f"expected more than {len(arrays)} arrays")
         if sparse is None:
-            values[name] = next(left)
+            values[name] = left.pop()
         else:
             shape = sparse["dense_shape"]
-            values[name] = SparseSlices(next(left), next(left), None if shape is None else tuple(shape))
+            values[name] = SparseSlices(left.pop(), left.pop(), None if shape is None else tuple(shape))
+    if left:
+        raise ValueError(f"expected {len(arrays) - len(left)} arrays, got {len(arrays)}")
     return values
 
 

@@ -1,7 +1,7 @@
 """The number of the newest commit of a state directory, beside its database.
 
-A database that was put back to an earlier state, by a copy without its write-ahead log or with a part of it, is whole in
-itself: only something outside it can tell that commits are missing.
+A database that was put back to an earlier state, by a copy without its write-ahead log or with a part of it, is whole
+in itself: only something outside it can tell that commits are missing.
 """
 
 import os

@@ -171,14 +171,7 @@ def open_database(path: Path, oldest: int = 1) -> sqlite3.Connection:
     try:
         connection = _connected(path)
         _check(connection, path)
-        (found,) = connection.execute("PRAGMA user_version").fetchone()
-        if not found:
-            raise LostDatabaseError(f"{path}: there is nothing in the file")
-        if found > FORMAT:
-            raise StateError(f"{path}: expected format {FORMAT} or an earlier one, got {found}, of a later gradserve")
-        if found < oldest:
-            raise DamagedError(f"{path}: expected format {oldest} or a later one, got {found}: the file is an older copy")
-        _upgrade(connection, found)
+        _upgrade(connection, _format_of(connection, path, oldest))
     except UNREADABLE as error:
         _close(connection)
         raise StateError(f"{path}: the database is damaged: {error}") from error
@@ -186,6 +179,17 @@ def open_database(path: Path, oldest: int = 1) -> sqlite3.Connection:
         _close(connection)
         raise
     return connection
+
+
+def _format_of(connection: sqlite3.Connection, path: Path, oldest: int) -> int:
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    if not found:
+        raise LostDatabaseError(f"{path}: there is nothing in the file")
+    if found > FORMAT:
+        raise StateError(f"{path}: expected format {FORMAT} or an earlier one, got {found}, of a later gradserve")
+    if found < oldest:
+        raise DamagedError(f"{path}: expected format {oldest} or a later one, got {found}: it is an older copy")
+    return int(found)
 
 
 def remove_database(path: Path) -> None:

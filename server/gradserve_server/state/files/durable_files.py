@@ -12,9 +12,7 @@ _FOLDER_MODE = 0o700
 def write_file(path: Path, content: bytes) -> None:
     """Makes or replaces a file in one step: after a loss of power it has the old content or the new one."""
     beside = path.with_name(f".{path.name}")
-    descriptor = os.open(
-        beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE
-    )
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
     with open(descriptor, "wb") as file:
         file.write(content)
         file.flush()

@@ -1,6 +1,7 @@
 """Opens the files of a state directory, and finds out whether they belong together and none is older than another."""
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -49,8 +50,8 @@ def open_files(directory: StateDirectory, *, damaged: bool) -> OpenFiles:
     database = _made(directory) if directory.is_new else _opened(directory, damaged=damaged)
     try:
         faults = () if directory.is_new else tuple(_faults(directory, database))
-        if faults and not damaged:
-            raise DamagedError(f"{'; '.join(faults)}: {_way_out(directory)}")
+        if not damaged:
+            _check(directory, faults)
         return OpenFiles(database, None if faults else identify(directory, database), faults)
     except BaseException:
         database.close()
@@ -72,6 +73,11 @@ def _opened(directory: StateDirectory, *, damaged: bool) -> sqlite3.Connection:
         raise LostDatabaseError(f"{error}, but the state directory was in use: {_way_out(directory)}") from None
     except DamagedError as error:
         raise DamagedError(f"{error}: {_way_out(directory)}") from None
+
+
+def _check(directory: StateDirectory, faults: Sequence[str]) -> None:
+    if faults:
+        raise DamagedError(f"{'; '.join(faults)}: {_way_out(directory)}")
 
 
 def _way_out(directory: StateDirectory) -> str:
@@ -112,7 +118,9 @@ def _faults(directory: StateDirectory, database: sqlite3.Connection) -> list[str
         return faults  # It gets an id now. Earlier versions had no number of commits outside the database.
     found, number = identity_of(directory, database)
     if directory.id and found != directory.id:
-        faults.append(f"{directory.database}: expected the database of the directory {directory.id}, got that of {found}")
+        faults.append(
+            f"{directory.database}: expected the database of the directory {directory.id}, got that of {found}"
+        )
     try:
         with closing(CommitFile(directory.commits)) as commits:
             if commits.id != found:

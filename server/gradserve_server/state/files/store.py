@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from gradserve_server.errors import ResourceExhaustedError, ServiceError, UnavailableError
-from gradserve_server.state.files.commits import CommitFile
 from gradserve_server.state.files.database import UNREADABLE
 from gradserve_server.state.files.directory import StateDirectory
 from gradserve_server.state.files.errors import DamagedError, StateError

@@ -17,6 +17,7 @@ Array: TypeAlias = NDArray[Any]
 Allocate: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 _CHUNK_BYTES = 1 << 20
+_MOST = 1 << 62
 _CHECKSUM = np.dtype("<u8")
 
 
@@ -53,7 +54,14 @@ class StoredArrays:
             ValueError, TypeError: They are not what `row` returns.
         """
         specs = [(np.dtype(name), tuple(shape)) for name, shape in json.loads(arrays)]
-        return cls(specs, [Extent(*each) for each in json.loads(extents)], checksums)
+        found = cls(specs, [Extent(*each) for each in json.loads(extents)], checksums)
+        sizes = [size for _, shape in specs for size in shape]
+        places = [number for each in found.extents for number in (each.segment, each.offset, each.num_bytes)]
+        if not all(type(number) is int and 0 <= number < _MOST for number in (*sizes, *places)):
+            raise ValueError("expected sizes and places that are not negative")
+        if found.num_bytes > sum(each.num_bytes for each in found.extents):
+            raise ValueError(f"expected space for {found.num_bytes} bytes, got less")
+        return found
 
 
 def bytes_of(arrays: Sequence[Array]) -> list[memoryview]:

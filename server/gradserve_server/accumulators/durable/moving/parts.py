@@ -9,11 +9,11 @@ import numpy as np
 
 from gradserve_server.accumulators.durable.inspection import unlimited_calls
 from gradserve_server.accumulators.durable.moving.rows import Key, number_of
-from gradserve_server.accumulators.durable.records import DAMAGES, read_ledger
+from gradserve_server.accumulators.durable.records import read_ledger
 from gradserve_server.accumulators.durable.spec_records import joined, split
 from gradserve_server.accumulators.gradient import Array, SparseSlices, Value
 from gradserve_server.accumulators.shard_journal import PartKey
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.state.files.errors import DAMAGES, StateError
 from gradserve_server.state.files.store import Change, StateStore
 
 

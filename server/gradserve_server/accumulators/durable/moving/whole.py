@@ -16,7 +16,6 @@ from gradserve_server.accumulators.durable.moving.rows import (
     read_movable,
     replacement,
 )
-from gradserve_server.accumulators.durable.records import DAMAGES
 from gradserve_server.accumulators.durable.spec_records import average_of, average_record, spec_of, split
 from gradserve_server.accumulators.events import Record, contribution_of, contribution_record
 from gradserve_server.accumulators.gradient import Gradient, Value
@@ -28,7 +27,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.state.files.errors import DAMAGES, StateError
 from gradserve_server.state.files.store import Change, StateStore
 from gradserve_server.tensors.quotas import Quota
 

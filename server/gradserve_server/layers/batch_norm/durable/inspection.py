@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradserve_server.layers.batch_norm.durable.config_records import config_of
-from gradserve_server.layers.batch_norm.durable.records import DAMAGES, SELECT_LAYERS, read_tensors
+from gradserve_server.layers.batch_norm.durable.records import SELECT_LAYERS, read_tensors
 from gradserve_server.layers.batch_norm.durable.state_records import restore_state
 from gradserve_server.layers.batch_norm.forwards import Forwards
 from gradserve_server.layers.batch_norm.state import LayerState
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import ResourceKey
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.state.files.errors import DAMAGES, StateError
 from gradserve_server.state.files.store import Change, StateStore
 from gradserve_server.tensors.quotas import Quota
 
@@ -48,7 +48,7 @@ def inspect_layers(store: StateStore) -> Iterator[FoundLayer]:
         try:
             yield _inspect_one(store, number, key, config, lifetime)
         except (StateError, *DAMAGES) as error:
-            yield FoundLayer(number, key, damage=str(error))
+            yield FoundLayer(number, key, damage=str(error) or type(error).__name__)
 
 
 def _inspect_one(store: StateStore, number: int, key: ResourceKey, config: str, lifetime: str) -> FoundLayer:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from gradserve_server.errors import ResourceExhaustedError, ServiceError
+from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.durable.config_records import config_of, config_record
 from gradserve_server.layers.batch_norm.durable.journal import FileLayerJournal, ToHost
@@ -26,13 +26,11 @@ from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import ResourceKey
 from gradserve_server.security.identity import owner_named
 from gradserve_server.state.durability import Durability
-from gradserve_server.state.files.errors import DamagedError
+from gradserve_server.state.files.errors import DAMAGES, DamagedError
 from gradserve_server.state.files.store import Change, StateStore
 from gradserve_server.state.files.values import Allocate
 from gradserve_server.state.journal import NoJournal
 
-DAMAGES = (ValueError, TypeError, KeyError, IndexError, AttributeError, ServiceError)
-"""What reading a record raises that is not as it was written."""
 SELECT_LAYERS = "SELECT id, container, name, owner, incarnation, creation_id, config, lifetime FROM layer ORDER BY id"
 
 Make: TypeAlias = Callable[[Callable[[bool], object]], BatchNormLayer]
@@ -120,7 +118,8 @@ class FileLayerRecords:
                 raise
             except DAMAGES as error:
                 raise DamagedError(
-                    f"{self._store.path}: the record of layer {str(key)!r} cannot be used: {error}"
+                    f"{self._store.path}: the record of layer {str(key)!r} cannot be used: {error}: restore the "
+                    f"directory from a backup, or see what `gradserve state repair {self._store.path}` would remove"
                 ) from error
         return len(rows)
 
