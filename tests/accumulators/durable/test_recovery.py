@@ -321,6 +321,57 @@ async def test_many_events_become_one_ledger(
     after.store.close()
 
 
+@pytest.mark.parametrize("name", ["a?b", "run#1", "50%41", "ä b:c&d=e"])
+async def test_paths_with_characters_that_mean_something_in_a_uri(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records_module, "_MOST_EVENTS", 4)
+    disk = await Disk.open(tmp_path / name)
+    acc = await disk.create()
+    for step in range(3):
+        await apply(acc, 1, local_step=step)
+        await take(acc, 1)
+    await disk.shortened()
+    assert len(disk.store.rows("SELECT * FROM ledger")) == 1
+    disk.store.close()
+    assert os.listdir(tmp_path) == [name]
+
+
+async def test_a_journal_that_cannot_be_shortened_says_so_and_grows(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(records_module, "_MOST_EVENTS", 4)
+    acc = await disk.create()
+    with monkeypatch.context() as patched:
+        patched.setattr(records_module, "read_ledger", lambda *_: json.loads("x"))
+        for step in range(2):
+            await apply(acc, 1, local_step=step)
+            await take(acc, 1)
+        await disk.shortened()
+    assert "the journal of accumulator 1 in " in caplog.text
+    for step in range(2, 4):
+        await apply(acc, 1, local_step=step)
+        await take(acc, 1)
+    await disk.shortened()
+    assert len(disk.store.rows("SELECT * FROM ledger")) == 1
+
+
+async def test_space_for_an_average_is_given_back_if_the_accumulator_is_deleted_before_the_round_ends(
+    disk: Disk,
+) -> None:
+    acc = await disk.create()
+    await apply(acc, 1)
+    journal = disk.records._journals[KEY]
+    await journal.reserve(1 << 20)
+    await journal.reserve(2 << 20)
+    await disk.store.flush()
+    assert disk.store._segments.num_bytes - disk.store._segments.num_free == 2 << 20, "one of them is enough"
+    disk.bench.registry.delete(KEY)
+    await journal.reserve(1 << 20)
+    await disk.store.flush()
+    assert disk.store._segments.num_free == disk.store._segments.num_bytes > 0
+
+
 async def test_an_older_ledger_never_takes_the_place_of_a_newer_one(disk: Disk) -> None:
     """Threads may end in another order than they began in."""
     acc = await disk.create()

@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from gradserve_server.errors import ResourceExhaustedError, UnavailableError
 from gradserve_server.state.files.database import FORMAT
 from gradserve_server.state.files.directory import StateDirectory
 from gradserve_server.state.files.errors import StateError
-from gradserve_server.state.files.segments import Segments
+from gradserve_server.state.files.segments import Extent, Segments
 from gradserve_server.state.files.store import Change, StateStore
+from tests.servers.polling import PATIENCE_SECONDS
 
 INSERT = (
     "INSERT INTO accumulator (id, container, name, incarnation, durability, spec, lifetime) "
@@ -138,6 +140,36 @@ async def test_reserved_space_is_used_and_the_rest_given_back(disk: Disk) -> Non
     await disk.store.commit(change)
     assert disk.store._segments.num_free == (64 << 20) - 4096
     assert disk.store.read(blob, np.empty)[0].sum() == 100
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile", "after"])
+async def test_space_is_given_back_if_nobody_waits_for_it_any_more(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    allocate = Segments.allocate
+
+    def allocate_later(segments: Segments, num_bytes: int) -> list[Extent]:
+        begun.set()
+        assert go_on.wait(PATIENCE_SECONDS)
+        return allocate(segments, num_bytes)
+
+    monkeypatch.setattr(Segments, "allocate", allocate_later)
+    reserving = asyncio.create_task(disk.store.reserve(60 << 20))
+    await asyncio.sleep(0)
+    if when == "before":
+        reserving.cancel()
+    await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
+    if when == "meanwhile":
+        reserving.cancel()
+    go_on.set()
+    if when == "after":
+        # The store has answered, and the task has not gone on yet.
+        disk.store._answer = lambda *given, answer=disk.store._answer: (answer(*given), reserving.cancel())  # type: ignore
+    with pytest.raises(asyncio.CancelledError):
+        await reserving
+    await disk.store.flush()
+    assert disk.store._segments.num_free == disk.store._segments.num_bytes > 0
 
 
 async def test_a_full_disk_fails_one_change_alone(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:

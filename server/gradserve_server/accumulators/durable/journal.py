@@ -104,15 +104,16 @@ class FileJournal:
 
     async def reserve(self, num_bytes: int) -> None:
         """See `AccumulatorJournal`."""
-        if self._space is None:
-            self._space = await self._store.reserve(num_bytes)
+        space = await self._store.reserve(num_bytes)
+        if self._ended:
+            _give_back(self._store, space)  # it was deleted meanwhile
+            return
+        self._give_back_space()  # of a round that did not end
+        self._space = space
 
     async def settle(self, average: Average, answered: Sequence[RequestId]) -> None:
         """See `AccumulatorJournal`."""
         if self._ended:
-            space, self._space = self._space, None
-            if space is not None:
-                _give_back(self._store, space)  # it was deleted since `reserve`
             return
         change = self._change()
         blob = self._store.new_blob()
@@ -152,11 +153,17 @@ class FileJournal:
     def end(self) -> None:
         """Removes everything, as the accumulator was deleted."""
         self._ended = True
+        self._give_back_space()
         change = Change()
         change.execute("DELETE FROM accumulator WHERE id = ?", self.number)
         change.remove([*self._gradients, *self._averages.values(), *self.shard.end()])
         self._gradients, self._averages, self._pending = [], {}, []
         self._store.add(change)
+
+    def _give_back_space(self) -> None:
+        space, self._space = self._space, None
+        if space is not None:
+            _give_back(self._store, space)
 
     def _change(self) -> Change:
         """Returns a change with the events that wait."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-import sqlite3
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,11 +23,14 @@ from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import ResourceKey
 from gradserve_server.security.identity import owner_named
 from gradserve_server.state.durability import Durability
+from gradserve_server.state.files.database import UNREADABLE, reading_database
 from gradserve_server.state.files.errors import DAMAGES, DamagedError, StateError
 from gradserve_server.state.files.store import Change, StateStore
 from gradserve_server.state.files.values import Allocate
 from gradserve_server.state.journal import NoJournal
 from gradserve_server.tensors.quotas import Quota
+
+_log = logging.getLogger(__name__)
 
 _MOST_EVENTS = 20_000
 """Events after which the ledger is written, so that they can be deleted."""
@@ -205,7 +208,11 @@ class FileRecords:
         task.add_done_callback(self._tasks.discard)
 
     async def _write_ledger(self, number: int, position: int) -> None:
-        record = await asyncio.to_thread(self._read_ledger, number, position)
+        try:
+            record = await asyncio.to_thread(self._read_ledger, number, position)
+        except (*UNREADABLE, *DAMAGES) as error:
+            _log.error("the journal of accumulator %d in %s grows: %s", number, self._store.path, error)
+            return
         if record is None:
             return
         change = Change()
@@ -226,7 +233,7 @@ class FileRecords:
         assert self._registry is not None, "restore comes first"
         # It lives for a moment, in another thread, so it counts nowhere.
         calls = self._registry.new_call_memory(Quota(1 << 62, "bytes"))
-        with sqlite3.connect(f"file:{self._store.database}?mode=ro", uri=True) as connection:
+        with reading_database(self._store.database) as connection:
 
             def rows(query: str, *values: Any) -> list[tuple[Any, ...]]:
                 return connection.execute(query, values).fetchall()

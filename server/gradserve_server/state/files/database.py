@@ -2,6 +2,8 @@
 
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from gradserve_server.state.files.durable_files import keep_private, remove_file
@@ -190,6 +192,18 @@ def _format_of(connection: sqlite3.Connection, path: Path, oldest: int) -> int:
     if found < oldest:
         raise DamagedError(f"{path}: expected format {oldest} or a later one, got {found}: it is an older copy")
     return int(found)
+
+
+@contextmanager
+def reading_database(path: Path) -> Iterator[sqlite3.Connection]:
+    """Opens the metadata beside their writer, to read from in another thread.
+
+    Raises:
+        sqlite3.Error: They cannot be opened.
+    """
+    # Reading alone takes a URI, in which `as_uri` escapes the characters of the path that mean something else there.
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        yield connection
 
 
 def remove_database(path: Path) -> None:

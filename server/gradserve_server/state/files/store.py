@@ -237,7 +237,12 @@ class StateStore:
         answer = self._future()
         entry = _Entry(Change(), answer, needs_bytes=num_bytes)
         self._submit(entry)
-        await answer
+        try:
+            await answer
+        except asyncio.CancelledError:
+            if not answer.cancelled():  # it was there already; otherwise `_answer` gives it back when it is
+                self._release(entry.space)
+            raise
         assert entry.space is not None
         return entry.space
 
@@ -384,7 +389,7 @@ class StateStore:
                 self._segments.release(stored.extents)
         for entry in going:
             for space in entry.change.unused:
-                self._segments.release(space.extents)
+                self._release(space)
             self._settle(entry)
 
     def _find_space(self, entry: _Entry) -> bool:
@@ -401,7 +406,7 @@ class StateStore:
             if error.errno not in _FULL:
                 raise
             for space in allocated:
-                self._segments.release(space.extents)
+                self._release(space)
             for each in entry.change.arrays:
                 if each.space in allocated:
                     each.space = None
@@ -433,16 +438,21 @@ class StateStore:
     def _settle(self, entry: _Entry, error: ServiceError | None = None) -> None:
         if entry.answer is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                entry.answer.get_loop().call_soon_threadsafe(_answer, entry.answer, error)
+                entry.answer.get_loop().call_soon_threadsafe(self._answer, entry, entry.answer, error)
 
+    def _answer(self, entry: _Entry, future: asyncio.Future[None], error: ServiceError | None) -> None:
+        if future.done():
+            self._release(entry.space)  # nobody waits for it any more
+        elif error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
 
-def _answer(future: asyncio.Future[None], error: ServiceError | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
+    def _release(self, space: Space | None) -> None:
+        """Gives back space of which nothing is used, at once."""
+        if space is not None:
+            extents, space.extents = space.extents, []
+            self._segments.release(extents)
 
 
 def _split(extents: Sequence[Extent], num_bytes: int) -> tuple[list[Extent], list[Extent]]:

@@ -142,6 +142,11 @@ class FileLayerJournal:
         """Keeps a change until the layer begins; makes sure that there will be space for it."""
         for each in change.arrays:
             each.space = await self._store.reserve(sum(array.nbytes for array in each.arrays))
+            if self._ended:
+                unused = Change()
+                unused.give_back(each.space)
+                self._store.add(unused)
+                return
             self._held.append((change, each.space))
 
     def _put_variables(self, change: Change, values: Mapping[str, NDArray[Any]]) -> dict[str, int]:
