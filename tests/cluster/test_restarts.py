@@ -54,5 +54,7 @@ def test_the_state_of_another_server_is_refused(tmp_path: Path) -> None:
     with _server(tmp_path / "0", 0, state=state) as first, gradserve.connect(first.address) as client:
         client.gradient_accumulator(GRADIENT, name_at(0, 2), durability="round")
     stranger = _server(tmp_path / "1", 1, state=state)
-    with pytest.raises(RuntimeError, match="belongs to server 0 of cluster 'train', and this is server 1 of 2"):
+    with pytest.raises(RuntimeError, match="belongs to server 0 of cluster 'train', and this is server 1 of 2") as end:
         stranger.__enter__()
+    assert "the directory is whole: start each server on its own directory" in str(end.value)
+    assert "repair" not in str(end.value)

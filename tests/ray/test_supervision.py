@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,50 @@ def test_a_server_that_is_killed_is_back_at_its_address_and_ends_in_order() -> N
     (heard,) = directory.members()
     assert (heard.record.state, heard.record.pid) == (MemberState.STOPPED, 0)
     assert check_health(second.address, PATIENCE_SECONDS).startswith("UNAVAILABLE")
+
+
+def test_a_directory_that_was_started_again_learns_the_size_before_a_server_starts() -> None:
+    directory = Directory(2, None)
+    directory.resize(3, 1)
+    directory.resize(3, 1)
+    assert (directory.size(), directory.epoch()) == (3, 1)
+    again = Directory(2, None)
+    assert again.begin(2, HOST).size == 2, "the cluster does not have it yet"
+    assert again.addresses() == ["", ""]
+    assert again.begin(0, HOST, *(1, 3)).size == 3
+    assert (again.begin(2, HOST).epoch, again.size()) == (1, 3)
+    again.begin(1, HOST, *(0, 2))
+    again.resize(2, 1)
+    assert again.size() == 3, "what is older changes nothing"
+
+
+def test_a_server_waits_until_its_cluster_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradserve_server.on_ray.supervision._WAIT_SECONDS", 0.01)
+    begun = threading.Event()
+
+    class Watched(Directory):
+        def begin(self, *given: Any) -> MemberRecord:
+            begun.set()
+            return super().begin(*given)
+
+    directory = Watched(0, None)
+    with supervised(directory, *FLAGS):
+        assert begun.wait(PATIENCE_SECONDS)
+        assert directory.members() == []
+        directory.resize(1)
+        assert running(directory).size == 1
+
+
+def test_a_server_says_what_its_disk_knows_of_the_size() -> None:
+    directory = Directory(2, None)
+    place = Place(0, HOST, ("--max-bytes", "lots"), decided=lambda: (3, 1))
+    supervisor = Supervisor(directory, place)
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    assert eventually(directory.size, lambda size: size == 1) == 1
+    supervisor.stop()
+    thread.join(PATIENCE_SECONDS)
+    assert directory.epoch() == 3
 
 
 def test_a_port_that_was_taken_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

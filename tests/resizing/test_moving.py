@@ -14,7 +14,7 @@ from gradserve.wire.homes import home_of
 from gradserve_server.accumulators.durable.moving.rows import Key, MovableAccumulator
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.resizing.errors import MoveError
-from gradserve_server.resizing.mark import ResizeMark, decide, holds, revoke
+from gradserve_server.resizing.mark import DecidedSize, ResizeMark, decide, holds
 from gradserve_server.resizing.member_state import Contents, MemberState
 from gradserve_server.resizing.moving import move_accumulators
 from gradserve_server.state.files.errors import StateError
@@ -117,10 +117,10 @@ class Faulty(MemberState):
             raise OSError("no space left")
         super().add(moved, spec, is_home=is_home)
 
-    def decide(self, change: str) -> None:
-        super().decide(change)
+    def decide(self, change: str, size: DecidedSize | None = None) -> None:
         if self._fault == "end":
             raise OSError("the node is gone")
+        super().decide(change, size)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_change_that_was_interrupted_is_cancelled_at_the_next_start(folder: Pa
         def cancel(self, change: str) -> None:
             raise OSError("nobody is there to do it")
 
-        def decide(self, change: str) -> None:
+        def decide(self, change: str, size: DecidedSize | None = None) -> None:
             raise Killed
 
     size, after = 2, 3
@@ -214,13 +214,14 @@ def test_a_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert ResizeMark.read(tmp_path) is None
 
 
-def test_what_was_decided_stays_so_until_it_is_revoked(tmp_path: Path) -> None:
-    revoke(tmp_path, "one")
+def test_what_was_decided_stays_so(tmp_path: Path) -> None:
     for change in ("one", "two"):
         assert not holds(tmp_path, change)
         decide(tmp_path, change)
-    revoke(tmp_path, "two")
-    assert [holds(tmp_path, change) for change in ("one", "two")] == [True, False]
+    assert [holds(tmp_path, change) for change in ("one", "two", "three")] == [True, True, False]
+    (tmp_path / "resized.json").write_text("{")
+    with pytest.raises(StateError, match=r"resized.json: the file is damaged"):
+        holds(tmp_path, "one")
 
 
 def test_every_table_with_accumulators_moves(folder: Path) -> None:

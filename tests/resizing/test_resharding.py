@@ -21,8 +21,8 @@ from gradserve_server.accumulators.durable.moving.parts import Slices
 from gradserve_server.accumulators.durable.spec_records import spec_of
 from gradserve_server.accumulators.gradient import SparseSlices
 from gradserve_server.accumulators.shard_journal import PartKey
-from gradserve_server.resizing.errors import MoveError, UnknownOutcomeError
-from gradserve_server.resizing.mark import ResizeMark
+from gradserve_server.resizing.errors import AnnouncementError, MoveError, UnknownOutcomeError
+from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.resizing.member_state import MemberState
 from gradserve_server.resizing.moving import Move, move_accumulators
 from gradserve_server.resizing.resharding import Division
@@ -320,25 +320,65 @@ def test_an_interrupted_change_is_as_before_or_as_after(folder: Path, moment: Mo
     assert all(not there.digests for there, _, _ in found[len(expected) :])
 
 
-@pytest.mark.parametrize(("unreachable", "holds"), [(0, True), (1, False), (2, False)])
-def test_a_decision_is_taken_back_only_at_server_0(folder: Path, unreachable: int, holds: bool) -> None:
-    """The others learn it from there: one that is not reached now does so at its next start."""
-
-    class Unreachable(MemberState):
-        def cancel(self, change: str) -> None:
-            raise OSError("the node is gone")
+def test_what_was_decided_holds_whoever_could_not_be_told(folder: Path) -> None:
+    """A reply that is late does not mean that nobody has acted upon it."""
+    before = everything(folder, 3)
 
     def announce() -> None:
         raise OSError("nobody hears it")
 
-    before, places = everything(folder, 3), states(folder, 3)
-    places[unreachable] = Unreachable(folder / str(unreachable), places[0].holds if unreachable else None)
-    error = UnknownOutcomeError if holds else MoveError
-    with pytest.raises(error, match="nobody hears it"):
-        move_accumulators(places, 2, 3, announce)
-    settle(folder, 3 if holds else 2, 3)
-    assert (everything(folder, 3) == before) is not holds
-    assert bool(contents(folder, 3)[2].digests) is holds
+    with pytest.raises(AnnouncementError, match="the cluster has 3 servers now, but: nobody hears it"):
+        move_accumulators(states(folder, 3), 2, 3, announce, DecidedSize("life", 1, 3))
+    first = MemberState(folder / "0")
+    assert first.decided_size("life") == DecidedSize("life", 1, 3)
+    assert first.decided_size("another life") is None
+    with pytest.raises(StateError, match="from 2 to 3 servers was decided: start the cluster with 3 servers"):
+        first.settle(2)
+    settle(folder, 3, 3)
+    assert everything(folder, 3) != before
+    assert contents(folder, 3)[2].digests
+
+
+@pytest.mark.parametrize("is_decided", [False, True])
+@pytest.mark.parametrize("is_reached", [False, True])
+def test_server_0_is_asked_whether_a_decision_holds_whose_reply_was_lost(
+    folder: Path, is_decided: bool, is_reached: bool
+) -> None:
+    class Late(MemberState):
+        def decide(self, *args: Any) -> None:
+            if is_decided:
+                super().decide(*args)
+            raise OSError("no reply")
+
+        def holds(self, change: str) -> bool:
+            if not is_reached:
+                raise OSError("the node is gone")
+            return super().holds(change)
+
+    places = states(folder, 3)
+    first = Late(folder / "0")
+    change = [first, *places[1:]]
+    heard: list[str] = []
+    if not is_reached:
+        with pytest.raises(UnknownOutcomeError, match="no reply; server 0, which knows whether"):
+            move_accumulators(change, 2, 3, lambda: heard.append("it"))
+    elif is_decided:
+        move_accumulators(change, 2, 3, lambda: heard.append("it"))
+    else:
+        with pytest.raises(MoveError, match="no reply"):
+            move_accumulators(change, 2, 3, lambda: heard.append("it"))
+    assert heard == ["it"] * (is_decided and is_reached)
+    settle(folder, 3 if is_decided else 2, 3)
+    assert bool(contents(folder, 3)[2].digests) is is_decided
+
+
+def test_a_size_is_noted_though_nothing_moves(folder: Path) -> None:
+    for each in states(folder, 2):
+        shutil.rmtree(each.path)
+    with cluster(folder, 2):
+        pass
+    move_accumulators(states(folder, 3), 2, 3, size=DecidedSize("life", 4, 3))
+    assert MemberState(folder / "0").decided_size("life") == DecidedSize("life", 4, 3)
 
 
 def test_a_server_that_cannot_ask_server_0_waits(folder: Path) -> None:

@@ -74,8 +74,9 @@ class LocalRay:
 class Directory:
     """Knows the servers of a cluster in their order.
 
-    The actors of the servers report every few seconds, so one that Ray has started again soon knows all of them, and
-    how many there are since the cluster has changed its size.
+    The actors of the servers report every few seconds, so one that Ray has started again soon knows all of them. How
+    many there are since the cluster has changed its size it learns from them as well, before they start their servers:
+    the state directory of server 0 has it, whoever else has forgotten.
     """
 
     def __init__(self, size: int, local_ray: LocalRay | None, plan: ClusterPlan | None = None) -> None:
@@ -92,9 +93,19 @@ class Directory:
         self._heard = [0.0] * size
         self._local_ray = local_ray
 
-    def begin(self, index: int, node: str) -> MemberRecord:
-        """Notes that a server is about to start, and returns its record, with the address that it had before."""
-        before = self._records[index]
+    def begin(self, index: int, node: str, epoch: int = 0, size: int = 0) -> MemberRecord:
+        """Notes that a server is about to start, and returns its record, with the address that it had before.
+
+        A server that the cluster does not have, or not yet, gets a record that nobody sees.
+
+        Args:
+            index: The number of the server.
+            node: The IP address of its node.
+            epoch: How often the cluster has changed its size, as far as the actor of the server knows.
+            size: The number of servers that it has since then.
+        """
+        self.resize(size, epoch)
+        before = self._records[index] if index < self.size() else None
         if before is None:
             record = MemberRecord(index, node=node)
         else:
@@ -105,14 +116,17 @@ class Directory:
 
     def report(self, record: MemberRecord) -> None:
         """Notes what the actor of a server says of it."""
-        if record.epoch > self._epoch:  # This directory was started again, and knows no change of the size.
-            self.resize(record.size, record.epoch)
+        self.resize(record.size, record.epoch)
         if record.epoch < self._epoch and record.state is not MemberState.STOPPED:
             return
         if record.index >= self.size():
             return
         self._records[record.index] = record
         self._heard[record.index] = time.monotonic()
+
+    def epoch(self) -> int:
+        """Returns how often the cluster has changed its size."""
+        return self._epoch
 
     def size(self) -> int:
         """Returns the number of servers."""
@@ -123,8 +137,17 @@ class Directory:
         return self._plan
 
     def resize(self, size: int, epoch: int | None = None) -> None:
-        """Notes that the cluster has another number of servers; the next epoch begins, or a certain one."""
-        self._epoch = self._epoch + 1 if epoch is None else epoch
+        """Notes that the cluster has another number of servers.
+
+        Args:
+            size: The number of servers.
+            epoch: How often the cluster has changed its size by then; None for once more. What belongs to an epoch that
+                the directory knows already changes nothing, so this may be said several times.
+        """
+        epoch = self._epoch + 1 if epoch is None else epoch
+        if epoch <= self._epoch:
+            return
+        self._epoch = epoch
         more = size - self.size()
         self._records = [*self._records[:size], *([None] * more)]
         self._heard = [*self._heard[:size], *([0.0] * more)]

@@ -18,7 +18,7 @@ from gradserve_server.on_ray.directory import MemberRecord
 from gradserve_server.on_ray.handles import REPLY_SECONDS, member_name
 from gradserve_server.on_ray.plan import ClusterPlan
 from gradserve_server.on_ray.supervision import Place, Supervisor
-from gradserve_server.resizing.mark import ResizeMark
+from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.resizing.member_state import Contents, MemberState, PartDigests
 from gradserve_server.round_hold import HeldRounds
 from gradserve_server.state.files.errors import StateError
@@ -35,7 +35,7 @@ class Member:
     def __init__(
         self, directory: Any, index: int, host: str | None, flags: tuple[str, ...], state_dir: Path | None
     ) -> None:
-        """Starts the server if it is one of the cluster's already, and does not wait for it.
+        """Starts the server as soon as it is one of the cluster's, and does not wait for it.
 
         Args:
             directory: The handle of the directory's actor.
@@ -50,11 +50,12 @@ class Member:
             self._state = MemberState(state_dir / str(index), self._directory.first_says if index else None)
         state = () if state_dir is None else ("--state-dir", str(state_dir / str(index)))
         prepare = _nothing if self._state is None else self._state.settle
-        self._place = Place(index, host or ray.util.get_node_ip_address(), (*flags, *state), prepare)
+        node = host or ray.util.get_node_ip_address()
+        decided = self._decided if index == 0 and self._state is not None else _nothing_decided
+        self._place = Place(index, node, (*flags, *state), prepare, decided)
         self._supervisor: Supervisor | None = None
         self._thread: threading.Thread | None = None
-        if index < self._directory.size():
-            self.start()
+        self.start()
 
     def start(self) -> None:
         """Starts the server, unless it runs: once it has stopped, if it is about to."""
@@ -138,13 +139,19 @@ class Member:
         """See `MemberState`."""
         self._given().make_whole(key)
 
-    def decide(self, change: str) -> None:
-        """See `MemberState`."""
-        self._given().decide(change)
+    def decide(self, change: str, size: DecidedSize | None = None) -> None:
+        """See `MemberState`; without a state directory, the directory's actor alone knows."""
+        if self._state is not None:
+            self._state.decide(change, size)
 
     def holds(self, change: str) -> bool:
         """See `MemberState`."""
         return self._given().holds(change)
+
+    def decided_size(self) -> DecidedSize | None:
+        """See `MemberState`."""
+        plan = self._directory.plan()
+        return None if self._state is None else self._state.decided_size(plan.id)
 
     def cancel(self, change: str) -> None:
         """See `MemberState`."""
@@ -155,6 +162,10 @@ class Member:
         """See `MemberState`."""
         if self._state is not None:
             self._state.settle(size)
+
+    def _decided(self) -> tuple[int, int]:
+        found = self.decided_size()
+        return (0, 0) if found is None else (found.epoch, found.servers)
 
     def _given(self) -> MemberState:
         assert self._state is not None, "without a state directory nothing moves"
@@ -167,16 +178,17 @@ class _RemoteDirectory:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
-    def begin(self, index: int, node: str) -> MemberRecord:
-        record: MemberRecord = ray.get(self._handle.begin.remote(index, node))
+    def begin(self, index: int, node: str, epoch: int = 0, size: int = 0) -> MemberRecord:
+        record: MemberRecord = ray.get(self._handle.begin.remote(index, node, epoch, size))
         return record
 
     def report(self, record: MemberRecord) -> None:
         self._handle.report.remote(record)
 
-    def size(self) -> int:
-        size: int = ray.get(self._handle.size.remote())
-        return size
+    def plan(self) -> ClusterPlan:
+        plan: ClusterPlan | None = ray.get(self._handle.plan.remote())
+        assert plan is not None, "`start_cluster` gives one"
+        return plan
 
     def first_says(self, change: str) -> bool:
         """Returns whether a change of the number of servers holds, as the actor of server 0 says.
@@ -184,16 +196,19 @@ class _RemoteDirectory:
         Raises:
             StateError: It does not answer.
         """
-        plan: ClusterPlan | None = ray.get(self._handle.plan.remote())
-        assert plan is not None, "`start_cluster` gives one"
         try:
-            first = ray.get_actor(member_name(plan.name, 0), namespace=NAMESPACE)
+            first = ray.get_actor(member_name(self.plan().name, 0), namespace=NAMESPACE)
             holds: bool = ray.get(first.holds.remote(change), timeout=REPLY_SECONDS)
         except (RayError, ValueError) as error:  # ValueError: there is no such actor.
             raise StateError(
                 f"server 0 does not say whether a change of the number of servers was decided: {error}"
             ) from error
         return holds
+
+
+def _nothing_decided() -> tuple[int, int]:
+    """Knows no change of the cluster's size."""
+    return 0, 0
 
 
 def _nothing(_size: int) -> None:

@@ -1,6 +1,7 @@
 """What a cluster is to be. Does not import Ray."""
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -16,6 +17,7 @@ class ClusterPlan:
         state_dir: The folder of their state directories; None for servers that are not durable.
         flags: Further flags of `gradserve serve`.
         timeout: Seconds that starting may take.
+        id: Tells this cluster from others that use the same state directories before and after it.
     """
 
     name: str
@@ -25,3 +27,4 @@ class ClusterPlan:
     state_dir: Path | None
     flags: tuple[str, ...]
     timeout: float
+    id: str = field(default_factory=lambda: secrets.token_hex(16))

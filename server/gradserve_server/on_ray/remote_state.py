@@ -10,7 +10,7 @@ from gradserve_server.accumulators.durable.moving.parts import Rows
 from gradserve_server.accumulators.durable.moving.rows import Key
 from gradserve_server.accumulators.shard_journal import PartKey
 from gradserve_server.resizing.errors import MoveError
-from gradserve_server.resizing.mark import ResizeMark
+from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.resizing.member_state import Contents, PartDigests
 
 
@@ -67,9 +67,14 @@ class RemoteState:
         """See `MemberState`."""
         _reply(self._member.make_whole.remote(key))
 
-    def decide(self, change: str) -> None:
+    def decide(self, change: str, size: DecidedSize | None = None) -> None:
         """See `MemberState`."""
-        _reply(self._member.decide.remote(change))
+        _reply(self._member.decide.remote(change, size))
+
+    def holds(self, change: str) -> bool:
+        """See `MemberState`."""
+        holds: bool = _reply(self._member.holds.remote(change))
+        return holds
 
     def cancel(self, change: str) -> None:
         """See `MemberState`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import get_placement_group, placement_group_table
 
 from gradserve.discovery.ray_names import directory_name
@@ -19,7 +19,8 @@ from gradserve_server.on_ray.local_ray import LOOPBACK
 from gradserve_server.on_ray.plan import ClusterPlan
 from gradserve_server.on_ray.remote_state import RemoteState
 from gradserve_server.on_ray.starting import MemberPlace, reserve, start_member, wait_until_running
-from gradserve_server.resizing.errors import MoveError, UnknownOutcomeError
+from gradserve_server.resizing.errors import AnnouncementError, MoveError, UnknownOutcomeError
+from gradserve_server.resizing.mark import DecidedSize
 from gradserve_server.resizing.moving import Move, move_accumulators
 from gradserve_server.round_hold import HeldRounds
 
@@ -48,7 +49,8 @@ def resize_cluster(name: str, servers: int, timeout: float, *, drop_volatile: bo
     """Changes the number of servers of a cluster on the Ray that this process is connected to.
 
     Holds new rounds, waits until none is open, stops the servers, moves what gets another home, and starts as many
-    servers as there are to be. If anything fails before that, the servers that there were go on with what they had.
+    servers as there are to be. If anything fails before server 0 has decided, the servers that there were go on with
+    what they had; afterwards, whatever fails, those of the new size do.
 
     Args:
         name: The name of the cluster.
@@ -62,30 +64,74 @@ def resize_cluster(name: str, servers: int, timeout: float, *, drop_volatile: bo
     """
     directory = directory_of(name)
     plan: ClusterPlan | None = ray.get(directory.plan.remote(), timeout=REPLY_SECONDS)
-    before: int = ray.get(directory.size.remote(), timeout=REPLY_SECONDS)
     assert plan is not None, "`start_cluster` gives one"
+    before, epoch = _size_now(directory, plan)
     if servers == before:
         raise ClusterError(f"cluster {name!r} has {before} servers already")
     local_ray = ray.get(directory.local_ray.remote(), timeout=REPLY_SECONDS)
     place = MemberPlace(plan, directory, LOOPBACK if local_ray else None)
     members = [_member(name, index) for index in range(before)]
+    change = _Change(servers)
     with (
-        _added(place, before, servers, timeout) as added,
+        _added(place, before, timeout, change) as added,
         _held(members, timeout, drop_volatile=drop_volatile) as lost,
-        _stopped(members, directory, timeout),
+        _stopped(members, added, directory, timeout, change),
     ):
         states = [RemoteState(each) for each in (*members, *added)]
 
         def announce() -> None:
-            ray.get(directory.resize.remote(servers), timeout=REPLY_SECONDS)
+            change.is_decided = True
+            _announce(directory, servers, epoch + 1, time.monotonic() + timeout)
 
-        moves = move_accumulators(states, before, servers, announce)
+        moves = move_accumulators(states, before, servers, announce, DecidedSize(plan.id, epoch + 1, servers))
     _forget(name, members[servers:], servers, before)
     everyone = [*members[:servers], *added]
     ray.get([each.start.remote() for each in everyone], timeout=REPLY_SECONDS)
     wait_until_running(directory, timeout, time.monotonic() + timeout)
     addresses = ray.get(directory.addresses.remote(), timeout=REPLY_SECONDS)
     return Resized(before, tuple(moves), lost, tuple(addresses))
+
+
+@dataclass
+class _Change:
+    """A change of the size that is under way.
+
+    Attributes:
+        servers: The number of servers that there are to be.
+        is_decided: Whether the change holds: from then on, nothing goes back.
+    """
+
+    servers: int
+    is_decided: bool = False
+
+
+def _size_now(directory: Any, plan: ClusterPlan) -> tuple[int, int]:
+    """Returns the number of servers, and how often it has changed.
+
+    The directory learns of a change that was decided, and whose command has ended before it said so; its servers start.
+    """
+    decided: DecidedSize | None = None
+    first = find_actor(member_name(plan.name, 0))
+    with suppress(RayError):  # Whoever changes the size needs server 0, and says so.
+        decided = first and ray.get(first.decided_size.remote(), timeout=REPLY_SECONDS)
+    epoch: int = ray.get(directory.epoch.remote(), timeout=REPLY_SECONDS)
+    if decided is not None and decided.epoch > epoch:
+        _announce(directory, decided.servers, decided.epoch, time.monotonic())
+        epoch = decided.epoch
+        members = [find_actor(member_name(plan.name, index)) for index in range(decided.servers)]
+        ray.get([each.start.remote() for each in members if each is not None], timeout=REPLY_SECONDS)
+    size: int = ray.get(directory.size.remote(), timeout=REPLY_SECONDS)
+    return size, epoch
+
+
+def _announce(directory: Any, servers: int, epoch: int, end: float) -> None:
+    """Tells the directory the size of the cluster, again until it answers: a reply that is late says nothing."""
+    while True:
+        try:
+            return ray.get(directory.resize.remote(servers, epoch), timeout=REPLY_SECONDS)
+        except GetTimeoutError:
+            if time.monotonic() > end:
+                raise
 
 
 def _member(name: str, index: int) -> Any:
@@ -96,8 +142,11 @@ def _member(name: str, index: int) -> Any:
 
 
 @contextmanager
-def _added(place: MemberPlace, before: int, servers: int, timeout: float) -> Iterator[list[Any]]:
-    """Starts the actors of further servers, which do not start these yet; ends them if the block fails."""
+def _added(place: MemberPlace, before: int, timeout: float, change: _Change) -> Iterator[list[Any]]:
+    """Starts the actors of further servers, which do not start these yet.
+
+    Ends them if the block fails before the change is decided.
+    """
     name = place.plan.name
     end_members(name, before)
     groups: list[str] = []
@@ -105,7 +154,7 @@ def _added(place: MemberPlace, before: int, servers: int, timeout: float) -> Ite
     try:
         original = get_placement_group(directory_name(name))
         num_bundles = len(placement_group_table(original)["bundles"])
-        for index in range(before, servers):
+        for index in range(before, change.servers):
             if index < num_bundles:  # It was one of the first ones, before the cluster became smaller.
                 actors.append(start_member(place, index, original, index))
                 continue
@@ -115,10 +164,11 @@ def _added(place: MemberPlace, before: int, servers: int, timeout: float) -> Ite
         _answered([each.contents.remote() for each in actors], timeout, "further servers")
         yield actors
     except BaseException:
-        for each in actors:
-            kill(each)
-        for group_name in groups:
-            give_back(group_name)
+        if not change.is_decided:
+            for each in actors:
+                kill(each)
+            for group_name in groups:
+                give_back(group_name)
         raise
 
 
@@ -164,19 +214,26 @@ def _wait_for_rounds(members: Sequence[Any], timeout: float, *, drop_volatile: b
 
 
 @contextmanager
-def _stopped(members: Sequence[Any], directory: Any, timeout: float) -> Iterator[None]:
-    """Stops the servers; starts them again as they were if the block fails, and waits until they serve."""
+def _stopped(
+    members: Sequence[Any], added: Sequence[Any], directory: Any, timeout: float, change: _Change
+) -> Iterator[None]:
+    """Stops the servers; if the block fails, starts those that the cluster has then, and waits until they serve."""
     try:
         _stop(members, timeout)
         yield
     except BaseException as error:
+        there = [*members, *added][: change.servers] if change.is_decided else members
         with suppress(
             RayError, ClusterError
         ):  # What has happened before is what counts; `cluster status` shows the rest.
-            ray.get([each.start.remote() for each in members], timeout=REPLY_SECONDS)
+            ray.get([each.start.remote() for each in there], timeout=REPLY_SECONDS)
             wait_until_running(directory, timeout, time.monotonic() + timeout)
         if isinstance(error, UnknownOutcomeError):
             raise ClusterError(str(error)) from error
+        if isinstance(error, AnnouncementError):
+            raise ClusterError(
+                f"{error}; they start as soon as the directory answers, as `gradserve cluster status` shows"
+            ) from error
         if isinstance(error, MoveError | RayError):
             raise ClusterError(f"{error}; the cluster goes on with {len(members)} servers, as before") from error
         raise

@@ -15,6 +15,7 @@ from gradserve_server.state.files.errors import StateError
 
 REPORT_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
+_WAIT_SECONDS = 0.5
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 10.0
 _PORT_PATIENCE_SECONDS = 5.0
@@ -23,8 +24,8 @@ _PORT_PATIENCE_SECONDS = 5.0
 class DirectoryClient(Protocol):
     """The directory, as those who supervise servers see it."""
 
-    def begin(self, index: int, node: str) -> MemberRecord:
-        """Notes that a server is about to start, and returns its record."""
+    def begin(self, index: int, node: str, epoch: int = 0, size: int = 0) -> MemberRecord:
+        """Notes that a server is about to start, and what is known of the cluster's size; returns its record."""
 
     def report(self, record: MemberRecord) -> None:
         """Notes what has become of it. Does not wait."""
@@ -39,12 +40,15 @@ class Place:
         node: The IP address of the node, on which it listens.
         flags: Flags of `gradserve serve`, but for the size of the cluster, which the directory knows.
         prepare: Called with that size before each start of the server; ends what an interrupted change of it has left.
+        decided: Returns how often the cluster has changed its size, and the number of servers since then, as far as
+            that is on disk here.
     """
 
     index: int
     node: str
     flags: Sequence[str]
     prepare: Callable[[int], object] = lambda _size: None
+    decided: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
 
 class Supervisor:
@@ -69,12 +73,16 @@ class Supervisor:
         pause = _FIRST_PAUSE_SECONDS
         record = MemberRecord(self._place.index)
         while not self._stopping.is_set():
-            record = self._directory.begin(self._place.index, self._place.node)
             has_served = False
             try:
+                epoch, size = max((record.epoch, record.size), self._place.decided())
+                record = self._directory.begin(self._place.index, self._place.node, epoch, size)
+                if record.index >= record.size:
+                    self._stopping.wait(_WAIT_SECONDS)  # The cluster does not have this server yet.
+                    continue
                 self._place.prepare(record.size)
-                size = ("--cluster-size", str(record.size)) if "--cluster" in self._place.flags else ()
-                with ServerProcess((*self._place.flags, *size, "--listen", self._listen(record.address))) as server:
+                flags = ("--cluster-size", str(record.size)) if "--cluster" in self._place.flags else ()
+                with ServerProcess((*self._place.flags, *flags, "--listen", self._listen(record.address))) as server:
                     self._server = server
                     record, has_served = self._attend(server, replace(record, pid=server.pid))
             except (StateError, OSError) as error:

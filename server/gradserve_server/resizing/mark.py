@@ -1,12 +1,13 @@
 """What a change of the number of servers leaves in state directories, so that it can be ended if it is interrupted."""
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from gradserve_server.accumulators.durable.moving.rows import Key
+from gradserve_server.state.files.durable_files import remove_file, write_file
+from gradserve_server.state.files.errors import StateError
 
 _MARK = "resize.json"
 _HELD = "resized.json"
@@ -47,7 +48,7 @@ class ResizeMark:
     @staticmethod
     def remove(folder: Path) -> None:
         """Removes the mark of a state directory, if there is one."""
-        (folder / _MARK).unlink(missing_ok=True)
+        remove_file(folder / _MARK)
 
 
 def holds(folder: Path, change: str) -> bool:
@@ -56,18 +57,32 @@ def holds(folder: Path, change: str) -> bool:
     return record is not None and change in record["held"]
 
 
-def decide(folder: Path, change: str) -> None:
-    """Makes a change hold, in one step that survives a loss of power."""
+@dataclass(frozen=True)
+class DecidedSize:
+    """The number of servers that a cluster has since a change.
+
+    Attributes:
+        cluster: The id of the cluster, from its start to its end.
+        epoch: How often it has changed its size.
+        servers: The number of servers.
+    """
+
+    cluster: str
+    epoch: int
+    servers: int
+
+
+def decide(folder: Path, change: str, size: DecidedSize | None = None) -> None:
+    """Makes a change hold, and notes the size that a cluster has now, in one step that survives a loss of power."""
     record = _read(folder / _HELD) or {"held": []}
-    _write(folder / _HELD, {"held": [*record["held"], change]})
+    _write(folder / _HELD, {"held": [*record["held"], change], "size": None if size is None else asdict(size)})
 
 
-def revoke(folder: Path, change: str) -> None:
-    """Takes the decision back, if there is one. No server may have acted upon it."""
-    if holds(folder, change):
-        record = _read(folder / _HELD)
-        assert record is not None, "it was there a moment ago"
-        _write(folder / _HELD, {"held": [each for each in record["held"] if each != change]})
+def decided_size(folder: Path, cluster: str) -> DecidedSize | None:
+    """Returns the size that a cluster has since its latest change, given the state directory of server 0."""
+    record = _read(folder / _HELD)
+    found = None if record is None else record.get("size")
+    return DecidedSize(**found) if found is not None and found["cluster"] == cluster else None
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -75,18 +90,10 @@ def _read(path: Path) -> dict[str, Any] | None:
         record: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise StateError(f"{path}: the file is damaged: {error}") from error
     return record
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
-    beside = path.with_name(f".{path.name}")
-    with beside.open("w") as file:
-        json.dump(record, file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_file(path, json.dumps(record).encode())

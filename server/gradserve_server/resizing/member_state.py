@@ -31,7 +31,7 @@ from gradserve_server.accumulators.durable.moving.whole import made_whole
 from gradserve_server.accumulators.durable.records import newest_number, number_change
 from gradserve_server.accumulators.shard_journal import PartKey
 from gradserve_server.resizing import mark as marks
-from gradserve_server.resizing.mark import ResizeMark
+from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.state.files.directory import StateDirectory
 from gradserve_server.state.files.errors import StateError
 from gradserve_server.state.files.store import Change, StateStore
@@ -187,17 +187,20 @@ class MemberState:
 
     # The decision
 
-    def decide(self, change: str) -> None:
-        """Makes a change hold everywhere, if this is the state directory of server 0."""
-        marks.decide(self.path, change)
+    def decide(self, change: str, size: DecidedSize | None = None) -> None:
+        """Makes a change hold everywhere, for good, if this is the state directory of server 0."""
+        marks.decide(self.path, change, size)
 
     def holds(self, change: str) -> bool:
         """Returns whether a change holds, if this is the state directory of server 0."""
         return marks.holds(self.path, change)
 
+    def decided_size(self, cluster: str) -> DecidedSize | None:
+        """Returns the size that a cluster has since its latest change, if this is the state directory of server 0."""
+        return marks.decided_size(self.path, cluster)
+
     def cancel(self, change: str) -> None:
-        """Ends a change as if it had never begun, if no server has started since. First on server 0."""
-        marks.revoke(self.path, change)
+        """Ends a change that does not hold as if it had never begun."""
         mark = ResizeMark.read(self.path)
         if mark is not None and mark.id == change:
             self._undo()

@@ -3,6 +3,7 @@
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,8 +11,8 @@ from gradserve.wire.homes import home_of
 from gradserve_server.accumulators.durable.moving.parts import Rows
 from gradserve_server.accumulators.durable.moving.rows import Key
 from gradserve_server.accumulators.shard_journal import PartKey
-from gradserve_server.resizing.errors import MoveError, UnknownOutcomeError
-from gradserve_server.resizing.mark import ResizeMark
+from gradserve_server.resizing.errors import AnnouncementError, MoveError, UnknownOutcomeError
+from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.resizing.member_state import Contents, PartDigests
 from gradserve_server.resizing.resharding import Division, Resharding, reshardings
 
@@ -57,7 +58,10 @@ class StateAccess(Protocol):
     def make_whole(self, key: Key) -> None:
         """See `MemberState`."""
 
-    def decide(self, change: str) -> None:
+    def decide(self, change: str, size: DecidedSize | None = None) -> None:
+        """See `MemberState`."""
+
+    def holds(self, change: str) -> bool:
         """See `MemberState`."""
 
     def cancel(self, change: str) -> None:
@@ -124,17 +128,25 @@ def moves_between(contents: Mapping[int, Contents], before: int, after: int) -> 
 
 
 def move_accumulators(
-    states: Sequence[StateAccess], before: int, after: int, announce: Callable[[], object] = lambda: None
+    states: Sequence[StateAccess],
+    before: int,
+    after: int,
+    announce: Callable[[], object] = lambda: None,
+    size: DecidedSize | None = None,
 ) -> list[Move]:
     """Moves what gets another home or other servers, and checks that everything is there, once, as it was.
 
     No server runs meanwhile. When it returns, the change holds: each server has to `settle` before it starts.
 
+    The change holds from the moment at which the state directory of server 0 says so, and nothing takes that back: a
+    server may have started since.
+
     Args:
         states: The state directories of the servers, of those that come and those that go too, in their order.
         before: The number of servers.
         after: The number that they are to be.
-        announce: Called when the change holds. If it fails, the change does not.
+        announce: Called when the change holds.
+        size: What server 0 notes with the decision; None for nothing.
 
     Returns:
         What has moved.
@@ -143,37 +155,50 @@ def move_accumulators(
         MoveError: It was not possible, or something is not what it was; everything is as before.
         UnknownOutcomeError: The end of it failed, and server 0 could not be reached any more, which knows whether the
             change holds.
+        AnnouncementError: `announce` has failed; the change holds.
     """
     change = secrets.token_hex(16)
     moving: _Moving | None = None
+    interrupted: BaseException | None = None
     try:
         for each in states:
             each.settle(before)  # What an interrupted change has left where no server has started since.
         old = {index: each.contents() for index, each in enumerate(states)}
         moving = _Moving(states, old, moves_between(old, before, after), reshardings(old, before, after))
-        moving.carry_out(change, before, after)
-        announce()
+        moving.carry_out(change, before, after, size)
     except BaseException as error:
-        is_cancelled = _cancel(states, change)
-        if not isinstance(error, Exception):
-            raise
-        if not is_cancelled and moving is not None and moving.is_decided:
-            raise UnknownOutcomeError(
-                f"{error}; server 0, which knows whether the cluster has {before} or {after} servers now, cannot be "
-                f"reached: end the cluster and start it with {after}, or with {before} if a server then says so"
-            ) from error
-        if isinstance(error, MoveError):
-            raise
-        raise MoveError(str(error)) from error
+        if moving is None or not moving.may_be_decided or not _holds(states[0], change, before, after, error):
+            _cancel(states, change)
+            if isinstance(error, MoveError) or not isinstance(error, Exception):
+                raise
+            raise MoveError(str(error)) from error
+        interrupted = None if isinstance(error, Exception) else error  # The decision was made, and its reply was lost.
+    try:
+        announce()
+    except Exception as error:
+        raise AnnouncementError(f"the cluster has {after} servers now, but: {error}") from error
+    if interrupted is not None:
+        raise interrupted
     shards = 0 if after == 1 else after
     return [*moving.moves, *[Move(each.key, each.source, each.target, shards) for each in moving.reshardings]]
+
+
+def _holds(first: StateAccess, change: str, before: int, after: int, error: BaseException) -> bool:
+    """Returns whether a change holds whose decision has failed with an error."""
+    try:
+        return first.holds(change)
+    except Exception:
+        raise UnknownOutcomeError(
+            f"{error}; server 0, which knows whether the cluster has {before} or {after} servers now, cannot be "
+            f"reached: end the cluster and start it with {after}, or with {before} if a server then says so"
+        ) from error
 
 
 class _Moving:
     """What is to move, and where it is.
 
     Attributes:
-        is_decided: Whether the change may hold.
+        may_be_decided: True once the change may hold.
     """
 
     def __init__(
@@ -185,11 +210,11 @@ class _Moving:
     ) -> None:
         self.moves = moves
         self.reshardings = changed
-        self.is_decided = False
+        self.may_be_decided = False
         self._states = states
         self._old = old
 
-    def carry_out(self, change: str, before: int, after: int) -> None:
+    def carry_out(self, change: str, before: int, after: int, size: DecidedSize | None) -> None:
         """Brings everything to its place beside what is there, checks it, and decides that it holds."""
         newest = max(each.newest_number for each in self._old.values())
         for index, state in enumerate(self._states[:after]):
@@ -197,6 +222,8 @@ class _Moving:
                 state.note_number(newest)
         outgoing, incoming = self._outgoing(), self._incoming()
         if not outgoing and not incoming:
+            if size is not None:
+                self._decide(change, size)
             return
         for index in sorted({0, *outgoing, *incoming}):  # Server 0 in any case: it has the decision.
             mark = ResizeMark(change, before, after, tuple(incoming.get(index, ())), tuple(outgoing.get(index, ())))
@@ -211,8 +238,11 @@ class _Moving:
         if after == 1:  # Sharding is over several servers: clients of one ask for a whole accumulator.
             for each in self.reshardings:
                 self._states[0].make_whole(each.key)
-        self.is_decided = True
-        self._states[0].decide(change)
+        self._decide(change, size)
+
+    def _decide(self, change: str, size: DecidedSize | None) -> None:
+        self.may_be_decided = True
+        self._states[0].decide(change, size)
 
     def _outgoing(self) -> dict[int, list[Key]]:
         """Returns what goes from each server: of sharded accumulators everything, which may come again."""
@@ -298,15 +328,8 @@ def _check_digests(index: int, found: Mapping[Key, str], expected: Mapping[Key, 
             )
 
 
-def _cancel(states: Iterable[StateAccess], change: str) -> bool:
-    """Ends a change everywhere as if it had never begun, as far as servers can be reached; False if server 0 cannot.
-
-    Server 0 comes first: as long as it may say that the change holds, the others keep what they have of it.
-    """
-    for index, each in enumerate(states):
-        try:
+def _cancel(states: Iterable[StateAccess], change: str) -> None:
+    """Ends a change that does not hold as if it had never begun, as far as servers can be reached now."""
+    for each in states:
+        with suppress(Exception):
             each.cancel(change)
-        except Exception:
-            if index == 0:
-                return False
-    return True

@@ -18,6 +18,7 @@ from gradserve_server.accumulators.journal import AccumulatorJournal, MemoryJour
 from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.cluster import MisplacedError
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import ResourceKey
@@ -142,6 +143,7 @@ class FileRecords:
 
         Raises:
             DamagedError: Something is damaged.
+            StateError: An accumulator belongs to another server, or to a cluster of another size.
             ResourceExhaustedError: Less is allowed than what is there.
         """
         self._registry = registry
@@ -155,6 +157,11 @@ class FileRecords:
                         await made.shard.stage_again(*part)
             except ResourceExhaustedError:
                 raise
+            except MisplacedError as error:
+                raise StateError(
+                    f"{self._store.path}: {error}; the directory is whole: start each server on its own directory, and "
+                    "as many of them as there were, or change their number with `gradserve cluster resize`"
+                ) from error
             except DAMAGES as error:
                 raise self._damaged(row.key, error) from error
         return len(rows)
