@@ -144,7 +144,7 @@ def export(directory: Path, name: str, output: Path, container: str) -> None:
 
     from gradserve_server.accumulators.durable.inspection import average_bytes, read_average
     from gradserve_server.accumulators.gradient import SparseSlices
-    from gradserve_server.state.files.errors import StateError
+    from gradserve_server.state.files.errors import DAMAGES, StateError
 
     with _opened(directory) as store:
         rows = store.rows("SELECT id FROM accumulator WHERE container = ? AND name = ?", container, name)
@@ -153,7 +153,7 @@ def export(directory: Path, name: str, output: Path, container: str) -> None:
         try:
             with reading(store, average_bytes(store, rows[0][0])):
                 average = read_average(store, rows[0][0])
-        except (StateError, ValueError, TypeError, KeyError) as error:
+        except (StateError, *DAMAGES) as error:
             raise click.ClickException(f"{directory}: accumulator '{container}/{name}': {error}") from None
     arrays: dict[str, Any] = {
         ".step": np.array(average.step),
@@ -209,6 +209,8 @@ def _opened(directory: Path) -> "Iterator[StateStore]":
         raise click.ClickException(str(error)) from None
     try:
         yield store
+    except StateError as error:  # the records of something else than an accumulator or a layer
+        raise click.ClickException(str(error)) from None
     finally:
         store.close()
 

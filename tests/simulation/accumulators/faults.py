@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gradserve_server.accumulators.durable import records as records_module
+from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.durable.journal import FileJournal
 from gradserve_server.accumulators.events import StepSet
 from gradserve_server.accumulators.identity import CallMemory
@@ -14,9 +14,10 @@ from gradserve_server.accumulators.undelivered import UndeliveredAverages
 from gradserve_server.accumulators.under_way import CallsUnderWay
 from gradserve_server.accumulators.waiting import TakeQueue
 from gradserve_server.errors import AbortedError
+from gradserve_server.state.files import opening as opening_module
 from gradserve_server.state.files import store as store_module
 from gradserve_server.state.files.segments import Segments
-from gradserve_server.state.files.store import Change
+from gradserve_server.state.files.store import Change, StateStore
 from gradserve_server.state.id_window import IdWindow
 from tests.simulation.planting import Fault, without
 from tests.simulation.store import SimulatedStore
@@ -38,13 +39,27 @@ def acknowledge_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def commit_without_waiting_for_the_disk(patch: pytest.MonkeyPatch) -> None:
-    def opened(path: Any) -> Any:
-        connection = real(path)
-        connection.execute("PRAGMA synchronous = NORMAL")
-        return connection
+    def plant(name: str) -> None:
+        real: Any = vars(opening_module)[name]
 
-    real: Any = vars(store_module)["open_database"]
-    patch.setattr(store_module, "open_database", opened)
+        def opened(*given: Any) -> Any:
+            connection = real(*given)
+            connection.execute("PRAGMA synchronous = NORMAL")
+            return connection
+
+        patch.setattr(opening_module, name, opened)
+
+    plant("open_database")
+    plant("make_database")
+
+
+def number_a_commit_before_it_is_on_disk(patch: pytest.MonkeyPatch) -> None:
+    def carry_out(self: Any, group: Any) -> None:
+        self._commits.write(self._newest + 1)
+        real(self, group)
+
+    real: Any = vars(StateStore)["_carry_out"]
+    patch.setattr(StateStore, "_carry_out", carry_out)
 
 
 def skip_the_id_check(patch: pytest.MonkeyPatch) -> None:
@@ -112,13 +127,12 @@ def believe_every_checksum(patch: pytest.MonkeyPatch) -> None:
 
 
 def gradients_twice_after_a_crash(patch: pytest.MonkeyPatch) -> None:
-    def gradients(self: Any, rows: Any, allocate: Any) -> Any:
-        for each in real(self, rows, allocate):
-            yield each
-            yield each
+    async def add_again(self: Any, *given: Any) -> None:
+        await real(self, *given)
+        await real(self, *given)
 
-    real = records_module.FileRecords._gradients
-    patch.setattr(records_module.FileRecords, "_gradients", gradients)
+    real = Accumulator.add_again
+    patch.setattr(Accumulator, "add_again", add_again)
 
 
 def step_not_written(patch: pytest.MonkeyPatch) -> None:
@@ -196,6 +210,7 @@ FAULTS: dict[str, Fault] = {
     "forget to flush": forget_to_flush,
     "acknowledge before the commit": acknowledge_early,
     "commit without waiting for the disk": commit_without_waiting_for_the_disk,
+    "number a commit before it is on disk": number_a_commit_before_it_is_on_disk,
     "skip the id check": skip_the_id_check,
     "window off by one": window_off_by_one,
     "lose a pending event": lose_a_pending_event,

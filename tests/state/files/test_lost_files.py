@@ -188,15 +188,16 @@ async def test_a_commit_whose_number_was_not_written_yet_counts(
         assert found.number == 3, "a start brings it up to date"
 
 
-def test_a_number_that_was_torn_leaves_the_one_before(tmp_path: Path) -> None:
-    made = CommitFile.make(tmp_path / "commits", "0" * 32, 6)
-    made.write(7)
+def test_a_number_that_was_torn_leaves_that_of_the_start(tmp_path: Path) -> None:
+    made = CommitFile.make(tmp_path / "commits", "0" * 32, 5)
+    for number in (6, 7):
+        made.write(number)
     made.close()
-    for number in (7, 6):
+    for number, place in ((7, commits_module._LATEST), (5, commits_module._AT_START)):
         with closing(CommitFile(tmp_path / "commits")) as found:
             assert found.number == number
         with (tmp_path / "commits").open("r+b") as file:
-            file.seek(commits_module._SLOT_BYTES * (number % 2) + 35)
+            file.seek(place + 35)
             file.write(b"\xff")
     with pytest.raises(DamagedError, match="the number of the newest commit is damaged"):
         CommitFile(tmp_path / "commits")

@@ -1,8 +1,7 @@
 """Looks at the accumulators of a state directory that no server uses."""
 
 import asyncio
-import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,13 +13,14 @@ from gradserve_server.accumulators.durable.records import (
     INCOMING,
     SELECT_ACCUMULATORS,
     StoredAccumulator,
+    average_in,
+    average_rows,
     make_again,
     read_ledger,
 )
 from gradserve_server.accumulators.durable.shard_journal import FileShardJournal
-from gradserve_server.accumulators.durable.spec_records import average_of, joined
-from gradserve_server.accumulators.gradient import Average, Value
-from gradserve_server.accumulators.identity import CallMemory
+from gradserve_server.accumulators.gradient import Average
+from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.journal import MemoryJournal, MemoryRecords
 from gradserve_server.accumulators.ledger import Answer
 from gradserve_server.accumulators.places.host_place import HostPlace
@@ -84,21 +84,18 @@ def num_incoming(store: StateStore) -> int:
 
 def _inspect_one(store: StateStore, reducer: Reducer, durability: str, row: tuple[Any, ...]) -> Found:
     number, container, name, *_ = row
-    averages, damaged = [], {}
-    rounds = store.rows("SELECT round FROM average WHERE accumulator = ? ORDER BY round", number)
-    for (round_number,) in rounds:
+    averages, damaged = {}, {}
+    for average in average_rows(store, number):
         try:
-            read_average(store, number, round_number)
+            averages[average[0]] = average_in(store, np.empty, *average)
         except (StateError, *DAMAGES) as error:
-            damaged[round_number] = _reason(error)
-        else:
-            averages.append(round_number)
+            damaged[average[0]] = _reason(error)
     step, num_gradients, damage = None, 0, None
     with suppress(StateError, *DAMAGES):
         ledger, _ = read_ledger(store.rows, number, unlimited_calls())
         step, num_gradients = ledger.rounds.global_step, ledger.rounds.num_accumulated
     try:
-        asyncio.run(_make_again(store, reducer, StoredAccumulator.of_row(*row), damaged))
+        asyncio.run(_make_again(store, reducer, StoredAccumulator.of_row(*row), averages.values()))
     except (StateError, *DAMAGES) as error:
         damage = _reason(error)
     key = ResourceKey(container, name)
@@ -106,7 +103,10 @@ def _inspect_one(store: StateStore, reducer: Reducer, durability: str, row: tupl
 
 
 async def _make_again(
-    store: StateStore, reducer: Reducer, row: StoredAccumulator, damaged_averages: Collection[int]
+    store: StateStore,
+    reducer: Reducer,
+    row: StoredAccumulator,
+    averages: Iterable[tuple[Average, Sequence[RequestId]]],
 ) -> None:
     """Makes an accumulator again on the host of a server without limits, which writes nothing.
 
@@ -126,7 +126,7 @@ async def _make_again(
     )
     on_host = replace(row, spec=row.spec.on("cpu"))
     await make_again(
-        store, on_host, registry, unlimited_calls(), lambda _: MemoryJournal(NoJournal()), np.empty, damaged_averages
+        store, on_host, registry, unlimited_calls(), lambda _: MemoryJournal(NoJournal()), averages, np.empty
     )
     for _ in FileShardJournal(store, row.number).read(np.empty):
         pass
@@ -137,23 +137,17 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def read_average(store: StateStore, number: int, round_number: int | None = None) -> Average:
-    """Returns the average of a round of an accumulator; the newest one for None.
+def read_average(store: StateStore, number: int) -> Average:
+    """Returns the newest average of an accumulator.
 
     Raises:
         StateError: There is none, or it is damaged.
+        DAMAGES: Its record is damaged.
     """
-    rows = store.rows(
-        "SELECT record, names, blob FROM average WHERE accumulator = ? AND round = coalesce(?, round) "
-        "ORDER BY round DESC LIMIT 1",
-        number,
-        round_number,
-    )
+    rows = average_rows(store, number)[-1:]
     if not rows:
         raise StateError("there is no average")
-    record, names, blob = rows[0]
-    values: dict[str, Value] = joined(json.loads(names), store.read(blob, np.empty))
-    return average_of(json.loads(record), values)[0]
+    return average_in(store, np.empty, *rows[0])[0]
 
 
 def average_bytes(store: StateStore, number: int) -> int:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from gradserve_server.accumulators.durable.journal import FileJournal
 from gradserve_server.accumulators.durable.ledger_records import ledger_of, ledger_record
 from gradserve_server.accumulators.durable.spec_records import average_of, joined, spec_of, spec_record
 from gradserve_server.accumulators.events import contribution_of, from_record
-from gradserve_server.accumulators.gradient import Gradient
-from gradserve_server.accumulators.identity import CallMemory
+from gradserve_server.accumulators.gradient import Average, Gradient
+from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournal, MemoryJournal
 from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.registry import AccumulatorRegistry
@@ -151,7 +151,8 @@ class FileRecords:
         for row in rows:
             try:
                 calls = registry.new_call_memory(registry.bookkeeping_of(row.key))
-                made = await make_again(self._store, row, registry, calls, self._journal_of(row), allocate)
+                averages = (average_in(self._store, allocate, *each) for each in average_rows(self._store, row.number))
+                made = await make_again(self._store, row, registry, calls, self._journal_of(row), averages, allocate)
                 if made.shard is not None:
                     for part in self._journals[row.key].shard.read(allocate):
                         await made.shard.stage_again(*part)
@@ -260,8 +261,8 @@ async def make_again(
     registry: AccumulatorRegistry,
     calls: CallMemory[Answer],
     journal_of: Callable[[int], AccumulatorJournal],
+    averages: Iterable[tuple[Average, Sequence[RequestId]]],
     allocate: Allocate,
-    without: Collection[int] = (),
 ) -> Accumulator:
     """Makes an accumulator of a state directory again.
 
@@ -271,8 +272,8 @@ async def make_again(
         registry: Gets it.
         calls: An empty memory of calls, for its ledger.
         journal_of: Makes its journal, given the position of its latest event.
-        allocate: Allocates memory for its values.
-        without: The rounds whose averages are left out.
+        averages: Its averages, with the calls that they answered, by round.
+        allocate: Allocates memory for its gradients.
 
     Raises:
         StateError: A value cannot be read.
@@ -281,15 +282,7 @@ async def make_again(
     ledger, position = read_ledger(store.rows, row.number, calls)
     journal = journal_of(position)
     accumulator = registry.restore(row.key, row.spec, row.lifetime, row.incarnation, ledger, journal)
-    averages = store.rows(
-        "SELECT round, record, names, blob FROM average WHERE accumulator = ? ORDER BY round", row.number
-    )
-    for number, record, names, blob in averages:
-        if number in without:
-            continue
-        average, answered = average_of(json.loads(record), joined(json.loads(names), store.read(blob, allocate)))
-        if average.round_number != number:
-            raise ValueError(f"expected the average of round {number}, got that of round {average.round_number}")
+    for average, answered in averages:
         await accumulator.keep_again(average, answered)
     gradients = store.rows(
         "SELECT contribution, names, blob FROM gradient WHERE accumulator = ? ORDER BY position", row.number
@@ -302,6 +295,26 @@ async def make_again(
         await accumulator.add_again(Gradient(values, owned=True, finite=frozenset(values)), contribution)
     _check_sum(accumulator, count)
     return accumulator
+
+
+def average_rows(store: StateStore, number: int) -> list[tuple[Any, ...]]:
+    """Returns the rows of the averages of an accumulator: round, record, names and blob, by round."""
+    return store.rows("SELECT round, record, names, blob FROM average WHERE accumulator = ? ORDER BY round", number)
+
+
+def average_in(
+    store: StateStore, allocate: Allocate, number: int, record: str, names: str, blob: int
+) -> tuple[Average, list[RequestId]]:
+    """Returns the average of a row, and the calls that it answered.
+
+    Raises:
+        StateError: Its values cannot be read.
+        DAMAGES: Its record is damaged.
+    """
+    average, answered = average_of(json.loads(record), joined(json.loads(names), store.read(blob, allocate)))
+    if average.round_number != number:
+        raise ValueError(f"expected the average of round {number}, got that of round {average.round_number}")
+    return average, answered
 
 
 def read_ledger(

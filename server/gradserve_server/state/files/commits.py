@@ -19,7 +19,8 @@ _SLOT = struct.Struct("<32sQ")
 _CHECKSUM = struct.Struct("<Q")
 _SLOT_BYTES = 4096
 """Slots do not share a block, so that a write that a loss of power tears leaves the other one."""
-_NUM_SLOTS = 2
+_AT_START, _LATEST = 0, _SLOT_BYTES
+"""The places of the two slots: that of the start is on disk before the other one is written, and stays as it is."""
 
 
 class CommitFile:
@@ -47,8 +48,8 @@ class CommitFile:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             raise DamagedError(f"{path}: the file is missing, which has the number of the newest commit") from None
-        content = os.pread(self._descriptor, _NUM_SLOTS * _SLOT_BYTES, 0)
-        found = [slot for start in range(0, len(content), _SLOT_BYTES) if (slot := _unpacked(content[start:]))]
+        content = os.pread(self._descriptor, 2 * _SLOT_BYTES, 0)
+        found = [slot for start in (_AT_START, _LATEST) if (slot := _unpacked(content[start:]))]
         if not found:
             os.close(self._descriptor)
             raise DamagedError(f"{path}: the number of the newest commit is damaged")
@@ -57,24 +58,17 @@ class CommitFile:
     @classmethod
     def make(cls, path: Path, directory_id: str, number: int) -> Self:
         """Makes or replaces the file."""
-        content = bytearray(_NUM_SLOTS * _SLOT_BYTES)
-        packed, place = _packed(directory_id, number), _place(number)
-        content[place : place + len(packed)] = packed
-        write_file(path, content)
+        write_file(path, _packed(directory_id, number).ljust(2 * _SLOT_BYTES, b"\0"))
         return cls(path)
 
     def write(self, number: int) -> None:
         """Notes that a commit survives a loss of power."""
         self.number = number
-        os.pwrite(self._descriptor, memoryview(_packed(self.id, number)), _place(number))
+        os.pwrite(self._descriptor, memoryview(_packed(self.id, number)), _LATEST)
 
     def close(self) -> None:
         """Closes the file."""
         os.close(self._descriptor)
-
-
-def _place(number: int) -> int:
-    return number % _NUM_SLOTS * _SLOT_BYTES
 
 
 def _packed(directory_id: str, number: int) -> bytes:
