@@ -108,7 +108,7 @@ def test_directories_that_are_refused(in_use: Path, tmp_path: Path, command: str
 
 def damage(directory: Path, query: str) -> None:
     """Changes a byte of a value."""
-    with sqlite3.connect(directory / "metadata.sqlite") as connection:
+    with closing(sqlite3.connect(directory / "metadata.sqlite", isolation_level=None)) as connection:
         ((extents,),) = connection.execute(f"SELECT extents FROM blob WHERE id = ({query})").fetchall()
     offset = int(extents.split(",")[1])
     with (directory / "segments" / "000001.segment").open("r+b") as file:
@@ -164,7 +164,7 @@ def test_a_segment_that_is_cut_off_or_gone(directory: Path, size: int | None) ->
 
 @pytest.mark.parametrize("columns", ["extents = '[[1]]'", "arrays = 'x'", "extents = '[[1, 0, 4096]]'"])
 def test_a_value_whose_place_is_damaged(directory: Path, columns: str) -> None:
-    with sqlite3.connect(directory / "metadata.sqlite") as connection:
+    with closing(sqlite3.connect(directory / "metadata.sqlite", isolation_level=None)) as connection:
         connection.execute(f"UPDATE blob SET {columns} WHERE id = (SELECT blob FROM gradient)")
     assert "1 of 2 accumulators" in run("check", directory).output
     assert run("repair", directory, "--yes").exit_code == 0
@@ -185,7 +185,7 @@ def test_a_layer_that_is_damaged_is_removed(directory: Path, statement: str | No
     if statement is None:
         damage(directory, "SELECT blob FROM layer_update")
     else:
-        with sqlite3.connect(directory / "metadata.sqlite") as connection:
+        with closing(sqlite3.connect(directory / "metadata.sqlite", isolation_level=None)) as connection:
             connection.execute(statement)
     result = run("check", directory)
     assert result.exit_code == 1
@@ -257,3 +257,15 @@ def test_what_a_server_refuses_is_found_by_check_and_removed_by_repair(
     assert run("repair", directory, "--yes").exit_code == 0
     assert run("check", directory).exit_code == 0
     asyncio.run(start(directory))
+
+
+def test_what_has_come_with_a_change_of_the_cluster_is_named_and_stays(directory: Path) -> None:
+    with closing(sqlite3.connect(directory / "metadata.sqlite", isolation_level=None)) as connection:
+        connection.execute("UPDATE accumulator SET container = '' WHERE name = 'plain'")
+    with suppress(StateError):
+        asyncio.run(start(directory))
+        raise AssertionError("a server starts")
+    assert run("repair", directory, "--yes").exit_code == 0
+    result = run("check", directory)
+    assert result.exit_code == 1
+    assert "1 accumulators have come here with a change of the number of servers that has not ended" in result.output

@@ -1,6 +1,7 @@
 """Accumulators move between state directories, with all that there is of them, or not at all."""
 
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -226,9 +227,8 @@ def test_what_was_decided_stays_so(tmp_path: Path) -> None:
 
 def test_every_table_with_accumulators_moves(folder: Path) -> None:
     """A new one has to be added to what moves."""
-    with sqlite3.connect(folder / "0" / "metadata.sqlite") as database:
+    with closing(sqlite3.connect(folder / "0" / "metadata.sqlite", isolation_level=None)) as database:
         columns = {row[1] for row in database.execute("PRAGMA table_info(accumulator)")}
         tables = database.execute("SELECT name FROM sqlite_master WHERE sql LIKE '%accumulator INT%'").fetchall()
-    database.close()
     assert columns == {"id", "container", "name", "owner", "incarnation", "durability", "spec", "lifetime"}
     assert {name for (name,) in tables} == {"event", "ledger", "gradient", "average", "part"}

@@ -4,7 +4,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,7 +143,7 @@ def everything(folder: Path, count: int) -> list[Any]:
 
 def change(folder: Path, statement: str, *values: Any) -> int:
     """Changes the database of a state directory; returns the number of rows that this concerns."""
-    with sqlite3.connect(folder / "metadata.sqlite") as database:
+    with closing(sqlite3.connect(folder / "metadata.sqlite", isolation_level=None)) as database:
         database.execute("PRAGMA foreign_keys = ON")
         count = database.execute(statement, values).rowcount
     database.close()
@@ -433,7 +433,7 @@ def test_a_value_that_changes_on_the_way_is_noticed(folder: Path) -> None:
 def test_gradients_that_a_server_has_lost(folder: Path) -> None:
     """Those that an average is made of are missed, others are not."""
     (number,) = _numbers(folder / "1", MOVING)
-    with sqlite3.connect(folder / "1" / "metadata.sqlite") as database:
+    with closing(sqlite3.connect(folder / "1" / "metadata.sqlite", isolation_level=None)) as database:
         rows = database.execute(
             "SELECT id, local_step FROM part WHERE accumulator = ? ORDER BY blob", (number,)
         ).fetchall()
@@ -488,7 +488,7 @@ def test_what_an_interrupted_deletion_has_left_goes(folder: Path) -> None:
 
 
 def _numbers(folder: Path, name: str) -> list[int]:
-    with sqlite3.connect(folder / "metadata.sqlite") as database:
+    with closing(sqlite3.connect(folder / "metadata.sqlite", isolation_level=None)) as database:
         found = database.execute("SELECT id FROM accumulator WHERE name = ?", (name,)).fetchall()
     database.close()
     return [number for (number,) in found]

@@ -3,6 +3,7 @@
 import random
 import sqlite3
 import threading
+from contextlib import closing
 from functools import partial
 from itertools import chain
 from operator import le
@@ -114,7 +115,7 @@ def test_every_gradient_is_in_exactly_one_average(tmp_path: Path) -> None:
 def test_a_directory_that_is_damaged_is_refused(tmp_path: Path) -> None:
     with durable_server(tmp_path) as server, gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client:
         client.conditional_accumulator("float32", (3,), shared_name="sum")
-    with sqlite3.connect(tmp_path / "state" / "metadata.sqlite") as connection:
+    with closing(sqlite3.connect(tmp_path / "state" / "metadata.sqlite", isolation_level=None)) as connection:
         connection.execute("UPDATE accumulator SET spec = 'x'")
     with (
         pytest.raises(RuntimeError, match="the record of accumulator 'default/sum' cannot be used.*state repair"),

@@ -5,6 +5,7 @@ A server that is not the home decides by itself, from the incarnations in the re
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -199,7 +200,7 @@ def test_a_home_to_which_an_accumulator_has_come_counts_on_from_there(tmp_path: 
     """When the number of servers changed: the clock of its home before was ahead."""
     with running(tmp_path) as shards:
         shards.create(durability=accumulator_pb2.DURABILITY_GRADIENT)
-        with sqlite3.connect(tmp_path / str(HOME) / "metadata.sqlite") as database:
+        with closing(sqlite3.connect(tmp_path / str(HOME) / "metadata.sqlite", isolation_level=None)) as database:
             assert database.execute("DELETE FROM newest_incarnation").rowcount == 1
         database.close()
         restart(shards, HOME, tmp_path, Parts(wall_clock=lambda: 0))

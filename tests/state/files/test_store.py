@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -295,7 +296,7 @@ async def test_metadata_that_cannot_be_used(tmp_path: Path, damage: str) -> None
             file.seek(0 if damage == "header" else 4096)
             file.write(b"x" * 500)
     else:
-        with sqlite3.connect(database) as connection:
+        with closing(sqlite3.connect(database, isolation_level=None)) as connection:
             if damage == "reference":
                 connection.execute("INSERT INTO ledger VALUES (77, 1, '')")
             else:
