@@ -12,7 +12,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve.calls.open_calls import OpenCalls
+from gradserve.calls.open_calls import CallId, OpenCalls
 from tests.servers.polling import eventually, eventually_async
 
 ZEROS = {"w": np.zeros(2)}
@@ -209,16 +209,26 @@ class TestOnePerWorkerAccumulator:
             client.conditional_accumulator("float32", shared_name=name)
 
 
+def call(number: int, kind: str = "automatic") -> CallId:
+    return CallId(kind, number)
+
+
 class TestOpenCalls:
     KEY = ("default", "net")
 
     def test_open_while_the_answer_is_awaited(self) -> None:
         calls = OpenCalls()
-        with calls.opened(self.KEY, 3), calls.opened(self.KEY, 5):
-            assert calls.before(self.KEY, 6) == [3, 5]
-            assert calls.before(self.KEY, 5) == [3]
-            assert calls.before(("default", "other"), 6) == []
-        assert calls.before(self.KEY, 6) == []
+        with calls.opened(self.KEY, call(3)), calls.opened(self.KEY, call(5)):
+            assert calls.before(self.KEY, call(6)) == [3, 5]
+            assert calls.before(self.KEY, call(5)) == [3]
+            assert calls.before(("default", "other"), call(6)) == []
+        assert calls.before(self.KEY, call(6)) == []
+
+    def test_numbers_of_another_kind_are_others(self) -> None:
+        calls = OpenCalls()
+        with calls.opened(self.KEY, call(3)), calls.opened(self.KEY, call(4, "chosen")):
+            assert calls.before(self.KEY, call(6)) == [3]
+            assert calls.before(self.KEY, call(6, "chosen")) == [4]
 
     @pytest.mark.parametrize(
         ("error", "stays_open"),
@@ -232,16 +242,16 @@ class TestOpenCalls:
     )
     def test_a_failed_call_may_come_again(self, error: type[BaseException], stays_open: bool) -> None:
         calls = OpenCalls()
-        with pytest.raises(error), calls.opened(self.KEY, 3):
+        with pytest.raises(error), calls.opened(self.KEY, call(3)):
             raise error("no")
-        assert calls.before(self.KEY, 6) == ([3] if stays_open else [])
-        with calls.opened(self.KEY, 3):
+        assert calls.before(self.KEY, call(6)) == ([3] if stays_open else [])
+        with calls.opened(self.KEY, call(3)):
             pass
-        assert calls.before(self.KEY, 6) == []
+        assert calls.before(self.KEY, call(6)) == []
 
     def test_failed_calls_do_not_pile_up(self) -> None:
         calls = OpenCalls()
         for number in range(100):
-            with pytest.raises(gradserve.UnavailableError), calls.opened(self.KEY, number):
+            with pytest.raises(gradserve.UnavailableError), calls.opened(self.KEY, call(number)):
                 raise gradserve.UnavailableError("no")
-        assert calls.before(self.KEY, 100) == list(range(84, 100))
+        assert calls.before(self.KEY, call(100)) == list(range(84, 100))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gradserve.calls.accumulators.kept import KeptGradients, KeptMemory
+from gradserve.calls.open_calls import CallId
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 
 ARRAY = np.arange(4, dtype=np.float64)
@@ -11,11 +12,11 @@ ARRAY = np.arange(4, dtype=np.float64)
 
 def accept(kept: KeptGradients, number: int, round_: int, server: str = "a", *, num_rounds: int = 0) -> None:
     answer = messages_pb2.ApplyGradientResponse(round=round_, num_rounds=num_rounds)
-    kept.accepted(number, answer, server, lambda _: messages_pb2.ApplyGradientRequest(), [ARRAY])
+    kept.accepted(CallId("me", number), answer, server, lambda _: messages_pb2.ApplyGradientRequest(), [ARRAY])
 
 
 def elsewhere(kept: KeptGradients, server: str) -> list[int]:
-    return [each.number for each in kept.accepted_elsewhere(server)]
+    return [each.call.sequence for each in kept.accepted_elsewhere(server)]
 
 
 @pytest.fixture
@@ -63,3 +64,10 @@ def test_memory_is_limited_and_comes_back(kept: KeptGradients) -> None:
     accept(kept, 7, 2)  # the same again
     assert [each.arrays is None for each in kept.accepted_elsewhere("b")] == [False, False, False]
     assert kept.forget() == 3
+
+
+def test_calls_of_two_kinds_with_the_same_number_are_two(kept: KeptGradients) -> None:
+    for kind in ("automatic", "chosen"):
+        answer = messages_pb2.ApplyGradientResponse(round=1)
+        kept.accepted(CallId(kind, 4), answer, "a", lambda _: messages_pb2.ApplyGradientRequest(), [ARRAY])
+    assert [each.call for each in kept.accepted_elsewhere("b")] == [("automatic", 4), ("chosen", 4)]

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
 
 from gradserve.errors import (
     CallCancelledError,
@@ -14,6 +15,19 @@ from gradserve.errors import (
 
 AccumulatorKey = tuple[str, str]
 """Container and name of an accumulator."""
+
+
+class CallId(NamedTuple):
+    """The id by which the server knows a call.
+
+    Attributes:
+        client_id: The client whose calls the number counts.
+        sequence: The number.
+    """
+
+    client_id: str
+    sequence: int
+
 
 _MAX_FAILED = 16
 _MAY_COME_AGAIN = (CallCancelledError, DeadlineExceededError, InternalError, UnavailableError)
@@ -30,37 +44,37 @@ class OpenCalls:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[AccumulatorKey, dict[int, None]] = {}
-        self._failed: dict[AccumulatorKey, dict[int, None]] = {}
+        self._open: dict[AccumulatorKey, dict[CallId, None]] = {}
+        self._failed: dict[AccumulatorKey, dict[CallId, None]] = {}
         self._pushing: set[tuple[AccumulatorKey, str]] = set()
 
-    def before(self, accumulator: AccumulatorKey, number: int) -> list[int]:
-        """Returns the open calls on an accumulator with a smaller number."""
+    def before(self, accumulator: AccumulatorKey, call: CallId) -> list[int]:
+        """Returns the numbers of the open calls on an accumulator before this one."""
         if not (self._open or self._failed):
             return []
         with self._lock:
             found = [*self._open.get(accumulator, ()), *self._failed.get(accumulator, ())]
-        return sorted(each for each in found if each < number)
+        return sorted([each.sequence for each in found if each.client_id == call.client_id and each < call])
 
-    def opened(self, accumulator: AccumulatorKey, number: int) -> AbstractContextManager[None]:
+    def opened(self, accumulator: AccumulatorKey, call: CallId) -> AbstractContextManager[None]:
         """Lists a call as open while the block waits for its average, and after an error that permits a retry."""
-        return _Opened(self, accumulator, number)
+        return _Opened(self, accumulator, call)
 
-    def begin(self, accumulator: AccumulatorKey, number: int) -> None:
+    def begin(self, accumulator: AccumulatorKey, call: CallId) -> None:
         """Lists a call as open; `end` must follow."""
         with self._lock:
             if accumulator in self._failed:
-                self._failed[accumulator].pop(number, None)
-            self._open.setdefault(accumulator, {})[number] = None
+                self._failed[accumulator].pop(call, None)
+            self._open.setdefault(accumulator, {})[call] = None
 
-    def end(self, accumulator: AccumulatorKey, number: int, error: BaseException | None) -> None:
+    def end(self, accumulator: AccumulatorKey, call: CallId, error: BaseException | None) -> None:
         """Takes a call off the list, unless its error permits a retry."""
         with self._lock:
-            self._close(self._open, accumulator, number)
+            self._close(self._open, accumulator, call)
             if isinstance(error, _MAY_COME_AGAIN):
-                self._keep_failed(accumulator, number)
+                self._keep_failed(accumulator, call)
             elif accumulator in self._failed:
-                self._close(self._failed, accumulator, number)
+                self._close(self._failed, accumulator, call)
 
     @contextmanager
     def alone(self, accumulator: AccumulatorKey, worker_id: str) -> Iterator[None]:
@@ -84,16 +98,16 @@ class OpenCalls:
             with self._lock:
                 self._pushing.discard(key)
 
-    def _keep_failed(self, accumulator: AccumulatorKey, number: int) -> None:
+    def _keep_failed(self, accumulator: AccumulatorKey, call: CallId) -> None:
         failed = self._failed.setdefault(accumulator, {})
-        failed[number] = None
+        failed[call] = None
         while len(failed) > _MAX_FAILED:
             del failed[next(iter(failed))]
 
     @staticmethod
-    def _close(calls: dict[AccumulatorKey, dict[int, None]], accumulator: AccumulatorKey, number: int) -> None:
+    def _close(calls: dict[AccumulatorKey, dict[CallId, None]], accumulator: AccumulatorKey, call: CallId) -> None:
         numbers = calls[accumulator]
-        numbers.pop(number, None)
+        numbers.pop(call, None)
         if not numbers:
             del calls[accumulator]
 
@@ -101,13 +115,13 @@ class OpenCalls:
 class _Opened(AbstractContextManager[None]):
     """Lists a call as open for the length of a block."""
 
-    def __init__(self, calls: OpenCalls, accumulator: AccumulatorKey, number: int) -> None:
+    def __init__(self, calls: OpenCalls, accumulator: AccumulatorKey, call: CallId) -> None:
         self._calls = calls
         self._accumulator = accumulator
-        self._number = number
+        self._call = call
 
     def __enter__(self) -> None:
-        self._calls.begin(self._accumulator, self._number)
+        self._calls.begin(self._accumulator, self._call)
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        self._calls.end(self._accumulator, self._number, error)
+        self._calls.end(self._accumulator, self._call, error)

@@ -9,6 +9,7 @@ import pytest
 
 import gradserve
 from gradserve.calls.accumulators.wire import Given
+from gradserve.calls.identity import RequestIds
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.sharding.running_sum import RunningSum
 from gradserve_server.testing import LocalServer
@@ -141,10 +142,12 @@ def test_nothing_is_copied(workers: list[Any]) -> None:
 def stage(accumulator: Any, values: dict[str, Any]) -> None:
     """Stages a gradient, and leaves it at that."""
     wire, transport = accumulator._calls._wire, accumulator._transport
-    given = Given(wire._number(None), 0, wire.components.gradient(values), 1.0, is_kept=True)
+    given = Given(wire._call(None), 0, wire.components.gradient(values), 1.0, is_kept=True)
     transport.run(wire._stage(given, None))
 
 
 def number_of(accumulator: Any) -> int:
     """Returns the request id of the latest call."""
-    return int(accumulator._calls._wire._ids.next()) - 1
+    ids: RequestIds = accumulator._calls._wire._ids
+    following = ids.new_call()
+    return ids.request_id(following._replace(sequence=following.sequence - 1))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve.calls.open_calls import CallId
 from gradserve.v1 import accumulator_pb2
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.sharding.part_ids import part_id
@@ -67,10 +68,10 @@ class Truth:
         self.workers: dict[str, tuple[str, int]] = {}
         self.num_averages = 0
 
-    def will_send(self, client_id: str, sequence: int, worker: str, number: int) -> None:
+    def will_send(self, call: CallId, worker: str, number: int) -> None:
         """Notes which gradient a call sends."""
-        key = part_id(RequestId(client_id, sequence, b""))
-        self.numbers[key], self.workers[key] = number, (worker, sequence)
+        key = part_id(RequestId(call.client_id, call.sequence, b""))
+        self.numbers[key], self.workers[key] = number, (worker, call.sequence)
 
     def sent(self, method: str, request: Any) -> None:
         """Notes what a client tells a server of a round: it must be what the home has said."""

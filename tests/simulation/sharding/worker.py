@@ -10,6 +10,7 @@ from gradserve.calls.accumulators.sharding.shard import is_of_earlier
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.cluster import Cluster
 from gradserve.calls.identity import RequestIds
+from gradserve.calls.open_calls import CallId
 from tests.simulation.promises import BrokenPromiseError, check
 from tests.simulation.sharding.transport import TIMES, SimulatedTransport
 from tests.simulation.sharding.truth import SHAPES, gradient_of
@@ -33,9 +34,9 @@ class Worker:
         self._world = world
         self._chance = chance
         self._generation = 0
-        self._failed: list[tuple[str, int, int, int, int]] = []
-        """The calls with a gradient that have failed: accumulator, number of the call, of the gradient, step, and how
-        many gradients they wait for; 0 for those that do not wait."""
+        self._failed: list[tuple[str, CallId, int, int, int]] = []
+        """The calls with a gradient that have failed: accumulator, id of the call, number of the gradient, step, and
+        how many gradients they wait for; 0 for those that do not wait."""
         self._begin()
 
     def _begin(self) -> None:
@@ -143,21 +144,21 @@ class Worker:
         """Makes a call again that has failed, as a program may."""
         if not self._failed:
             return
-        name, sequence, number, step, num_required = self._failed.pop(self._chance.randrange(len(self._failed)))
-        await self._with_gradient(name, number, (sequence, step), num_required)
+        name, call, number, step, num_required = self._failed.pop(self._chance.randrange(len(self._failed)))
+        await self._with_gradient(name, number, (call, step), num_required)
 
-    async def _with_gradient(self, name: str, number: int, again: tuple[int, int] | None, num_required: int) -> None:
+    async def _with_gradient(self, name: str, number: int, again: tuple[CallId, int] | None, num_required: int) -> None:
         acc = await self.accumulator(name)
         if again is None:
             late = self._chance.choices([0, -1, 1], [0.9, 0.07, 0.03])[0]
-            sequence, step = self._ids.next(), self._steps.get(name, 0) + late
+            call, step = self._ids.new_call(), self._steps.get(name, 0) + late
         else:
-            sequence, step = again
-        self._world.truth.will_send(self._ids.client_id, sequence, self._worker_id, number)
-        what = f"{self.name}:{sequence} {'pushes' if num_required else 'applies'} g{number} at {step} to {name}"
+            call, step = again
+        self._world.truth.will_send(call, self._worker_id, number)
+        what = f"{self.name}:{call.sequence} {'pushes' if num_required else 'applies'} g{number} at {step} to {name}"
         self._world.note(what)
         gradient = gradient_of(number)
-        options: dict[str, Any] = {"worker_id": self._worker_id, "request_id": sequence}
+        options: dict[str, Any] = {"worker_id": self._worker_id, "request_id": self._ids.request_id(call)}
         try:
             if num_required:
                 timeout = self._chance.choice([0.5, 3.0, 10.0])
@@ -177,7 +178,7 @@ class Worker:
             if isinstance(error, gradserve.NotFoundError):
                 self._made.pop(name, None)
             elif not isinstance(error, gradserve.AbortedError):
-                self._failed.append((name, sequence, number, step, num_required))
+                self._failed.append((name, call, number, step, num_required))
             raise
 
     async def _take(self, name: str) -> None:
@@ -207,9 +208,10 @@ class Worker:
     async def _private(self, _name: str) -> None:
         """Uses an accumulator that ends with this client, and does not delete it."""
         acc = await self.client.gradient_accumulator(MODEL, sharded=True, durability="none")
-        number, sequence = self._world.new_gradient(), self._ids.next()
-        self._world.truth.will_send(self._ids.client_id, sequence, self._worker_id, number)
-        await acc.apply_grad(gradient_of(number), 0, worker_id=self._worker_id, request_id=sequence)
+        number, call = self._world.new_gradient(), self._ids.new_call()
+        self._world.truth.will_send(call, self._worker_id, number)
+        request_id = self._ids.request_id(call)
+        await acc.apply_grad(gradient_of(number), 0, worker_id=self._worker_id, request_id=request_id)
         if self._chance.random() < 0.5:
             await self._checked("", acc.take_grad(1, timeout=5.0))
 
@@ -235,10 +237,7 @@ class Worker:
     async def round_with_others(self, name: str, step: int, num_workers: int) -> Any:
         """Takes part in a round of all workers, which must end."""
         acc = await self.accumulator(name)
-        sequence, number = self._ids.next(), self._world.new_gradient()
-        self._world.truth.will_send(self._ids.client_id, sequence, self._worker_id, number)
-        gradient = gradient_of(number)
-        return await self._checked(
-            name,
-            acc.push_pull(gradient, num_workers, step, worker_id=self._worker_id, request_id=sequence, timeout=60.0),
-        )
+        call, number = self._ids.new_call(), self._world.new_gradient()
+        self._world.truth.will_send(call, self._worker_id, number)
+        options: dict[str, Any] = {"worker_id": self._worker_id, "request_id": self._ids.request_id(call)}
+        return await self._checked(name, acc.push_pull(gradient_of(number), num_workers, step, timeout=60.0, **options))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from gradserve.calls.open_calls import CallId
 from gradserve.memory.pool import BufferPool
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_pb2
@@ -63,14 +64,14 @@ class KeptGradient:
     """A gradient that the server has accepted, and a crash would lose.
 
     Attributes:
-        number: Its request id.
+        call: Its request id.
         round: The round that it is in.
         server: The incarnation of the server that accepted it.
         request: Makes its request anew; None if it could not be kept.
         arrays: Its arrays; likewise.
     """
 
-    number: int
+    call: CallId
     round: int
     server: str
     request: MakeRequest | None
@@ -82,23 +83,23 @@ class KeptGradients:
     """The gradients of one accumulator that are kept. Safe to use from several threads."""
 
     memory: KeptMemory
-    _by_number: dict[int, KeptGradient] = field(default_factory=dict)
+    _by_call: dict[CallId, KeptGradient] = field(default_factory=dict)
     _first_round: int = 0
     """None of them is in an earlier round."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __len__(self) -> int:
-        return len(self._by_number)
+        return len(self._by_call)
 
     @property
     def oldest(self) -> KeptGradient | None:
         """The gradient that has been kept for longest."""
         with self._lock:
-            return next(iter(self._by_number.values()), None)
+            return next(iter(self._by_call.values()), None)
 
     def accepted(
         self,
-        number: int,
+        call: CallId,
         answer: messages_pb2.ApplyGradientResponse,
         server: str,
         request: MakeRequest,
@@ -107,7 +108,7 @@ class KeptGradients:
         """Keeps a gradient that a server has accepted, unless its round has ended already.
 
         Args:
-            number: Its request id.
+            call: Its request id.
             answer: What the server said.
             server: The incarnation of the server.
             request: Makes its request anew.
@@ -117,16 +118,16 @@ class KeptGradients:
         if answer.num_rounds >= answer.round:
             return
         with self._lock:
-            known = self._by_number.get(number)
+            known = self._by_call.get(call)
         if known is not None:
             known.round, known.server = answer.round, server
         else:
             copies = None if arrays is None else self.memory.copies_of(arrays)
             with self._lock:
-                if not self._by_number:
+                if not self._by_call:
                     self._first_round = answer.round
-                self._by_number[number] = KeptGradient(
-                    number, answer.round, server, None if copies is None else request, copies
+                self._by_call[call] = KeptGradient(
+                    call, answer.round, server, None if copies is None else request, copies
                 )
 
     def again(self, gradient: KeptGradient, answer: messages_pb2.ApplyGradientResponse, server: str) -> None:
@@ -141,24 +142,24 @@ class KeptGradients:
 
         Only of the gradients that the same run of the server accepted: another one has lost the round of the others.
         """
-        if not self._by_number or num_rounds < self._first_round:
+        if not self._by_call or num_rounds < self._first_round:
             return
         with self._lock:
-            found = [each for each in self._by_number.values() if each.server == server and each.round <= num_rounds]
+            found = [each for each in self._by_call.values() if each.server == server and each.round <= num_rounds]
         self.forget(found)
 
     def accepted_elsewhere(self, server: str) -> list[KeptGradient]:
         """Returns the gradients that another run of the server has accepted, in the order of their request ids."""
         with self._lock:
-            found = [each for each in self._by_number.values() if each.server != server]
-        return sorted(found, key=lambda each: each.number)
+            found = [each for each in self._by_call.values() if each.server != server]
+        return sorted(found, key=lambda each: each.call)
 
     def forget(self, gradients: Iterable[KeptGradient] | None = None) -> int:
         """Forgets gradients, None for all; returns how many were still kept."""
         with self._lock:
-            given = list(self._by_number.values() if gradients is None else gradients)
-            gone = [each for each in given if self._by_number.pop(each.number, None) is not None]
-            self._first_round = min([each.round for each in self._by_number.values()], default=0)
+            given = list(self._by_call.values() if gradients is None else gradients)
+            gone = [each for each in given if self._by_call.pop(each.call, None) is not None]
+            self._first_round = min([each.round for each in self._by_call.values()], default=0)
         for each in gone:
             if each.arrays is not None:
                 self.memory.release(each.arrays)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from gradserve.calls.accumulators.kept import KeptGradients, KeptMemory, MakeRequest
 from gradserve.calls.exchange import Operation, Pause, Reply, Unary
+from gradserve.calls.open_calls import CallId
 from gradserve.calls.restarts import is_of_another_run
 from gradserve.calls.tensors.operations import call_with_arrays
 from gradserve.errors import AbortedError, GradserveError, InvalidArgumentError, LostError, NotFoundError
@@ -136,7 +137,8 @@ class AccumulatorSession:
             self._count(answer)
         elif self.kept is not None:
             server = request.accumulator.server_incarnation
-            self.kept.accepted(request.request_id.sequence, answer, server, again, arrays)
+            call = CallId(request.request_id.client_id, request.request_id.sequence)
+            self.kept.accepted(call, answer, server, again, arrays)
             if len(self.kept) and self._keeping is not None:
                 yield from self._keeping()
 

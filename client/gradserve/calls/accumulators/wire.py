@@ -14,11 +14,11 @@ from gradserve.calls.accumulators.session import AccumulatorSession, RequestOfAc
 from gradserve.calls.exchange import Operation, Reply, Unary, Whole, encode_timeout
 from gradserve.calls.fields import plain_fields
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.open_calls import AccumulatorKey
+from gradserve.calls.open_calls import AccumulatorKey, CallId
 from gradserve.calls.progress import Progress
 from gradserve.calls.tensors.operations import call_with_arrays, placement_of
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.plain import UINT64, as_flag, as_integer
+from gradserve.conversion.plain import as_flag, as_integer
 from gradserve.conversion.trees import Tree
 from gradserve.errors import DeadlineExceededError, GradserveError
 from gradserve.gpu.arrays import GpuArray
@@ -69,14 +69,14 @@ class Given(NamedTuple):
     """A gradient as a call gives it.
 
     Attributes:
-        number: The request id of the call.
+        call: The request id of the call.
         local_step: The step at which it was computed.
         values: What is sent for each component.
         weight: Its weight.
         is_kept: Whether the call keeps it until it has the average.
     """
 
-    number: int
+    call: CallId
     local_step: int
     values: Mapping[str, Sent]
     weight: float
@@ -129,7 +129,7 @@ class AccumulatorWire:
         self, gradient: Tree, how: Contribution, request_id: int | None, progress: Progress | None = None
     ) -> Operation[ApplyResult]:
         """Applies a gradient: a tree of the components, or a dict by component name."""
-        number = self._number(request_id)
+        call = self._call(request_id)
         values = self.components.gradient(gradient)
         carried = self._carried(values)
         arrays, has_handles = arrays_of(carried)
@@ -139,24 +139,24 @@ class AccumulatorWire:
 
         def request(tensors: Sequence[tensor_pb2.Tensor]) -> Message:
             nonlocal sent
-            sent = self._apply_request(fields, number, carried, tensors)
+            sent = self._apply_request(fields, call, carried, tensors)
             return sent
 
         try:
             reply = yield from self._call_with_gradient(
                 "ApplyGradient",
-                Given(number, fields["local_step"], values, fields["weight"], is_kept=False),
+                Given(call, fields["local_step"], values, fields["weight"], is_kept=False),
                 arrays,
                 request,
                 released=not has_handles,
                 progress=progress,
             )
         except GradserveError as error:
-            _identify(error, number)
+            self._identify(error, call)
             raise
         answer: messages_pb2.ApplyGradientResponse = reply.message
         if self._session.notes_gradients and answer.round:
-            again = partial(self._apply_request, fields, number, without_arrays(carried))
+            again = partial(self._apply_request, fields, call, without_arrays(carried))
             yield from self._session.accepted(sent, answer, again, None if has_handles else arrays)
         return ApplyResult(_OUTCOMES[answer.outcome], answer.duplicate, answer.global_step, answer.num_accumulated)
 
@@ -171,20 +171,20 @@ class AccumulatorWire:
     ) -> Operation[Average]:
         """Waits for enough gradients and takes their average."""
         in_place = _in_place(copy)
-        number = self._number(request_id)
+        call = self._call(request_id)
         request = messages_pb2.TakeGradientRequest(
             **plain_fields(messages_pb2.TakeGradientRequest, {"num_required": num_required}),
             timeout=encode_timeout(timeout),
         )
-        self._address(request, number)
+        self._address(request, call)
         request.placement.CopyFrom(_AUTO)
         try:
-            with self._ids.open_calls.opened(self._key, number):
-                call = self._unary("TakeGradient", request, timeout, in_place=in_place)
-                reply = yield from self._waited(Whole(call, progress=progress))
+            with self._ids.open_calls.opened(self._key, call):
+                sent = self._unary("TakeGradient", request, timeout, in_place=in_place)
+                reply = yield from self._waited(Whole(sent, progress=progress))
                 return (yield from self._receive_average(request, reply, progress, in_place=in_place))
         except GradserveError as error:
-            _identify(error, number, waits=True)
+            self._identify(error, call, waits=True)
             raise
 
     def push_pull(
@@ -201,7 +201,7 @@ class AccumulatorWire:
     ) -> Operation[PushPullResult]:
         """Applies a gradient and waits for the average of its round."""
         in_place = _in_place(copy)
-        number = self._number(request_id)
+        call = self._call(request_id)
         values = self.components.gradient(gradient)
         carried = self._carried(values)
         arrays, has_handles = arrays_of(carried)
@@ -210,13 +210,13 @@ class AccumulatorWire:
             messages_pb2.PushPullRequest, {"num_required": num_required, "one_per_worker": one_per_worker}
         )
 
-        given = Given(number, fields["local_step"], values, fields["weight"], is_kept=True)
+        given = Given(call, fields["local_step"], values, fields["weight"], is_kept=True)
         message = messages_pb2.PushPullRequest()
 
         def request(tensors: Sequence[tensor_pb2.Tensor]) -> Message:
             nonlocal message
             message = messages_pb2.PushPullRequest(**fields, timeout=encode_timeout(timeout))
-            self._address(message, number)
+            self._address(message, call)
             message.placement.CopyFrom(_AUTO)
             add_gradient(message, carried, tensors)
             return message
@@ -224,7 +224,7 @@ class AccumulatorWire:
         is_alone = one_per_worker and how.worker_id is None and self._has_default_workers
         with self._ids.open_calls.alone(self._key, self._ids.worker_id()) if is_alone else contextlib.nullcontext():
             try:
-                with self._ids.open_calls.opened(self._key, number):
+                with self._ids.open_calls.opened(self._key, call):
                     reply = yield from self._call_with_gradient(
                         "PushPull",
                         given,
@@ -242,7 +242,7 @@ class AccumulatorWire:
                             message, reply, progress, in_place=in_place, given=given
                         )
             except GradserveError as error:
-                _identify(error, number, waits=True)
+                self._identify(error, call, waits=True)
                 raise
         return PushPullResult(
             **vars(average),
@@ -314,12 +314,12 @@ class AccumulatorWire:
     def _apply_request(
         self,
         fields: Mapping[str, Any],
-        number: int,
+        call: CallId,
         values: Mapping[str, Sent],
         tensors: Sequence[tensor_pb2.Tensor],
     ) -> messages_pb2.ApplyGradientRequest:
         message = messages_pb2.ApplyGradientRequest(**fields)
-        self._address(message, number)
+        self._address(message, call)
         add_gradient(message, values, tensors)
         return message
 
@@ -395,15 +395,21 @@ class AccumulatorWire:
         """Returns the components of the average in a reply; see `_receive_average`."""
         return receive_values(reply, progress, in_place=in_place)
 
-    def _number(self, request_id: int | None) -> int:
+    def _call(self, request_id: int | None) -> CallId:
         self._session.check()
-        return self._ids.next() if request_id is None else as_integer(request_id, Argument("request_id"), UINT64)
+        return self._ids.new_call() if request_id is None else self._ids.call(request_id)
 
-    def _address(self, request: _NumberedRequest, number: int) -> None:
+    def _identify(self, error: GradserveError, call: CallId, *, waits: bool = False) -> None:
+        """Puts the request id on an error, so that callers can send the call again or wait on."""
+        error.request_id = self._ids.request_id(call)
+        if waits and isinstance(error, DeadlineExceededError):
+            error.message += f"; to wait on, make the same call again with request_id={error.request_id}"
+
+    def _address(self, request: _NumberedRequest, call: CallId) -> None:
         """Writes the accumulator and the request id to a request."""
         # Copying into a request is much faster than passing messages to its constructor, which serializes them.
         request.accumulator.CopyFrom(self._session.ref)
-        self._ids.write(request.request_id, number, self._key)
+        self._ids.write(request.request_id, call, self._key)
 
     def _gradient_fields(
         self, request: type[Message], how: Contribution, values: Mapping[str, Sent], *, has_handles: bool
@@ -415,13 +421,6 @@ class AccumulatorWire:
         fields["release_handles"] = not has_handles
         fields["unread_contents"] = any(isinstance(value, GpuArray) for value in values.values())
         return fields
-
-
-def _identify(error: GradserveError, number: int, *, waits: bool = False) -> None:
-    """Puts the request id on an error, so that callers can send the call again or wait on."""
-    error.request_id = number
-    if waits and isinstance(error, DeadlineExceededError):
-        error.message += f"; to wait on, make the same call again with request_id={number}"
 
 
 def _in_place(copy: bool) -> bool:

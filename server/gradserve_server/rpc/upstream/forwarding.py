@@ -165,7 +165,7 @@ class Forwarding:
 
     def _new_id(self, ref: accumulator_pb2.AccumulatorRef) -> accumulator_pb2.RequestId:
         request_id = accumulator_pb2.RequestId()
-        self._ids.write(request_id, self._ids.next(), (ref.container, ref.name))
+        self._ids.write(request_id, self._ids.new_call(), (ref.container, ref.name))
         return request_id
 
 

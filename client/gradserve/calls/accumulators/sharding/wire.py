@@ -159,7 +159,7 @@ class ShardedWire(AccumulatorWire):
             can_stage_again=given.is_kept,
             release_handles=True,
         )
-        staging.request_id.client_id, staging.request_id.sequence = self._ids.client_id, given.number
+        staging.request_id.client_id, staging.request_id.sequence = given.call
         try:
             yield from shard.stage(staging, values, progress)
         except GradserveError as error:
