@@ -280,6 +280,7 @@ class Server:
                 self._compute,
                 on_host,
                 quotas.call_memory,
+                quotas.accumulator_memory,
                 RequestIds(run.incarnation),
                 self.counts,
             )

@@ -1,6 +1,6 @@
 """Quotas shared by everything on the server."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gradserve_server.errors import ResourceExhaustedError
@@ -15,6 +15,8 @@ class Quota:
         limit: The limit.
         used: What is in use.
         unit: The unit for messages.
+        spare: Functions that give some of it back when that much more is asked for than is left: what others hold only
+            to be faster.
         owners: The shares in which everything that is taken counts, too.
 
     Not thread-safe: used on the event loop only.
@@ -33,6 +35,7 @@ class Quota:
         self.limit = limit
         self.used = 0
         self.unit = unit
+        self.spare: list[Callable[[int], None]] = []
         self._each = each
 
     @property
@@ -69,7 +72,12 @@ class Quota:
         Raises:
             ResourceExhaustedError: It is not.
         """
-        if amount > 0 and self.used + amount > self.limit:
+        if amount <= 0:
+            return
+        for give_back in self.spare:
+            if self.used + amount > self.limit:
+                give_back(self.used + amount - self.limit)
+        if self.used + amount > self.limit:
             raise ResourceExhaustedError(
                 f"too many {self.unit}: {amount} asked for, {self.used} in use, {self.limit} allowed"
             )

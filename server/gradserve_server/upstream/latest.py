@@ -1,10 +1,55 @@
-"""The newest average of an accumulator at an aggregator, and averages that several readers wait for."""
+"""The newest averages of accumulators at an aggregator, and averages that several readers wait for."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 
 from gradserve_server.accumulators.gradient import Average
+from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.own_tasks import OwnTasks
+from gradserve_server.tensors.quotas import Account, Quota
+
+
+class LatestAverages:
+    """The newest average of each accumulator, within the limit of memory: whatever else needs it comes first.
+
+    They are kept only to be faster. So the one that was used the longest ago goes when a call finds too little memory.
+    """
+
+    def __init__(self, memory: Quota) -> None:
+        """Takes the quota in which they count."""
+        self._memory = memory
+        self._kept: OrderedDict[LatestAverage, tuple[Average, Account]] = OrderedDict()
+        memory.whole.spare.append(self._make_room)
+
+    def keep(self, holder: "LatestAverage", average: Average) -> None:
+        """Keeps an average in the place of the holder's one, if there is memory for it."""
+        self.drop(holder)
+        account = Account(self._memory)
+        try:
+            account.grow(average.nbytes)
+        except ResourceExhaustedError:
+            return
+        self._kept[holder] = average, account
+
+    def find(self, holder: "LatestAverage") -> Average | None:
+        """Returns the average of a holder, if it is kept."""
+        if holder not in self._kept:
+            return None
+        self._kept.move_to_end(holder)
+        return self._kept[holder][0]
+
+    def drop(self, holder: "LatestAverage") -> None:
+        """Forgets the average of a holder."""
+        if holder in self._kept:
+            self._kept.pop(holder)[1].settle(0)
+
+    def _make_room(self, amount: int) -> None:
+        """Gives back `amount` of memory, or all there is."""
+        while self._kept and amount > 0:
+            _, (_, account) = self._kept.popitem(last=False)
+            amount -= account.used
+            account.settle(0)
 
 
 class LatestAverage:
@@ -13,20 +58,28 @@ class LatestAverage:
     Used on the event loop only.
     """
 
-    def __init__(self, tasks: OwnTasks) -> None:
-        """Takes what runs downloads that several wait for."""
+    def __init__(self, kept: LatestAverages, tasks: OwnTasks) -> None:
+        """Takes what keeps averages, and what runs downloads that several wait for."""
+        self._kept = kept
         self._tasks = tasks
-        self._average: Average | None = None
+        self._newest_round = -1
+        self._has_ended = False
         self._reading: dict[Hashable, tuple[asyncio.Task[Average], list[None]]] = {}
 
     def note(self, average: Average) -> None:
-        """Keeps an average, unless a newer one is there."""
-        if self._average is None or average.round_number >= self._average.round_number:
-            self._average = average
+        """Keeps an average, unless a newer one has come."""
+        if average.round_number >= self._newest_round and not self._has_ended:
+            self._newest_round = average.round_number
+            self._kept.keep(self, average)
+
+    def end(self) -> None:
+        """Keeps no average from now on, as the accumulator is gone."""
+        self._has_ended = True
+        self._kept.drop(self)
 
     def find(self, step: int | None, num_rounds: int) -> Average | None:
         """Returns the average of a step, None for the newest, if it is of the last of `num_rounds` rounds and here."""
-        average = self._average
+        average = self._kept.find(self)
         if average is None or average.round_number != num_rounds - 1 or step not in (None, average.step):
             return None
         return average

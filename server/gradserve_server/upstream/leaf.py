@@ -1,40 +1,56 @@
 """The gradient of one call at an aggregator, until the call is answered."""
 
 import asyncio
-from typing import Generic, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Generic, NamedTuple, TypeVar
 
 from gradserve_server.accumulators.gradient import Contribution, Gradient
+from gradserve_server.errors import AbortedError
 
 RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
 
 
+class _Loan(NamedTuple):
+    """A gradient as one caller has brought it, and a future of its return."""
+
+    gradient: Gradient
+    returned: asyncio.Future[None]
+
+
 class Leaf(Generic[RequestT, AnswerT]):
     """A gradient that somebody upstream answers, alone or with others.
+
+    Its caller may go, and call again: then the gradient is read where the latest call has it, and that call gets the
+    answer, too.
 
     Used on the event loop only.
 
     Attributes:
         request: The request, without its tensors.
         contribution: The sender, step and weight of the gradient.
-        gradient: The gradient, from when it is open.
-        deadline: The time of the event loop at which its caller stops waiting; None for never.
+        deadline: The time of the event loop at which the last caller stops waiting; None for never.
         answer: A future of the answer.
     """
 
-    def __init__(self, request: RequestT, contribution: Contribution, deadline: float | None) -> None:
+    def __init__(self, request: RequestT, contribution: Contribution) -> None:
         """Takes what the call says."""
         loop = asyncio.get_running_loop()
         self.request = request
         self.contribution = contribution
-        self.deadline = deadline
-        self.gradient: Gradient | None = None
+        self.deadline: float | None = loop.time()
         self.answer: asyncio.Future[AnswerT] = loop.create_future()
         self.answer.add_done_callback(_retrieve)
-        self._released: asyncio.Future[None] = loop.create_future()
+        self._loans: list[_Loan] = []
+        self._lent = asyncio.Event()
+        self._num_bringing = 0
+        self._num_reading = 0
         self._was_heard = False
         self._listeners = 0
         self._is_added_up = False
+
+    # For its callers
 
     async def wait(self, timeout: float | None) -> AnswerT:
         """Waits for the answer.
@@ -43,6 +59,10 @@ class Leaf(Generic[RequestT, AnswerT]):
             TimeoutError: There was none within `timeout` seconds.
             ServiceError: It is an error.
         """
+        if timeout is None or self.deadline is None:
+            self.deadline = None
+        else:
+            self.deadline = max(self.deadline, asyncio.get_running_loop().time() + timeout)
         self._was_heard = True
         self._listeners += 1
         try:
@@ -50,49 +70,89 @@ class Leaf(Generic[RequestT, AnswerT]):
                 return await asyncio.shield(self.answer)
         finally:
             self._listeners -= 1
-            if self._is_added_up and not self._listeners:
-                _set(self._released)
+            self._return_loans()
 
-    async def released(self) -> None:
-        """Waits until the gradient is no longer needed, and forgets it.
+    def bring(self) -> None:
+        """Notes that a caller is about to lend the gradient; `brought` must follow."""
+        self._num_bringing += 1
+
+    def brought(self) -> None:
+        """Notes that the caller has lent the gradient, or has failed to."""
+        self._num_bringing -= 1
+        self._lent.set()
+
+    def lend(self, gradient: Gradient) -> asyncio.Future[None]:
+        """Lends the gradient in place of what earlier calls have lent; returns a future of its return.
+
+        The future has the error of the call if it has failed: whatever the call was to release is kept.
+        """
+        loan = _Loan(gradient, asyncio.get_running_loop().create_future())
+        self._loans.append(loan)
+        self._lent.set()
+        self._return_loans()
+        return loan.returned
+
+    # For who passes it on
+
+    @property
+    def gradient(self) -> Gradient | None:
+        """The gradient, while somebody lends it."""
+        return self._loans[-1].gradient if self._loans else None
+
+    @asynccontextmanager
+    async def borrowed(self) -> AsyncIterator[Gradient]:
+        """Gives the gradient to a block, which may read it; waits for a caller that is bringing it again.
 
         Raises:
-            ServiceError: The call has failed; whatever it was to release is kept.
+            AbortedError: All callers have gone.
         """
+        while not self._loans:
+            if not self._num_bringing:
+                raise AbortedError("the caller has gone before its gradient was passed on")
+            self._lent.clear()
+            await self._lent.wait()
+        self._num_reading += 1
         try:
-            await self._released
+            yield self._loans[-1].gradient
         finally:
-            self.gradient = None
-        if self.answer.done():
-            self.answer.result()
+            self._num_reading -= 1
+            self._return_loans()
 
     def added_up(self) -> None:
         """Notes that the gradient is in a sum: it is needed only as long as its caller may have to send it alone."""
         self._is_added_up = True
-        if self.is_left:
-            _set(self._released)
+        self._return_loans()
 
     def succeed(self, answer: AnswerT) -> None:
         """Answers."""
         if not self.answer.done():
             self.answer.set_result(answer)
-        _set(self._released)
+        self._return_loans()
 
     def fail(self, error: Exception) -> None:
         """Answers with an error, unless there is an answer already."""
         if not self.answer.done():
             self.answer.set_exception(error)
-        _set(self._released)
+        self._return_loans()
 
     @property
     def is_left(self) -> bool:
         """True once nobody waits for the answer any more."""
         return self._was_heard and not self._listeners
 
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+    def _return_loans(self) -> None:
+        """Returns the gradients that are not needed any more; those that somebody reads, later."""
+        if self._num_reading:
+            return
+        is_over = self.answer.done() or (self._is_added_up and self.is_left)
+        returned = self._loans if is_over else self._loans[:-1]
+        self._loans = self._loans[len(returned) :]
+        for _, future in returned:
+            error = self.answer.exception() if self.answer.done() else None
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
 
 
 def _retrieve(done: asyncio.Future[AnswerT]) -> None:

@@ -7,7 +7,6 @@ from gradserve.v1 import accumulator_pb2
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
 from gradserve_server.accumulators.under_way import CallsUnderWay
-from gradserve_server.own_tasks import OwnTasks
 from gradserve_server.rpc.accumulators.gradients import GradientRequest
 from gradserve_server.rpc.upstream.answers import Answer
 from gradserve_server.rpc.upstream.shards import UpstreamShards
@@ -41,25 +40,35 @@ class Aggregated:
         info: accumulator_pb2.AccumulatorInfo,
         spec: AccumulatorSpec,
         new_batches: "Callable[[Aggregated], Batches[GradientLeaf]]",
-        tasks: OwnTasks,
+        latest: LatestAverage,
         shards: UpstreamShards | None,
     ) -> None:
-        """Takes what the server upstream says of it, what collects gradients, and what is on which server."""
+        """Takes what the server upstream says of it, what collects gradients, and what is on which server.
+
+        `latest` has no average yet.
+        """
         self.name = f"{info.accumulator.container}/{info.accumulator.name}"
         self.incarnation = info.accumulator.incarnation
         self.spec = spec
         self.shards = shards
         self.adds_up = all(each.layout is Layout.DENSE for each in spec.components)
         self.under_way: CallsUnderWay[GradientLeaf] = CallsUnderWay()
-        self.latest = LatestAverage(tasks)
+        self.latest = latest
         self.batches = new_batches(self)
         self._answered: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._has_ended = False
 
     def may_add(self, leaf: GradientLeaf) -> bool:
         """Returns True if a gradient may go together with others, and has not been answered before."""
         is_ordered = bool(leaf.contribution.worker_id) or not self.spec.deterministic
         is_again = bool(getattr(leaf.request, "accepted_before", False)) or _id_of(leaf) in self._answered
-        return self.adds_up and is_ordered and not is_again
+        return self.adds_up and is_ordered and not is_again and not self._has_ended
+
+    def end(self) -> list[GradientLeaf]:
+        """Notes that it is gone; returns the gradients that wait for others, of which there will be no more."""
+        self._has_ended = True
+        self.latest.end()
+        return self.batches.close()
 
     def begin(self, call: RequestId | None, leaf: GradientLeaf) -> None:
         """Notes that a call is under way, until it is answered."""

@@ -3,15 +3,22 @@
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Protocol
 
 from gradserve.calls.identity import RequestIds
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve_server.accumulators.gradient import Average, Gradient, Value
+from gradserve_server.accumulators.gradient import Average, Value
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.errors import AbortedError, InternalError, InvalidArgumentError, ServiceError
+from gradserve_server.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    ServiceError,
+)
 from gradserve_server.own_tasks import OwnTasks
 from gradserve_server.rpc.accumulators.gradients import GradientRequest
 from gradserve_server.rpc.upstream.aggregated import Aggregated, GradientLeaf
@@ -81,14 +88,15 @@ class Forwarding:
 
     async def _sum(self, accumulator: Aggregated, leaves: Sequence[GradientLeaf]) -> Answer:
         ordered = [leaves[at] for at in in_order([each.contribution for each in leaves])]
-        first = _gradient(ordered[0])
         account = Account(self._memory)
-        account.grow(sum_bytes(accumulator.spec, first))
         try:
-            given = [(each.contribution, _gradient(each)) for each in ordered]
-            num_bytes = sum([gradient.nbytes for _, gradient in given])
-            values = await self._place.compute.run(num_bytes, summed, accumulator.spec, self._place, given)
-            del given
+            async with AsyncExitStack() as reading:
+                gradients = [await reading.enter_async_context(each.borrowed()) for each in ordered]
+                account.grow(sum_bytes(accumulator.spec, gradients[0]))
+                given = [(each.contribution, gradient) for each, gradient in zip(ordered, gradients, strict=True)]
+                num_bytes = sum([gradient.nbytes for gradient in gradients])
+                values = await self._place.compute.run(num_bytes, summed, accumulator.spec, self._place, given)
+                del given, gradients
             for each in ordered:
                 each.added_up()
             ref = ordered[0].request.accumulator
@@ -108,12 +116,12 @@ class Forwarding:
 
     async def _alone(self, accumulator: Aggregated, leaf: GradientLeaf) -> None:
         try:
-            values = _gradient(leaf).values
-            self._counts.alone += 1
-            if accumulator.shards is not None and not leaf.request.HasField("request_id"):
-                # By which the servers hold it.
-                leaf.request.request_id.CopyFrom(self._new_id(leaf.request.accumulator))
-            answer = await self._send(accumulator, [leaf], values, partial(alone, leaf.request))
+            async with leaf.borrowed() as gradient:
+                self._counts.alone += 1
+                if accumulator.shards is not None and not leaf.request.HasField("request_id"):
+                    # By which the servers hold it.
+                    leaf.request.request_id.CopyFrom(self._new_id(leaf.request.accumulator))
+                answer = await self._send(accumulator, [leaf], gradient.values, partial(alone, leaf.request))
             leaf.succeed(answer)
         except Exception as error:
             leaf.fail(error)
@@ -130,18 +138,35 @@ class Forwarding:
         if isinstance(leaves[0].request, messages_pb2.ApplyGradientRequest):
             message, _ = await self._sent(accumulator, leaves[0], "ApplyGradient", values, request, None, 0.0)
             return answer_of(message, None)
-        timeout = _time_left(leaves)
-        wait = math.inf if timeout is None else timeout
-        sending = asyncio.ensure_future(self._sent(accumulator, leaves[0], "PushPull", values, request, timeout, wait))
-        try:
-            await _while_wanted(sending, leaves)
-            message, average = await sending
-        finally:
-            sending.cancel()
+        message, average = await self._waited(accumulator, leaves, values, request)
         answer = answer_of(message, average)
         if isinstance(answer, Pulled) and average is not None:
             accumulator.latest.note(average)
         return answer
+
+    async def _waited(
+        self,
+        accumulator: Aggregated,
+        leaves: Sequence[GradientLeaf],
+        values: Mapping[str, Value],
+        request: "_MakeRequest",
+    ) -> tuple[Any, Average | None]:
+        """Makes a call that waits upstream; makes it again while somebody waits here who came after it was made."""
+        counts_once = len(leaves) > 1 or leaves[0].request.HasField("request_id")
+        while True:
+            timeout = _time_left(leaves)
+            wait = math.inf if timeout is None else timeout
+            sent = self._sent(accumulator, leaves[0], "PushPull", values, request, timeout, wait)
+            sending = asyncio.ensure_future(sent)
+            try:
+                await _while_wanted(sending, leaves)
+                return await sending
+            except DeadlineExceededError:
+                left = _time_left(leaves)
+                if not counts_once or timeout is None or (left is not None and left <= _MARGIN_SECONDS):
+                    raise
+            finally:
+                sending.cancel()
 
     async def _sent(
         self,
@@ -199,18 +224,13 @@ def _time_left(leaves: Sequence[GradientLeaf]) -> float | None:
 
 
 def _alike(leaves: Sequence[GradientLeaf]) -> list[list[GradientLeaf]]:
-    """Groups gradients by their shapes, which an accumulator may leave open."""
+    """Groups gradients by their shapes, which an accumulator may leave open; leaves out those that have an answer."""
     groups: dict[object, list[GradientLeaf]] = {}
     for each in leaves:
-        shapes = tuple((name, value.shape) for name, value in sorted(_gradient(each).dense.items()))
-        groups.setdefault(shapes, []).append(each)
+        if each.gradient is not None:
+            shapes = tuple((name, value.shape) for name, value in sorted(each.gradient.dense.items()))
+            groups.setdefault(shapes, []).append(each)
     return list(groups.values())
-
-
-def _gradient(leaf: GradientLeaf) -> Gradient:
-    if leaf.gradient is None:
-        raise AbortedError("the caller has gone before its gradient was passed on")
-    return leaf.gradient
 
 
 def _fail(leaves: Sequence[GradientLeaf], error: Exception) -> None:

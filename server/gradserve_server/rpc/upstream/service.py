@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import OrderedDict
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from gradserve_server.accumulators.arguments import check_contribution, check_nu
 from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.checking import checked_gradient, checking_work
 from gradserve_server.accumulators.given import GivenGradient, use_gradient
-from gradserve_server.accumulators.gradient import Average, Gradient, drop
+from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.incarnations import is_of_earlier
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.registry import AccumulatorRegistry
@@ -58,6 +58,7 @@ from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.quotas import Quota
 from gradserve_server.upstream.batches import Batches
 from gradserve_server.upstream.counts import Counts
+from gradserve_server.upstream.latest import LatestAverage, LatestAverages
 from gradserve_server.upstream.leaf import Leaf
 from gradserve_server.upstream.rule import ForwardingRule
 
@@ -89,10 +90,14 @@ class AggregatingServicer:
         compute: Compute,
         place: Place,
         memory: Quota,
+        kept_memory: Quota,
         ids: RequestIds,
         counts: Counts,
     ) -> None:
-        """Takes the connection upstream, when gradients are passed on, and what serves private accumulators."""
+        """Takes the connection upstream, when gradients are passed on, and what serves private accumulators.
+
+        Sums count in `memory` while they are passed on, and averages in `kept_memory` for as long as they are kept.
+        """
         self._link = link
         self._rule = rule
         self._local = local
@@ -105,6 +110,7 @@ class AggregatingServicer:
         self._counts = counts
         self._tasks = OwnTasks()
         self._forwarding = Forwarding(link, place, memory, ids, self._tasks, counts)
+        self._latest = LatestAverages(kept_memory)
         self._known: OrderedDict[tuple[str, str], Aggregated] = OrderedDict()
 
     def close(self) -> None:
@@ -166,7 +172,9 @@ class AggregatingServicer:
     async def DeleteAccumulator(self, request: messages_pb2.DeleteAccumulatorRequest, call: Call) -> Any:
         if self._is_local(request.accumulator, call):
             return await self._local.DeleteAccumulator(request, call)
-        return await delete(self._link, request)
+        response = await delete(self._link, request)
+        self._forget((request.accumulator.container or DEFAULT_CONTAINER, request.accumulator.name))
+        return response
 
     async def GetNumAccumulated(self, request: messages_pb2.GetNumAccumulatedRequest, call: Call) -> Any:
         if self._is_local(request.accumulator, call):
@@ -232,36 +240,47 @@ class AggregatingServicer:
         self._counts.gradients += contribution.num_gradients
         await self._arriving.receive(spec, given, call.payload)
         leaf = accumulator.under_way.find(request_id)
-        if leaf is not None:
-            with suppress(ServiceError):
-                await use_gradient(self._opener, self._compute, spec, self._place, given, drop)
-            return await leaf.wait(timeout), True
-        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
-        leaf = Leaf(without_tensors(request, call.identity), contribution, deadline)
-        accumulator.begin(request_id, leaf)
-        self._tasks.begin(self._bring(accumulator, spec, leaf, given))
-        return await leaf.wait(timeout), False
+        is_repeated = leaf is not None
+        if leaf is None:
+            leaf = Leaf(without_tensors(request, call.identity), contribution)
+            accumulator.begin(request_id, leaf)
+        leaf.bring()
+        self._tasks.begin(self._bring(accumulator, spec, leaf, given, is_repeated=is_repeated))
+        return await leaf.wait(timeout), is_repeated
 
     async def _bring(
-        self, accumulator: Aggregated, spec: AccumulatorSpec, leaf: GradientLeaf, given: GivenGradient
+        self,
+        accumulator: Aggregated,
+        spec: AccumulatorSpec,
+        leaf: GradientLeaf,
+        given: GivenGradient,
+        *,
+        is_repeated: bool,
     ) -> None:
-        """Holds a gradient open until its call is answered; passes it on meanwhile."""
+        """Holds a gradient open while it is needed; passes it on meanwhile, unless an earlier call has done so."""
 
         async def lend(gradient: Gradient) -> None:
             work = max(checking_work(spec, gradient, self._place), PIECE_BYTES * len(spec.components))
             checked = await self._compute.run(work, checked_gradient, spec, gradient, None, self._place)
-            leaf.gradient = checked
-            self._pass_on(accumulator, leaf)
-            await leaf.released()
+            returned = leaf.lend(checked)
+            if not is_repeated:
+                self._pass_on(accumulator, leaf)
+            await returned
 
         try:
             await use_gradient(self._opener, self._compute, spec, self._place, given, lend)
-        except MemoryError:
-            leaf.fail(ResourceExhaustedError("the aggregator has no memory left for this gradient"))
         except Exception as error:
-            leaf.fail(error)
-            if not isinstance(error, ServiceError):
-                raise
+            if is_repeated:
+                if not isinstance(error, ServiceError | MemoryError):
+                    raise
+            elif isinstance(error, MemoryError):
+                leaf.fail(ResourceExhaustedError("the aggregator has no memory left for this gradient"))
+            else:
+                leaf.fail(error)
+                if not isinstance(error, ServiceError):
+                    raise
+        finally:
+            leaf.brought()
 
     def _pass_on(self, accumulator: Aggregated, leaf: GradientLeaf) -> None:
         if not accumulator.may_add(leaf):
@@ -352,18 +371,32 @@ class AggregatingServicer:
         return self._registry.has(decode_key(ref, call.identity))
 
     async def _accumulator(self, ref: accumulator_pb2.AccumulatorRef) -> Aggregated:
-        """Returns the accumulator that a request names, after asking for its spec once."""
+        """Returns the accumulator that a request names, and makes the name that of this very one.
+
+        So what is known here of an accumulator is used for no other: once it is deleted, the server upstream refuses
+        the request. A name without an incarnation is that of the accumulator which is there now.
+        """
         found = self._known.get((ref.container or DEFAULT_CONTAINER, ref.name))
-        # A gradient that servers hold in parts has to be for a certain incarnation.
-        if found is not None and ref.incarnation in (
-            "" if found.shards is None else found.incarnation,
-            found.incarnation,
-        ):
-            return found
-        request = messages_pb2.GetAccumulatorRequest()
-        request.accumulator.CopyFrom(ref)
-        response = await self._link.call("GetAccumulator", request)
-        return await self._remember(response.info)
+        if found is None or not await self._is_named(ref, found):
+            request = messages_pb2.GetAccumulatorRequest()
+            request.accumulator.CopyFrom(ref)
+            response = await self._link.call("GetAccumulator", request)
+            found = await self._remember(response.info)
+        ref.incarnation = found.incarnation
+        return found
+
+    async def _is_named(self, ref: accumulator_pb2.AccumulatorRef, known: Aggregated) -> bool:
+        """Returns whether a request names a known accumulator; asks if it may as well name a later one."""
+        if ref.incarnation:
+            return ref.incarnation == known.incarnation
+        asked = messages_pb2.GetNumAccumulatedRequest()
+        asked.accumulator.CopyFrom(ref)
+        asked.accumulator.incarnation = known.incarnation
+        try:
+            await self._link.call("GetNumAccumulated", asked)
+        except NotFoundError:
+            return False
+        return True
 
     async def _remember(self, info: accumulator_pb2.AccumulatorInfo) -> Aggregated:
         key = (info.accumulator.container, info.accumulator.name)
@@ -371,13 +404,23 @@ class AggregatingServicer:
         if known is None or known.incarnation != info.accumulator.incarnation:
             work = PIECE_BYTES * len(info.spec.components)
             spec, shards = await self._compute.run(work, self._decoded, info)
-            known = Aggregated(info, spec, self._new_batches, self._tasks, shards)
-            self._known[key] = known
+            made = Aggregated(info, spec, self._new_batches, LatestAverage(self._latest, self._tasks), shards)
+            known = self._known.get(key)  # another call may have been faster
+            if known is None or known.incarnation != made.incarnation:
+                self._forget(key)
+                known = self._known[key] = made
         self._known.move_to_end(key)
         for oldest in list(self._known)[: len(self._known) - _MOST_KNOWN]:
             if not self._known[oldest].batches.num_waiting:
-                del self._known[oldest]
+                self._forget(oldest)
         return known
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        """Forgets an accumulator, or a deleted one. Its gradients wait for no others here."""
+        gone = self._known.pop(key, None)
+        if gone is not None:
+            for leaf in gone.end():
+                self._forwarding.forward(gone, [leaf])
 
     def _decoded(self, info: accumulator_pb2.AccumulatorInfo) -> tuple[AccumulatorSpec, UpstreamShards | None]:
         spec = decode_accumulator_spec(info.spec)
