@@ -54,7 +54,7 @@ class BackgroundTask:
         return self._task.done()
 
     def stop(self) -> None:
-        """Stops the operation soon. Safe in finalizers, which can run in any thread."""
+        """Stops the operation soon. Safe in any thread."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._task.cancel)
 

@@ -1,8 +1,8 @@
 """Carries operations out over gRPC channels and sockets, with asyncio."""
 
 import asyncio
-import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from gradserve.address import Address
@@ -13,6 +13,7 @@ from gradserve.transport.aio.background import BackgroundTask
 from gradserve.transport.aio.server import AsyncServer
 from gradserve.transport.aio.together import ConcurrentSteps
 from gradserve.transport.carrying import carry_out_async, traced_attempts
+from gradserve.transport.cleanup import Cleanup
 from gradserve.transport.process import OwnProcess
 from gradserve.transport.progress import TransferProgress
 from gradserve.transport.settings import ConnectionSettings
@@ -33,7 +34,7 @@ class AsyncNetworkTransport:
             AsyncServer(address, target, settings, self._memory) for target, address in enumerate(addresses)
         )
         self._background: list[BackgroundTask] = []
-        weakref.finalize(self, _abandon, self._background, self._servers).atexit = False
+        self._cleanup = Cleanup(self, partial(_abandon, self._background, self._servers))
 
     async def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""
@@ -48,6 +49,7 @@ class AsyncNetworkTransport:
             await each.join()
         for server in self._servers:
             await server.close()
+        self._cleanup.call_off()
 
     def _attempts(self, operation: Operation[T]) -> Attempts[T]:
         return traced_attempts(operation, self._settings, self._contact)

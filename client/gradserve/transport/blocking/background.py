@@ -73,8 +73,7 @@ class BackgroundThread:
         self._carry = carry
         self._interrupt: Callable[[], object] | None = None
         self._is_stopped = False
-        # Ended calls, beginning forks, and None to stop. A SimpleQueue, because a finalizer may put to it whatever it
-        # interrupts.
+        # Ended calls, beginning forks, and None to stop.
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="gradserve-background", daemon=True)
         self._thread.start()

@@ -22,7 +22,7 @@ from gradserve.v1 import server_messages_pb2
 from gradserve.wire.metadata import Metadata
 
 Watch = Callable[[Callable[[], object]], object]
-"""A function that is told what interrupts the call that begins now."""
+"""A function that is told what interrupts the call that begins now, and nothing once that has ended."""
 
 
 class BlockingSockets:
@@ -68,7 +68,7 @@ class BlockingSockets:
             return None
         try:
             if watch is not None:
-                watch(connection.interrupt)
+                watch(self._carrier.connections.interruption(connection))
             if connection.wants_strands(whole.num_bytes):
                 carry_out(self._carrier.widen(connection), self._perform)
             taken = metadata if connection.takes_metadata else ()

@@ -1,8 +1,8 @@
 """Carries operations out over gRPC channels and sockets, in the calling thread."""
 
 import time
-import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from gradserve.address import Address
@@ -24,6 +24,7 @@ from gradserve.transport.blocking.server import BlockingServer
 from gradserve.transport.blocking.sockets import Watch
 from gradserve.transport.blocking.together import ConcurrentSteps
 from gradserve.transport.carrying import carry_out, traced_attempts
+from gradserve.transport.cleanup import Cleanup
 from gradserve.transport.process import OwnProcess
 from gradserve.transport.progress import TransferProgress
 from gradserve.transport.settings import ConnectionSettings
@@ -44,7 +45,7 @@ class NetworkTransport:
             BlockingServer(address, target, settings, self._memory) for target, address in enumerate(addresses)
         )
         self._background: list[BackgroundThread] = []
-        weakref.finalize(self, _abandon, self._background, self._servers).atexit = False
+        self._cleanup = Cleanup(self, partial(_abandon, self._background, self._servers))
 
     def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""
@@ -59,6 +60,7 @@ class NetworkTransport:
             each.join()
         for server in self._servers:
             server.close()
+        self._cleanup.call_off()
 
     def carry(self, attempt: Attempt, watch: Watch | None, /) -> Any:
         """Makes a call in this thread; `watch` is told what interrupts it from another thread."""

@@ -27,6 +27,7 @@ class Connection:
         place: The socket's address.
         payloads: The payloads of its frames.
         inbox: What has arrived.
+        num_calls: The number of calls that it has carried, with that which it carries.
         last_used: When it became idle, by a monotonic clock.
         is_sending: Whether a request is on its way.
         strand_key: The key that opens strands; empty if the connection cannot have any.
@@ -41,6 +42,7 @@ class Connection:
         self.place = place
         self.payloads = payloads
         self.inbox = Inbox(takes_descriptors=payloads.has_regions)
+        self.num_calls = 0
         self.last_used = 0.0
         self.is_sending = False
         self.strand_key = b""
@@ -81,7 +83,7 @@ class Connection:
         return self.inbox.is_empty and not self._arrivals.poll(0)
 
     def interrupt(self) -> None:
-        """Ends the call that another thread or task makes on it."""
+        """Ends the call that another thread or task makes on it, which must not have ended: see `ConnectionPool`."""
         for each in (self._socket, *self._strands):
             with contextlib.suppress(OSError):  # it is not connected any more
                 each.shutdown(socket.SHUT_RDWR)

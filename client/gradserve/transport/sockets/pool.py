@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from gradserve.transport.channel import closed
@@ -50,7 +51,7 @@ class ConnectionPool(Generic[ConnectionT]):
             while self._idle:
                 connection = self._idle.pop()
                 if connection.is_usable():
-                    self._busy.add(connection)
+                    self._begin_call(connection)
                     return connection
                 connection.close()
         return None
@@ -80,7 +81,14 @@ class ConnectionPool(Generic[ConnectionT]):
             if self._is_closed:
                 connection.close()
             self._check_open()
-            self._busy.add(connection)
+            self._begin_call(connection)
+
+    def interruption(self, connection: ConnectionT) -> Callable[[], None]:
+        """Returns a function that ends the call which a connection carries now, from another thread or task.
+
+        Once that call has ended, it does nothing: the connection may carry somebody else's.
+        """
+        return partial(self._interrupt, connection, connection.num_calls)
 
     def give_back(self, connection: ConnectionT) -> None:
         """Makes a connection idle, whose call has ended."""
@@ -112,6 +120,15 @@ class ConnectionPool(Generic[ConnectionT]):
             for each in self._busy:
                 each.interrupt()
         self.drop_idle()
+
+    def _begin_call(self, connection: ConnectionT) -> None:
+        connection.num_calls += 1
+        self._busy.add(connection)
+
+    def _interrupt(self, connection: ConnectionT, number: int) -> None:
+        with self._lock:
+            if connection in self._busy and connection.num_calls == number:
+                connection.interrupt()
 
     def _close_unused(self) -> None:
         latest = self._clock() - self._settings.idle

@@ -1,6 +1,7 @@
 """Calls over real sockets, of both clients: what takes which way, and what becomes of calls that end early."""
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -16,11 +17,14 @@ import pytest
 
 import gradserve
 import gradserve.aio
+from gradserve.calls.exchange import Unary
+from gradserve.calls.retries import Attempt
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.calls.together import together
 from gradserve.results import TransportInfo
 from gradserve.testing import FaultyProxy
 from gradserve.transport.settings import ConnectionSettings, Keepalive, SocketSettings, Transport
+from gradserve.v1 import server_messages_pb2
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.announcing import announce, bulk_address
@@ -397,3 +401,51 @@ def test_a_forgotten_client_leaves_no_connections(own_server: LocalServer, way: 
     assert num_connections() == 1
     del client
     eventually(lambda: num_connections() == 0)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "asyncio"])
+def test_a_client_is_forgotten_while_its_lock_is_held(own_server: LocalServer, is_async: bool) -> None:
+    """The garbage collector may interrupt the thread that holds it."""
+
+    def num_connections() -> int:
+        return own_server.inspect(lambda server: len(server._sockets._connections))
+
+    async def connected() -> Any:
+        client = gradserve.aio.connect(own_server.address)
+        await client.server_info()
+        return client
+
+    def forget() -> None:
+        if is_async:
+            client = asyncio.run(connected())
+        else:
+            client = gradserve.connect(own_server.address)
+            client.server_info()
+        lock = client._transport._servers[0]._sockets._carrier.connections._lock
+        assert num_connections() == 1
+        cycle = [client]
+        cycle.append(cycle)
+        del client, cycle
+        with lock:
+            gc.collect()
+
+    thread = threading.Thread(target=forget, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive()
+    eventually(lambda: num_connections() == 0)
+
+
+@pytest.mark.parametrize("way", ["shared_memory", "bulk"])
+def test_an_interruption_that_is_late_ends_no_other_call(server_address: str, way: Any) -> None:
+    with gradserve.connect(server_address, transport=way) as client, ThreadPoolExecutor(1) as threads:
+        acc = client.conditional_accumulator("float32")
+        interruptions: list[Callable[[], object]] = []
+        call = Unary("ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest())
+        client._transport.carry(Attempt(call, PATIENCE_SECONDS), interruptions.append)
+        waiting = threads.submit(acc.take_grad, 1)  # on the same connection
+        eventually(lambda: acc.info().num_waiting == 1)
+        (late,) = interruptions
+        late()
+        acc.apply_grad(3)
+        assert waiting.result(PATIENCE_SECONDS) == 3

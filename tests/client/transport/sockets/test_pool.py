@@ -146,3 +146,25 @@ def test_a_closed_pool(pool: Pool) -> None:
             use()
     pool.pool.give_back(busy)
     assert len(pool.pool) == 0
+
+
+def test_a_late_interruption_ends_no_other_call(pool: Pool) -> None:
+    """The call has ended, and its connection carries one of another thread, before somebody gives up the first one."""
+    connection = pool.open()
+    late = pool.pool.interruption(connection)
+    pool.pool.give_back(connection)
+    late()
+    assert not pool.is_closed(0)
+    assert pool.pool.take() is connection
+    late()
+    assert not pool.is_closed(0)
+    pool.pool.interruption(connection)()
+    assert pool.is_closed(0)
+
+
+def test_a_connection_is_not_used_again_after_an_interruption(pool: Pool) -> None:
+    """It came at the last moment: the call had its answer."""
+    connection = pool.open()
+    pool.pool.interruption(connection)()
+    pool.pool.give_back(connection)
+    assert pool.pool.take() is None
