@@ -72,6 +72,8 @@ class AccumulatorSession:
         self._keeping = keeping
         self._lock = threading.Lock()
         self._is_reopening = False
+        self._ended_runs: set[str] = set()
+        """The runs of the server whose requests another run has refused."""
         self._loss: LostError | None = None
         durability = info.spec.durability
         is_watched = bool(info.server_incarnation)
@@ -110,6 +112,7 @@ class AccumulatorSession:
 
         Raises:
             LostError: The restart has lost something.
+            AbortedError: The run that has refused it was not started later: calls reach several servers in turn.
         """
         try:
             yield from self._renew(request)
@@ -188,6 +191,7 @@ class AccumulatorSession:
 
     def _renew(self, request: RequestOfAccumulator) -> Operation[None]:
         """Opens the accumulator again unless another call has, and makes a request one for the new run."""
+        self._ended_runs.add(request.accumulator.server_incarnation)
         while request.accumulator.server_incarnation == self.ref.server_incarnation:
             yield from self._reopen_alone()
         request.accumulator.CopyFrom(self.ref)
@@ -229,6 +233,12 @@ class AccumulatorSession:
                 raise
             info = reply.info
         ref = _named(info)
+        if ref.server_incarnation in self._ended_runs:
+            raise AbortedError(
+                f"expected one server, or a list of all servers of a cluster, got an address that leads now to one "
+                f"server and now to another, as behind a load balancer: a run of the server that had ended for "
+                f"{self.title} has answered again. All calls have to reach the same server"
+            )
         if self.kept is not None:
             num_lost, reason = yield from self._send_again(self.kept, ref)
             if num_lost:
@@ -252,6 +262,7 @@ class AccumulatorSession:
                     reply = yield from self._send(each.request, each.arrays, ref)
                 except _REFUSED as error:
                     if is_of_another_run(error):
+                        self._ended_runs.add(ref.server_incarnation)
                         raise
                     why = str(error)
                 else:
