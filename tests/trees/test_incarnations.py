@@ -1,5 +1,6 @@
 """Accumulators that are deleted, and made again, past an aggregator: what it knows of the earlier one is of no use."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -7,11 +8,15 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from google.protobuf.descriptor import MethodDescriptor
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_messages_pb2, tensor_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, ServerConfig
+from gradserve_server.parts import Parts
+from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.chain import Handle
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import eventually
 from tests.servers.raw_calls import RawCalls
@@ -28,14 +33,27 @@ class Tree:
     Attributes:
         top: Calls at the server.
         near: Calls at the aggregator.
+        sent: The incarnations in the names of accumulators that have come to the server, by method.
     """
 
     def __init__(self, stack: ExitStack, workers: int = 1, grace: float = 30.0, **settings: Any) -> None:
-        server = stack.enter_context(LocalServer(ServerConfig(runtime=NOT_WARMED_UP)))
+        self.sent: dict[str, set[str]] = defaultdict(set)
+        parts = Parts(interceptors=(self,))
+        server = stack.enter_context(LocalServer(ServerConfig(runtime=NOT_WARMED_UP), parts))
         self.aggregator = stack.enter_context(aggregator(server.address, workers, grace, **settings))
         self.top = stack.enter_context(RawCalls(server.address))
         self.near = stack.enter_context(RawCalls(self.aggregator.address))
         self._num_calls = 0
+
+    def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
+        """See `Interceptor`."""
+
+        async def noted(request: Any, call: Call) -> Any:
+            if hasattr(request, "accumulator"):
+                self.sent[method.name].add(request.accumulator.incarnation)
+            return await handle(request, call)
+
+        return noted
 
     def make(self, calls: RawCalls, size: int = 2, name: str = "net") -> None:
         component = accumulator_pb2.ComponentSpec(
@@ -85,6 +103,24 @@ def test_the_average_of_a_deleted_one_is_not_that_of_its_successor(tree: Tree) -
     tree.make(tree.top)
     tree.top.call("PushPull", tree.push(5))
     assert average_in(tree.near.call("ReadAverage", READ)) == [5, 5]
+
+
+def test_calls_go_upstream_for_one_incarnation(tree: Tree) -> None:
+    tree.make(tree.near)
+    tree.top.call("PushPull", tree.push(1))
+    tree.sent.clear()
+    tree.near.call("ReadAverage", READ)  # which is not here yet
+    pushed = tree.push(1, step=1)
+    tree.near.call("PushPull", pushed)
+    apply = messages_pb2.ApplyGradientRequest(accumulator=REF, gradient=pushed.gradient, local_step=2)
+    tree.near.call("ApplyGradient", apply)
+    tree.near.call("TakeGradient", TAKE)
+    (incarnation,) = tree.sent["PushPull"]
+    assert incarnation
+    assert tree.sent == {
+        method: {incarnation}
+        for method in ("PushPull", "ApplyGradient", "TakeGradient", "ReadAverage", "GetNumAccumulated")
+    }
 
 
 @pytest.mark.parametrize("method", ["PushPull", "ApplyGradient"])

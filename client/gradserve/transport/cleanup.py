@@ -69,12 +69,14 @@ def _nothing() -> None:
     """Is done in the place of work that was called off."""
 
 
-def _begin() -> None:
+_queue = _Queue()
+
+
+def _begin_anew() -> None:
     global _queue
     _queue = _Queue()
 
 
-_begin()
 if hasattr(os, "register_at_fork"):
     # The thread is not in a fork, and what its process has left open is not the fork's.
-    os.register_at_fork(after_in_child=_begin)
+    os.register_at_fork(after_in_child=_begin_anew)

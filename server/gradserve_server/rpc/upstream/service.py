@@ -300,8 +300,8 @@ class AggregatingServicer:
         check_num_required(request.num_required)
         with self._registry.waiting(call.identity), self._delivery(request.placement, call) as delivery:
             timeout = wait_timeout(request, call)
-            sent = waiting_request(request, call.identity, timeout)
             accumulator = await self._accumulator(request.accumulator)
+            sent = waiting_request(request, call.identity, timeout)
             wait = math.inf if timeout is None else timeout
             response, average = await self._waited(accumulator, "TakeGradient", sent, wait)
             accumulator.latest.note(average)
