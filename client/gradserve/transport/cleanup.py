@@ -9,6 +9,8 @@ from queue import SimpleQueue
 
 _log = logging.getLogger(__name__)
 
+_JOIN_SECONDS = 5.0
+
 
 class Cleanup:
     """Work to do after one object has been garbage-collected, unless it was closed before.
@@ -19,64 +21,72 @@ class Cleanup:
 
     def __init__(self, owner: object, work: Callable[[], object]) -> None:
         """Takes the object, and the work, which must not refer to it."""
-        self._queue = _queue
-        self._finalizer = weakref.finalize(owner, _queue.put, work)
+        self._cleaner = _Cleaner.with_one_more()
+        self._finalizer = weakref.finalize(owner, self._cleaner.put, work)
         self._finalizer.atexit = False
-        self._queue.expect()
 
     def call_off(self) -> None:
-        """Notes that the object was closed. Can be called again."""
+        """Notes that the object was closed; ends the thread if it was the last one. Can be called again."""
         if self._finalizer.detach() is not None:
-            self._queue.put(_nothing)
+            self._cleaner.forgo()
 
 
-class _Queue:
-    """The work of a process, and the thread that does it."""
+class _Cleaner:
+    """A thread, and the work that it has to do. When it expects no more, it ends, and the next object gets another."""
+
+    _lock = threading.Lock()
+    _present: "_Cleaner | None" = None
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._due: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self._lock = threading.Lock()
         self._num_expected = 0
+        self._due: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="gradserve-cleanup", daemon=True)
+        self._thread.start()
 
-    def expect(self) -> None:
-        """Makes sure that the thread waits for one more piece of work."""
-        with self._lock:
-            self._num_expected += 1
-            if self._num_expected == 1:
-                threading.Thread(target=self._run, name="gradserve-cleanup", daemon=True).start()
+    @classmethod
+    def with_one_more(cls) -> "_Cleaner":
+        """Returns the present one, which expects one more piece of work."""
+        with cls._lock:
+            cls._present = cls._present or cls()
+            cls._present._num_expected += 1
+            return cls._present
+
+    @classmethod
+    def begin_anew(cls) -> None:
+        """Leaves the objects of a process alone in its fork: the thread is not there, and what is open not its own."""
+        cls._lock, cls._present = threading.Lock(), None
 
     def put(self, work: Callable[[], object]) -> None:
         """Takes work. Takes no lock, as a finalizer may call it; in a fork, drops the work."""
         if os.getpid() == self._pid:
             self._due.put(work)
 
+    def forgo(self) -> None:
+        """Expects one piece of work less; returns when the thread has ended, if that was the last one."""
+        if self._is_over() and os.getpid() == self._pid:
+            self._due.put(None)
+            self._thread.join(_JOIN_SECONDS)
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            self._num_expected -= 1
+            if self._num_expected:
+                return False
+            if _Cleaner._present is self:
+                _Cleaner._present = None
+            return True
+
     def _run(self) -> None:
-        is_over = False
-        while not is_over:
-            work = self._due.get()
+        while (work := self._due.get()) is not None:
             try:
                 work()
             except Exception:
                 _log.exception("what a forgotten object has left could not be cleaned up")
             del work  # and what it refers to, before the next one comes
-            with self._lock:
-                self._num_expected -= 1
-                is_over = not self._num_expected
-
-
-def _nothing() -> None:
-    """Is done in the place of work that was called off."""
-
-
-_queue = _Queue()
-
-
-def _begin_anew() -> None:
-    global _queue
-    _queue = _Queue()
+            if self._is_over():
+                return
 
 
 if hasattr(os, "register_at_fork"):
-    # The thread is not in a fork, and what its process has left open is not the fork's.
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_Cleaner.begin_anew)

@@ -19,7 +19,7 @@ class Forgettable:
 @pytest.fixture(autouse=True)
 def _nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of other tests have a thread, too."""
-    monkeypatch.setattr(cleanup, "_queue", cleanup._Queue())
+    monkeypatch.setattr(cleanup._Cleaner, "_present", None)
 
 
 def threads() -> list[threading.Thread]:
@@ -40,13 +40,17 @@ def test_a_thread_does_it_and_then_ends() -> None:
     del owners[0]
     assert done.wait(PATIENCE_SECONDS)
     assert doer != [threading.current_thread()]
-    assert len(threads()) == before + 1
+    cleaner = cleanups[1]._cleaner
+    eventually(lambda: cleaner._num_expected == 1)
     cleanups[1].call_off()
     cleanups[1].call_off()
-    eventually(lambda: len(threads()) == before)
+    assert len(threads()) == before
     owners.clear()
     gc.collect()
     assert len(doer) == 1
+    Cleanup(Forgettable(), work)  # gone at once
+    eventually(lambda: len(doer) == 2)
+    eventually(lambda: len(threads()) == before)
 
 
 def test_a_failure_is_logged_and_the_rest_is_done(caplog: pytest.LogCaptureFixture) -> None:
