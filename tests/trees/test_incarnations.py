@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
+from pydantic import ByteSize
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_messages_pb2, tensor_pb2
@@ -171,7 +172,7 @@ class TestMemory:
     @pytest.fixture
     def tree(self) -> Iterator[Tree]:
         with ExitStack() as stack:
-            yield Tree(stack, limits=LimitsConfig(max_bytes=3 * self.BYTES))
+            yield Tree(stack, limits=LimitsConfig(max_bytes=ByteSize(3 * self.BYTES)))
 
     def used(self, tree: Tree) -> int:
         return tree.aggregator.inspect(lambda server: server.usage.memory.used)

@@ -442,7 +442,8 @@ def test_an_interruption_that_is_late_ends_no_other_call(server_address: str, wa
         acc = client.conditional_accumulator("float32")
         interruptions: list[Callable[[], object]] = []
         call = Unary("ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest())
-        client._transport.carry(Attempt(call, PATIENCE_SECONDS), interruptions.append)
+        transport: Any = client._transport
+        transport.carry(Attempt(call, PATIENCE_SECONDS), interruptions.append)
         waiting = threads.submit(acc.take_grad, 1)  # on the same connection
         eventually(lambda: acc.info().num_waiting == 1)
         (late,) = interruptions
