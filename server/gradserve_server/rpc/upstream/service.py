@@ -386,7 +386,7 @@ class AggregatingServicer:
         return found
 
     async def _is_named(self, ref: accumulator_pb2.AccumulatorRef, known: Aggregated) -> bool:
-        """Returns whether a request names a known accumulator; asks if it may as well name a later one."""
+        """Returns True if a request names a known accumulator; asks upstream if it may as well name a later one."""
         if ref.incarnation:
             return ref.incarnation == known.incarnation
         asked = messages_pb2.GetNumAccumulatedRequest()
@@ -416,7 +416,7 @@ class AggregatingServicer:
         return known
 
     def _forget(self, key: tuple[str, str]) -> None:
-        """Forgets an accumulator, or a deleted one. Its gradients wait for no others here."""
+        """Forgets an accumulator that may be gone; gradients that wait for others here go upstream one by one."""
         gone = self._known.pop(key, None)
         if gone is not None:
             for leaf in gone.end():
