@@ -6,12 +6,15 @@ import pickle
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from unittest.mock import MagicMock, patch
 
 import numpy as np
 import pytest
 
 import gradserve
 import gradserve.aio
+from gradserve.calls.identity import RequestIds
 from gradserve.calls.open_calls import CallId, OpenCalls
 from tests.servers.polling import eventually, eventually_async
 
@@ -213,22 +216,27 @@ def call(number: int, kind: str = "automatic") -> CallId:
     return CallId(kind, number)
 
 
-class TestOpenCalls:
-    KEY = ("default", "net")
+KEY = ("default", "net")
 
+
+def opened(calls: OpenCalls, new: CallId) -> AbstractContextManager[CallId]:
+    return calls.opened(KEY, lambda: new)
+
+
+class TestOpenCalls:
     def test_open_while_the_answer_is_awaited(self) -> None:
         calls = OpenCalls()
-        with calls.opened(self.KEY, call(3)), calls.opened(self.KEY, call(5)):
-            assert calls.before(self.KEY, call(6)) == [3, 5]
-            assert calls.before(self.KEY, call(5)) == [3]
+        with opened(calls, call(3)), opened(calls, call(5)):
+            assert calls.before(KEY, call(6)) == [3, 5]
+            assert calls.before(KEY, call(5)) == [3]
             assert calls.before(("default", "other"), call(6)) == []
-        assert calls.before(self.KEY, call(6)) == []
+        assert calls.before(KEY, call(6)) == []
 
     def test_numbers_of_another_kind_are_others(self) -> None:
         calls = OpenCalls()
-        with calls.opened(self.KEY, call(3)), calls.opened(self.KEY, call(4, "chosen")):
-            assert calls.before(self.KEY, call(6)) == [3]
-            assert calls.before(self.KEY, call(6, "chosen")) == [4]
+        with opened(calls, call(3)), opened(calls, call(4, "chosen")):
+            assert calls.before(KEY, call(6)) == [3]
+            assert calls.before(KEY, call(6, "chosen")) == [4]
 
     @pytest.mark.parametrize(
         ("error", "stays_open"),
@@ -242,16 +250,35 @@ class TestOpenCalls:
     )
     def test_a_failed_call_may_come_again(self, error: type[BaseException], stays_open: bool) -> None:
         calls = OpenCalls()
-        with pytest.raises(error), calls.opened(self.KEY, call(3)):
+        with pytest.raises(error), opened(calls, call(3)):
             raise error("no")
-        assert calls.before(self.KEY, call(6)) == ([3] if stays_open else [])
-        with calls.opened(self.KEY, call(3)):
+        assert calls.before(KEY, call(6)) == ([3] if stays_open else [])
+        with opened(calls, call(3)):
             pass
-        assert calls.before(self.KEY, call(6)) == []
+        assert calls.before(KEY, call(6)) == []
 
     def test_failed_calls_do_not_pile_up(self) -> None:
         calls = OpenCalls()
         for number in range(100):
-            with pytest.raises(gradserve.UnavailableError), calls.opened(self.KEY, call(number)):
+            with pytest.raises(gradserve.UnavailableError), opened(calls, call(number)):
                 raise gradserve.UnavailableError("no")
-        assert calls.before(self.KEY, call(100)) == list(range(84, 100))
+        assert calls.before(KEY, call(100)) == list(range(84, 100))
+
+    def test_a_call_is_listed_before_a_later_one_has_its_number(self) -> None:
+        """The later one may arrive whenever it likes: it must not acknowledge the average of the other."""
+        ids = RequestIds("client")
+        calls = ids.open_calls
+
+        def new_call() -> CallId:
+            with ThreadPoolExecutor(1) as threads:
+                assert not threads.submit(calls.numbering.acquire, blocking=False).result(), "another has to wait"
+            return ids.new_call()
+
+        with calls.opened(KEY, new_call) as first:
+            assert calls.before(KEY, ids.new_call()) == [first.sequence]
+
+    def test_all_numbers_are_given_under_one_lock(self) -> None:
+        ids = RequestIds("client")
+        with patch.object(ids.open_calls, "numbering", MagicMock()) as numbering:
+            assert [ids.new_call().sequence, ids.new_call().sequence] == [1, 2]
+        assert numbering.__enter__.call_count == 2

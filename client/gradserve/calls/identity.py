@@ -46,7 +46,8 @@ class RequestIds:
 
     def new_call(self) -> CallId:
         """Returns the id of a new call."""
-        return CallId(self._calls_id, next(self._numbers))
+        with self.open_calls.numbering:
+            return CallId(self._calls_id, next(self._numbers))
 
     def call(self, request_id: Any) -> CallId:
         """Returns the id of the call that a user knows by an integer.

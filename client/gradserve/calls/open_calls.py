@@ -1,7 +1,7 @@
 """Calls whose answers have not arrived."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
@@ -40,10 +40,15 @@ class OpenCalls:
     stays open because it may be repeated with its request id: the latest 16 of each accumulator do.
 
     Safe to use from several threads.
+
+    Attributes:
+        numbering: Held while a call gets its number. A call that waits is listed before the lock is released, so no
+            call with a greater number, which may reach the server at any time, can miss it.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may end objects here whose calls have numbers, too.
+        self.numbering = self._lock = threading.RLock()
         self._open: dict[AccumulatorKey, dict[CallId, None]] = {}
         self._failed: dict[AccumulatorKey, dict[CallId, None]] = {}
         self._pushing: set[tuple[AccumulatorKey, str]] = set()
@@ -56,9 +61,14 @@ class OpenCalls:
             found = [*self._open.get(accumulator, ()), *self._failed.get(accumulator, ())]
         return sorted([each.sequence for each in found if each.client_id == call.client_id and each < call])
 
-    def opened(self, accumulator: AccumulatorKey, call: CallId) -> AbstractContextManager[None]:
-        """Lists a call as open while the block waits for its average, and after an error that permits a retry."""
-        return _Opened(self, accumulator, call)
+    def opened(self, accumulator: AccumulatorKey, new_call: Callable[[], CallId]) -> AbstractContextManager[CallId]:
+        """Lists a call as open while the block waits for its average, and after an error that permits a retry.
+
+        Args:
+            accumulator: Its accumulator.
+            new_call: Returns the id of the call, which the block gets.
+        """
+        return _Opened(self, accumulator, new_call)
 
     def begin(self, accumulator: AccumulatorKey, call: CallId) -> None:
         """Lists a call as open; `end` must follow."""
@@ -112,16 +122,19 @@ class OpenCalls:
             del calls[accumulator]
 
 
-class _Opened(AbstractContextManager[None]):
+class _Opened(AbstractContextManager[CallId]):
     """Lists a call as open for the length of a block."""
 
-    def __init__(self, calls: OpenCalls, accumulator: AccumulatorKey, call: CallId) -> None:
+    def __init__(self, calls: OpenCalls, accumulator: AccumulatorKey, new_call: Callable[[], CallId]) -> None:
         self._calls = calls
         self._accumulator = accumulator
-        self._call = call
+        self._new_call = new_call
 
-    def __enter__(self) -> None:
-        self._calls.begin(self._accumulator, self._call)
+    def __enter__(self) -> CallId:
+        with self._calls.numbering:
+            self._call = self._new_call()
+            self._calls.begin(self._accumulator, self._call)
+        return self._call
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self._calls.end(self._accumulator, self._call, error)

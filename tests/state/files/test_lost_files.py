@@ -230,6 +230,31 @@ def test_a_server_that_came_second_does_not_make_the_directory_anew(tmp_path: Pa
     assert not StateDirectory(tmp_path).is_new
 
 
+async def test_names_survive_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may be on disk, and the folder that has its name not."""
+    flush, steps = os.fsync, []
+    replace = Path.replace
+
+    def flushed(descriptor: int) -> None:
+        steps.append(f"flush {os.path.relpath(os.readlink(f'/proc/self/fd/{descriptor}'), tmp_path)}")
+        flush(descriptor)
+
+    def replaced(path: Path, target: Path) -> Path:
+        steps.append(f"replace {target.relative_to(tmp_path)}")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(Path, "replace", replaced)
+    store = StateStore(StateDirectory(tmp_path / "state"))
+    store.start(pytest.fail)
+    await store.reserve(1)
+    store.close()
+    mark = ["flush state/.gradserve-state", "replace state/gradserve-state", "flush state"]
+    commits = ["flush state/segments/.commits", "replace state/segments/commits", "flush state/segments"]
+    segment = ["flush state/segments/000001.segment", "flush state/segments"]
+    assert steps == ["flush .", *mark, "flush state", *commits, *mark, *segment]
+
+
 async def test_all_files_are_private_also_in_a_folder_of_everybody(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.mkdir(mode=0o755)

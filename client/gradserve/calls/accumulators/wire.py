@@ -171,21 +171,20 @@ class AccumulatorWire:
     ) -> Operation[Average]:
         """Waits for enough gradients and takes their average."""
         in_place = _in_place(copy)
-        call = self._call(request_id)
         request = messages_pb2.TakeGradientRequest(
             **plain_fields(messages_pb2.TakeGradientRequest, {"num_required": num_required}),
             timeout=encode_timeout(timeout),
         )
-        self._address(request, call)
-        request.placement.CopyFrom(_AUTO)
-        try:
-            with self._ids.open_calls.opened(self._key, call):
+        with self._ids.open_calls.opened(self._key, partial(self._call, request_id)) as call:
+            self._address(request, call)
+            request.placement.CopyFrom(_AUTO)
+            try:
                 sent = self._unary("TakeGradient", request, timeout, in_place=in_place)
                 reply = yield from self._waited(Whole(sent, progress=progress))
                 return (yield from self._receive_average(request, reply, progress, in_place=in_place))
-        except GradserveError as error:
-            self._identify(error, call, waits=True)
-            raise
+            except GradserveError as error:
+                self._identify(error, call, waits=True)
+                raise
 
     def push_pull(
         self,
@@ -201,7 +200,7 @@ class AccumulatorWire:
     ) -> Operation[PushPullResult]:
         """Applies a gradient and waits for the average of its round."""
         in_place = _in_place(copy)
-        call = self._call(request_id)
+        self._session.check()
         values = self.components.gradient(gradient)
         carried = self._carried(values)
         arrays, has_handles = arrays_of(carried)
@@ -209,38 +208,37 @@ class AccumulatorWire:
         fields |= plain_fields(
             messages_pb2.PushPullRequest, {"num_required": num_required, "one_per_worker": one_per_worker}
         )
-
-        given = Given(call, fields["local_step"], values, fields["weight"], is_kept=True)
-        message = messages_pb2.PushPullRequest()
-
-        def request(tensors: Sequence[tensor_pb2.Tensor]) -> Message:
-            nonlocal message
-            message = messages_pb2.PushPullRequest(**fields, timeout=encode_timeout(timeout))
-            self._address(message, call)
-            message.placement.CopyFrom(_AUTO)
-            add_gradient(message, carried, tensors)
-            return message
-
         is_alone = one_per_worker and how.worker_id is None and self._has_default_workers
-        with self._ids.open_calls.alone(self._key, self._ids.worker_id()) if is_alone else contextlib.nullcontext():
+        with (
+            self._ids.open_calls.alone(self._key, self._ids.worker_id()) if is_alone else contextlib.nullcontext(),
+            self._ids.open_calls.opened(self._key, partial(self._call, request_id)) as call,
+        ):
+            given = Given(call, fields["local_step"], values, fields["weight"], is_kept=True)
+            message = messages_pb2.PushPullRequest()
+
+            def request(tensors: Sequence[tensor_pb2.Tensor]) -> Message:
+                nonlocal message
+                message = messages_pb2.PushPullRequest(**fields, timeout=encode_timeout(timeout))
+                self._address(message, call)
+                message.placement.CopyFrom(_AUTO)
+                add_gradient(message, carried, tensors)
+                return message
+
             try:
-                with self._ids.open_calls.opened(self._key, call):
-                    reply = yield from self._call_with_gradient(
-                        "PushPull",
-                        given,
-                        arrays,
-                        request,
-                        wait=timeout,
-                        released=not has_handles,
-                        in_place=in_place,
-                        progress=progress,
-                    )
-                    answer: messages_pb2.PushPullResponse = reply.message
-                    average = Average({}, None, answer.global_step, 0, 0.0, ())
-                    if answer.HasField("average"):
-                        average = yield from self._receive_average(
-                            message, reply, progress, in_place=in_place, given=given
-                        )
+                reply = yield from self._call_with_gradient(
+                    "PushPull",
+                    given,
+                    arrays,
+                    request,
+                    wait=timeout,
+                    released=not has_handles,
+                    in_place=in_place,
+                    progress=progress,
+                )
+                answer: messages_pb2.PushPullResponse = reply.message
+                average = Average({}, None, answer.global_step, 0, 0.0, ())
+                if answer.HasField("average"):
+                    average = yield from self._receive_average(message, reply, progress, in_place=in_place, given=given)
             except GradserveError as error:
                 self._identify(error, call, waits=True)
                 raise
