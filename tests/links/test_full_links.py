@@ -81,6 +81,7 @@ async def check_health(address: str, ended: asyncio.Event) -> int:
     return count
 
 
+@pytest.mark.timing  # leases of a second are renewed while a link is full
 @pytest.mark.parametrize(
     ("load", "way"),
     # gRPC's way is as it was, so one link is enough for it.

@@ -92,6 +92,7 @@ def test_the_rules_are_what_prometheus_takes_and_fire_when_they_should(arguments
 
 
 @needs_prometheus
+@pytest.mark.timing  # an alert about a server that does not answer in 0.5 s would fire, too
 def test_alerts_fire_about_a_real_server(prometheus: Prometheus) -> None:
     def names(data: dict[str, list[dict[str, dict[str, str]]]]) -> set[str]:
         return {each["labels"]["alertname"] for each in data["alerts"]}

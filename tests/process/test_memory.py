@@ -72,6 +72,7 @@ async def cancel_all(calls: list[Any]) -> None:
     await asyncio.gather(*calls, return_exceptions=True)
 
 
+@pytest.mark.timing  # how much an allocator keeps depends on how threads meet
 async def test_cancelled_takes(process: ServerProcess, client: gradserve.aio.Client, channel: grpc.aio.Channel) -> None:
     """Every take comes from a client that was never seen before and never comes back."""
     acc = await client.conditional_accumulator("float32", ())
@@ -126,6 +127,7 @@ async def break_upload(stub: Any, kind: str, all_under_way: asyncio.Event) -> No
             await call
 
 
+@pytest.mark.timing  # as above
 @pytest.mark.parametrize("kind", ["half-way", "header only", "too few bytes"])
 async def test_broken_uploads(
     process: ServerProcess, client: gradserve.aio.Client, channel: grpc.aio.Channel, kind: str

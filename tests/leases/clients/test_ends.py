@@ -98,6 +98,7 @@ def test_a_client_that_was_suspended_for_too_long_is_told_why(watchful_server: A
     assert "' any more: it was private to a client, whose lease of 60 s has ended: " in errors
 
 
+@pytest.mark.timing  # a connection whose client gets no processor for 1.3 s is lost once more
 def test_one_that_was_suspended_for_a_moment_goes_on(watchful_server: AgingServer) -> None:
     with program(watchful_server.address, "ask") as process:
         eventually(lambda: num_held(watchful_server) == 1)

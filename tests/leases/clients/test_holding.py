@@ -21,6 +21,7 @@ from tests.servers.connecting import connect_with
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 
 
+@pytest.mark.timing  # gRPC's threads have to get a processor within a second
 async def test_a_blocked_event_loop_costs_nothing(watchful_server: AgingServer) -> None:
     """Everything here but the first lines happens while the loop of the client stands still."""
     async with gradserve.aio.connect(watchful_server.address) as client:
