@@ -40,7 +40,7 @@ from gradserve_server.observe.logs.summary import Summary
 from gradserve_server.observe.observed import Observed
 from gradserve_server.observe.port import ObservationPort
 from gradserve_server.observe.shown import Shown
-from gradserve_server.observe.status.layers import layer_statuses
+from gradserve_server.observe.status.layers import layer_snapshots
 from gradserve_server.observe.status.server import ServerFacts, StatusSource
 from gradserve_server.observe.tracing.tracer import wanted_tracer
 from gradserve_server.ops.operation import Family
@@ -255,7 +255,7 @@ class Server:
                 ops_prepared=lambda: self.runner.is_prepared,
                 memory=resources.memory,
                 resources=resources.counts,
-                layers=partial(layer_statuses, self.layers),
+                layers=partial(layer_snapshots, self.layers),
                 upstream=upstream.upstream or "",
                 passed_on=lambda: vars(self.counts),
             ),
@@ -354,9 +354,7 @@ class Server:
         self.observation = ObservationPort(
             config.listen.http_listen,
             Shown(
-                observed=observed,
                 status=self.status,
-                compute=self._compute,
                 identify=shared.identify,
                 asks_for_token=self.access is not None,
                 hosts=config.listen.http_host,

@@ -250,15 +250,15 @@ class Directory(Generic[ResourceT]):
         seen = ((key, entry.resource) for key, entry in found if _is_reached(entry, user))
         return list(islice(seen, size))
 
-    def all_reached(self, user: Identity) -> Iterator[tuple[ResourceKey, ResourceT]]:
-        """Returns all resources that are shared, or within somebody's reach, in no particular order.
+    def all_owned(self) -> Iterator[tuple[ResourceKey, str, ResourceT]]:
+        """Returns all resources, each with the id of the client that owns it ("" if shared), in no particular order.
 
         Others may be added or removed while the caller goes through them.
         """
         for key in list(self._entries):
             entry = self._entries.get(key)
-            if entry is not None and _is_reached(entry, user):
-                yield key, entry.resource
+            if entry is not None:
+                yield key, entry.life.lifetime.owner, entry.resource
 
     def __iter__(self) -> Iterator[tuple[ResourceKey, ResourceT]]:
         return ((key, entry.resource) for key, entry in self._entries.items())

@@ -1,10 +1,11 @@
-"""A server with access control; and no call is left behind that a test has begun."""
+"""A server with access control, HTTP ports that show what is there at once, and no call that a test leaves behind."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from gradserve_server.observe.call_record import current_call
+from gradserve_server.observe.http import latest
 from gradserve_server.testing import LocalServer
 from tests.security.serving import all_entries, serving
 
@@ -21,3 +22,9 @@ def no_call_is_left() -> Iterator[None]:
     call = current_call()
     if call is not None:
         call.has_ended = True
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_shown_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latest, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(latest, "REST", 0.0)

@@ -305,12 +305,9 @@ class AccumulatorRegistry:
         """Returns all accumulators."""
         return iter(self._accumulators)
 
-    def all_reached(self, user: Identity) -> Iterator[tuple[ResourceKey, Accumulator]]:
-        """Returns all accumulators that somebody may see by their lifetimes, in no particular order.
-
-        Others may be made or deleted while the caller goes through them.
-        """
-        return self._accumulators.all_reached(user)
+    def all_owned(self) -> Iterator[tuple[ResourceKey, str, Accumulator]]:
+        """Returns all accumulators with their owners; see `Directory.all_owned`."""
+        return self._accumulators.all_owned()
 
     def _make(
         self,

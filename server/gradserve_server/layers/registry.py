@@ -247,12 +247,9 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         """
         return self._layers.page(container, after, size, prefix=scope, tag=collection, user=user)
 
-    def all_reached(self, user: Identity) -> Iterator[tuple[ResourceKey, LayerT]]:
-        """Returns all layers that somebody may see by their lifetimes, in no particular order.
-
-        Others may be made or deleted while the caller goes through them.
-        """
-        return self._layers.all_reached(user)
+    def all_owned(self) -> Iterator[tuple[ResourceKey, str, LayerT]]:
+        """Returns all layers with their owners; see `Directory.all_owned`."""
+        return self._layers.all_owned()
 
     async def run_updates(
         self, container: str, collection: str, forward_ids: Sequence[str], *, user: Identity = ANONYMOUS

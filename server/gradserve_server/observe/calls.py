@@ -4,6 +4,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 from gradserve_server.observe.histogram import CALL_SECONDS, ROUND_SECONDS, Histogram
 
@@ -58,6 +59,13 @@ class MethodCalls:
     def in_progress(self) -> int:
         """The number of calls that have not ended."""
         return self.started - sum(self.handled.values())
+
+    def copy(self) -> Self:
+        """Returns the counts so far."""
+        made = type(self)(self.service, self.method, self.kind)
+        made.started, made.handled = self.started, dict(self.handled)
+        made.working, made.waiting = self.working.copy(), self.waiting.copy()
+        return made
 
     def end(self, code: str, seconds: float, waited: float) -> None:
         """Counts the end of a call that took so many seconds in all."""

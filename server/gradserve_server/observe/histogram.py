@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Self
 
 CALL_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Bounds for the work of calls, of which the smallest take less than a tenth of a millisecond."""
@@ -31,6 +32,13 @@ class Histogram:
         """Counts a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def copy(self) -> Self:
+        """Returns a histogram of the values so far."""
+        made = type(self)(self.bounds)
+        made.counts[:] = self.counts
+        made.total = self.total
+        return made
 
     @property
     def count(self) -> int:

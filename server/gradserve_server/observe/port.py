@@ -1,17 +1,14 @@
-"""The HTTP port, which is bound when the server starts, and served once what serves it has been imported."""
+"""The HTTP port, which is bound when the server starts, and served by a thread of its own."""
 
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import threading
+from functools import partial
 
 from gradserve.address import Address
 from gradserve_server.observe.shown import Shown
 from gradserve_server.system_errors import reason_of
-
-if TYPE_CHECKING:
-    from gradserve_server.observe.http.port import HttpPort
 
 _log = logging.getLogger(__name__)
 
@@ -20,15 +17,17 @@ _BACKLOG = 64
 
 
 class ObservationPort:
-    """The HTTP port of a server, or none. Used on one event loop."""
+    """The HTTP port of a server, or none. Used on the server's event loop, and served in a thread beside it."""
 
     def __init__(self, wanted: str, shown: Shown) -> None:
         """Takes HOST:PORT, "auto" or "off", and what the port shows."""
         self._wanted = wanted
         self._shown = shown
         self._bound: socket.socket | None = None
-        self._port: HttpPort | None = None
-        self._starting: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
+        self._hurry = threading.Event()
+        self._serving: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._lock = threading.Lock()
         self.address: Address | None = None
         """Where it listens, once it is bound; None if it does not."""
 
@@ -60,15 +59,19 @@ class ObservationPort:
     def serve(self) -> None:
         """Begins to take requests; the first may wait a moment for what is still being imported."""
         if self._bound is not None:
-            self._starting = asyncio.create_task(self._serve(self._bound))
+            run = partial(self._run, self._bound, asyncio.get_running_loop())
+            self._thread = threading.Thread(target=run, name="gradserve-http", daemon=True)
+            self._thread.start()
 
     async def close(self) -> None:
         """Closes the port."""
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.gather(self._starting, return_exceptions=True)
-        if self._port is not None:
-            await self._port.close()
+        self._hurry.set()
+        with self._lock:
+            if self._serving is not None:
+                loop, stop = self._serving
+                loop.call_soon_threadsafe(stop.set)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
         if self._bound is not None:
             self._bound.close()
 
@@ -86,18 +89,27 @@ class ObservationPort:
         self._bound = bound
         self.address = Address(address.host, bound.getsockname()[1])
 
-    async def _serve(self, bound: socket.socket) -> None:
+    def _run(self, bound: socket.socket, server_loop: asyncio.AbstractEventLoop) -> None:
         try:
-            make = await asyncio.to_thread(_import)
-            self._port = make(self._shown)
-            await self._port.serve(bound)
+            from gradserve_server.observe.http.assembly import make_loop
+
+            with asyncio.Runner(loop_factory=partial(make_loop, self._hurry)) as runner:
+                runner.run(self._serve(bound, server_loop))
         except Exception:
             # Nothing that trains depends on it.
             _log.exception("the HTTP port cannot be served")
             bound.close()
 
+    async def _serve(self, bound: socket.socket, server_loop: asyncio.AbstractEventLoop) -> None:
+        from gradserve_server.observe.http.assembly import make_port
 
-def _import() -> "Callable[[Shown], HttpPort]":
-    from gradserve_server.observe.http.assembly import make_port
-
-    return make_port
+        stop = asyncio.Event()
+        with self._lock:
+            self._serving = asyncio.get_running_loop(), stop
+        if self._hurry.is_set():
+            stop.set()
+        try:
+            await make_port(self._shown, server_loop).serve(bound, stop)
+        finally:
+            with self._lock:
+                self._serving = None

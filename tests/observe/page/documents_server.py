@@ -2,18 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 from gradserve.server_status import AccumulatorStatus, ServerStatus
-from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import UnauthenticatedError
-from gradserve_server.observe.observed import Observed
 from gradserve_server.observe.port import ObservationPort
 from gradserve_server.observe.shown import Shown
 from gradserve_server.observe.status.request import Order, StatusRequest
-from gradserve_server.observe.status.server import ServerFacts, StatusSource
+from gradserve_server.observe.status.server import ServerFacts, Snapshot, StatusSource
 from gradserve_server.security.credentials import Credentials, digest_of
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
@@ -27,8 +25,28 @@ _ORDERS: dict[Order, Callable[[AccumulatorStatus], float]] = {
 }
 
 
-class _Documents(StatusSource):
-    """Gives a document where a server would take a picture of itself."""
+@dataclass(frozen=True, kw_only=True)
+class _Documents(Snapshot):
+    """Makes documents into pictures."""
+
+    whole: ServerStatus
+    requests: list[StatusRequest]
+
+    async def picture(self, request: StatusRequest) -> ServerStatus:
+        self.requests.append(request)
+        part = request.name_contains.casefold()
+        found = [each for each in self.whole.accumulators if part in f"{each.container}/{each.name}".casefold()]
+        found.sort(key=lambda each: (each.container, each.name))
+        if request.order in _ORDERS:
+            found.sort(key=_ORDERS[request.order])
+        shown = tuple(
+            replace(each, rounds=each.rounds[-request.max_rounds :]) for each in found[: request.max_accumulators]
+        )
+        return replace(self.whole, accumulators=shown, num_accumulators=len(found))
+
+
+class _Source(StatusSource):
+    """Gives documents where a server would take snapshots of itself."""
 
     def __init__(self, server: "DocumentsServer") -> None:
         self._server = server
@@ -39,23 +57,14 @@ class _Documents(StatusSource):
             ops_prepared=lambda: True,
             memory=tuple,
             resources=dict,
-            layers=lambda _request: ((), 0),
+            layers=tuple,
         )
 
-    async def picture(self, request: StatusRequest) -> ServerStatus:
-        self._server.requests.append(request)
+    async def snapshot(self, request: StatusRequest | None = None) -> Snapshot:
         await self._server.talks.wait()
         whole = self._server.document
         whole = whole if isinstance(whole, ServerStatus) else whole(asyncio.get_running_loop().time())
-        part = request.name_contains.casefold()
-        found = [each for each in whole.accumulators if part in f"{each.container}/{each.name}".casefold()]
-        found.sort(key=lambda each: (each.container, each.name))
-        if request.order in _ORDERS:
-            found.sort(key=_ORDERS[request.order])
-        shown = tuple(
-            replace(each, rounds=each.rounds[-request.max_rounds :]) for each in found[: request.max_accumulators]
-        )
-        return replace(whole, accumulators=shown, num_accumulators=len(found))
+        return _Documents(whole, 0.0, whole=whole, requests=self._server.requests)
 
 
 class DocumentsServer:
@@ -108,9 +117,7 @@ class DocumentsServer:
 
     def _new_port(self) -> ObservationPort:
         shown = Shown(
-            observed=Observed(),
-            status=_Documents(self),
-            compute=InlineCompute(),
+            status=_Source(self),
             identify=self._identify,
             asks_for_token=self.token is not None,
             hosts=(),

@@ -2,18 +2,14 @@
 
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable
 
-from aiohttp import web
-
-from gradserve_server.errors import PermissionDeniedError, ServiceError, UnauthenticatedError
+from gradserve_server.errors import PermissionDeniedError, UnauthenticatedError
+from gradserve_server.observe.http.exchange import HeadError, Request
 from gradserve_server.security.credentials import Credentials, in_authorization
 from gradserve_server.security.identity import ALL_CONTAINERS, Identity
 
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-_HEADERS = {
+HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -23,7 +19,7 @@ _HEADERS = {
     "Server": "gradserve",
     "X-Content-Type-Options": "nosniff",
 }
-_STATUS = {UnauthenticatedError: 401, PermissionDeniedError: 403}
+"""The headers that every answer has."""
 _HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]{1,5})?")
 
 
@@ -49,25 +45,22 @@ class Guard:
         self._asks_for_token = asks_for_token
         self._hosts = frozenset(name.casefold().rstrip(".") for name in (*hosts, "localhost"))
 
-    @property
-    def middleware(self) -> Any:
-        """The check, as aiohttp calls it."""
+    def check(self, request: Request) -> None:
+        """Checks a request.
 
-        @web.middleware
-        async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-            try:
-                self._check_request(request)
-                return await handler(request)
-            except ServiceError as error:
-                return self._refusal(error)
+        Raises:
+            HeadError: It would change something, or was not meant for this server.
+        """
+        if request.method not in ("GET", "HEAD"):
+            raise HeadError(405, "only GET is possible here")
+        hosts = request.headers.get("host", ())
+        if len(hosts) != 1 or not self._is_own(hosts[0]):
+            shown = ", ".join(hosts)[:100] or "nothing"
+            raise HeadError(
+                421, f"expected an IP address, localhost or a name given with --http-host as the Host, got {shown!r}"
+            )
 
-        return check
-
-    async def on_prepare(self, _request: web.Request, response: web.StreamResponse) -> None:
-        """Adds the headers that every answer has."""
-        response.headers.update(_HEADERS)
-
-    def identity(self, request: web.Request) -> Identity:
+    def identity(self, request: Request) -> Identity:
         """Returns who has sent a request.
 
         Raises:
@@ -75,12 +68,12 @@ class Guard:
         """
         if not self._asks_for_token:
             return self._identify(Credentials())
-        values = request.headers.getall("Authorization", [])
+        values = request.headers.get("authorization", ())
         if not values:
             raise UnauthenticatedError("expected the header Authorization: Bearer TOKEN")
         return self._identify(in_authorization(values))
 
-    def overseer(self, request: web.Request) -> Identity:
+    def overseer(self, request: Request) -> Identity:
         """Returns who has sent a request for figures about all containers.
 
         Raises:
@@ -94,16 +87,6 @@ class Guard:
             )
         return identity
 
-    def _check_request(self, request: web.Request) -> None:
-        if request.method not in ("GET", "HEAD"):
-            raise web.HTTPMethodNotAllowed(request.method, ("GET", "HEAD"), text="only GET is possible here\n")
-        hosts = request.headers.getall("Host", [])
-        if len(hosts) != 1 or not self._is_own(hosts[0]):
-            shown = ", ".join(hosts)[:100] or "nothing"
-            raise web.HTTPMisdirectedRequest(
-                text=f"expected an IP address, localhost or a name given with --http-host as the Host, got {shown!r}\n"
-            )
-
     def _is_own(self, host: str) -> bool:
         found = _HOST.fullmatch(host)
         if found is None:
@@ -114,10 +97,3 @@ class Guard:
         except ValueError:
             return name.casefold().rstrip(".") in self._hosts
         return True
-
-    @staticmethod
-    def _refusal(error: ServiceError) -> web.Response:
-        status = _STATUS.get(type(error), 400)
-        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-        message = error.message if error.field is None else f"{error.field}: {error.message}"
-        return web.json_response({"error": message}, status=status, headers=headers)

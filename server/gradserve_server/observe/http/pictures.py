@@ -4,14 +4,15 @@ import asyncio
 import json
 from collections.abc import Mapping
 
-from gradserve_server.devices.compute import Compute
-from gradserve_server.errors import InvalidArgumentError
+from gradserve.server_status import AccumulatorStatus
+from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
+from gradserve_server.observe.http.latest import Latest
 from gradserve_server.observe.status.request import Order, StatusRequest
-from gradserve_server.observe.status.server import StatusSource
+from gradserve_server.observe.status.server import Snapshot
 from gradserve_server.security.identity import Identity
 
-EVERY_SECONDS = 1.0
-"""How often there is a new picture."""
+_MOST_PICTURES = 64
+_MOST_BYTES = 64 << 20
 _NUMBERS = ("max_accumulators", "max_rounds", "max_workers")
 _TEXTS = ("container", "name_contains")
 
@@ -43,31 +44,67 @@ def request_of(query: Mapping[str, str], user: Identity) -> StatusRequest:
 
 
 class Pictures:
-    """Takes pictures, at most one a second of each kind, however many look at it. Used on the event loop only."""
+    """Makes pictures of the latest snapshot, one of each kind, however many look at it, and one after the other.
 
-    def __init__(self, source: StatusSource, compute: Compute) -> None:
-        """Takes what takes pictures, and threads."""
-        self._source = source
-        self._compute = compute
-        self._latest: dict[StatusRequest, asyncio.Task[bytes]] = {}
+    Used on the event loop of the HTTP port only.
+    """
+
+    def __init__(self, snapshots: Latest[Snapshot], most: int = _MOST_PICTURES, most_bytes: int = _MOST_BYTES) -> None:
+        """Takes the snapshots, and the most pictures of one snapshot: their number, and their bytes together."""
+        self._snapshots = snapshots
+        self._most = most
+        self._most_bytes = most_bytes
+        self._making: dict[tuple[int, StatusRequest], asyncio.Task[bytes]] = {}
+        self._snapshot: Snapshot | None = None
+        self._turn = asyncio.Lock()
+        self._parts: dict[int, tuple[AccumulatorStatus, bytes]] = {}
 
     async def json(self, request: StatusRequest) -> bytes:
-        """Returns a picture as JSON with the names of GetServerStatusResponse, not older than a second."""
-        taking = self._latest.get(request)
-        if taking is None:
-            taking = self._latest[request] = asyncio.create_task(self._take(request))
-            asyncio.get_running_loop().call_later(EVERY_SECONDS, self._latest.pop, request, None)
-        return await asyncio.shield(taking)
+        """Returns a picture as JSON with the names of GetServerStatusResponse.
+
+        Raises:
+            ResourceExhaustedError: There are too many pictures, which all ask for something else.
+        """
+        snapshot = await self._snapshots.get()
+        if snapshot is not self._snapshot:
+            self._snapshot = snapshot
+            self._parts.clear()
+            for name, task in list(self._making.items()):
+                if task.done():
+                    del self._making[name]
+        name = id(snapshot), request
+        making = self._making.get(name)
+        if making is None:
+            made = sum([len(each.result()) for each in self._making.values() if _has_result(each)])
+            if len(self._making) >= self._most or made >= self._most_bytes:
+                raise ResourceExhaustedError("too many different queries at once; try again in a second")
+            making = self._making[name] = asyncio.create_task(self._make(snapshot, request))
+        return await asyncio.shield(making)
 
     async def close(self) -> None:
         """Ends what is under way."""
-        for task in self._latest.values():
+        for task in self._making.values():
             task.cancel()
-        await asyncio.gather(*self._latest.values(), return_exceptions=True)
+        await asyncio.gather(*self._making.values(), return_exceptions=True)
 
-    async def _take(self, request: StatusRequest) -> bytes:
-        status = await self._source.picture(request)
-        return await self._compute.run_in_thread(_serialized, status)
+    async def _make(self, snapshot: Snapshot, request: StatusRequest) -> bytes:
+        async with self._turn:
+            status = await snapshot.picture(request)
+            pieces = []
+            for each in status.accumulators:
+                known = self._parts.get(id(each))
+                if known is None:
+                    await asyncio.sleep(0)
+                    known = self._parts[id(each)] = each, _serialized(vars(each))
+                pieces.append(known[1])
+            # Pictures are large, and most of each is the accumulators, of which every picture shows some.
+            rest = _serialized({**vars(status), "accumulators": []})
+            before, after = rest.split(b'"accumulators":[]', 1)
+            return b'%b"accumulators":[%b]%b' % (before, b",".join(pieces), after)
+
+
+def _has_result(task: asyncio.Task[bytes]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 def _serialized(status: object) -> bytes:

@@ -1,113 +1,112 @@
 """Serves the HTTP port."""
 
 import asyncio
+import errno
+import logging
 import socket
 import ssl
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+import time
 
-from aiohttp import web
-
-from gradserve_server.observe.http.guard import Guard, Handler
+from gradserve_server.observe.http.connection import HttpConnection
+from gradserve_server.observe.http.unsent import UnsentBodies
 from gradserve_server.observe.http.views import Views
+from gradserve_server.system_errors import reason_of
 
-_MOST_CONNECTIONS = 128
-_FIRST_REQUEST_SECONDS = 10.0
-_IDLE_SECONDS = 30.0
+_log = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 128
+_ACCEPTED_AT_ONCE = 16
+_PAUSE_SECONDS = 0.1
 _CLOSE_SECONDS = 1.0
+_QUIET_SECONDS = 60.0
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class HttpPort:
     """Serves the HTTP port on a socket that is bound already. Made and used on one event loop.
 
-    Connections are bounded in number, and those that send no request within some seconds are ended.
+    A connection counts from the moment in which it is accepted, before its handshake. Where there is no room for
+    another, the oldest of those that wait for a request makes way.
     """
 
-    def __init__(self, guard: Guard, views: Views, tls: ssl.SSLContext | None) -> None:
-        """Takes what checks requests, what answers them, and the certificates if there are any."""
-        self._silent: set[asyncio.BaseTransport] = set()
-        self._num_connections = 0
-        app = web.Application(middlewares=[_noting(self._silent.discard), guard.middleware], client_max_size=1)
-        app.on_response_prepare.append(guard.on_prepare)
-        app.add_routes(views.routes)
+    def __init__(self, views: Views, tls: ssl.SSLContext | None) -> None:
+        """Takes what answers requests, and the certificates if there are any."""
         self._views = views
-        self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, keepalive_timeout=_IDLE_SECONDS, shutdown_timeout=_CLOSE_SECONDS
-        )
         self._tls = tls
-        self._server: asyncio.Server | None = None
+        self._unsent = UnsentBodies()
+        self._connections: dict[asyncio.Task[None], HttpConnection] = {}
+        self._last_report = float("-inf")
 
-    async def serve(self, bound: socket.socket) -> None:
-        """Takes requests from now on, and returns."""
-        await self._runner.setup()
-        self._server = await asyncio.get_running_loop().create_server(self._protocol, sock=bound, ssl=self._tls)
+    async def serve(self, bound: socket.socket, stop: asyncio.Event) -> None:
+        """Takes requests until `stop` is set; then ends those that do not end by themselves within a second."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(bound, self._accept, bound)
+        try:
+            await stop.wait()
+        finally:
+            loop.remove_reader(bound)
+            await self._close()
 
-    async def close(self) -> None:
-        """Closes the port, and ends requests that do not end by themselves within a second."""
-        if self._server is not None:
-            self._server.close()
+    @property
+    def num_connections(self) -> int:
+        """The number of open connections."""
+        return len(self._connections)
+
+    def _accept(self, bound: socket.socket) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                sock, _ = bound.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    self._report(f"cannot accept a connection: {reason_of(error)}")
+                    self._pause(bound)
+                    return
+                continue  # it broke before it was accepted
+            sock.setblocking(False)
+            self._begin(sock)
+
+    def _pause(self, bound: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(bound)
+        loop.call_later(_PAUSE_SECONDS, loop.add_reader, bound, self._accept, bound)
+
+    def _begin(self, sock: socket.socket) -> None:
+        if len(self._connections) >= MOST_CONNECTIONS and not self._make_room():
+            sock.close()
+            return
+        connection = HttpConnection(sock, self._tls, self._views.answer, self._unsent)
+        task = asyncio.create_task(connection.serve())
+        self._connections[task] = connection
+        task.add_done_callback(self._ended)
+
+    def _make_room(self) -> bool:
+        for task, connection in self._connections.items():
+            if connection.is_waiting and not task.cancelling():
+                task.cancel()
+                return True
+        return False
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._connections.pop(task).close()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._report("a request has failed", error)
+
+    def _report(self, text: str, error: BaseException | None = None) -> None:
+        """Logs a failure, but only once in a while, because clients may cause it again and again."""
+        now = time.monotonic()
+        if now - self._last_report >= _QUIET_SECONDS:
+            self._last_report = now
+            _log.error("%s", text, exc_info=error)
+
+    async def _close(self) -> None:
+        for task, connection in self._connections.items():
+            if connection.is_waiting:
+                task.cancel()
         await self._views.close()
-        with suppress(RuntimeError):  # it was not set up
-            await self._runner.cleanup()
-
-    def _protocol(self) -> asyncio.Protocol:
-        assert self._runner.server is not None, "it is set up"
-        return _Bounded(self._runner.server(), self)
-
-    def begin(self, transport: asyncio.BaseTransport) -> bool:
-        """Counts a connection, and ends it later if it stays silent; returns False if there are too many."""
-        self._num_connections += 1
-        self._silent.add(transport)
-        asyncio.get_running_loop().call_later(_FIRST_REQUEST_SECONDS, self._end_if_silent, transport)
-        return self._num_connections <= _MOST_CONNECTIONS
-
-    def end(self, transport: asyncio.BaseTransport) -> None:
-        """Forgets a connection that has ended."""
-        self._num_connections -= 1
-        self._silent.discard(transport)
-
-    def _end_if_silent(self, transport: Any) -> None:
-        if transport in self._silent:
-            transport.abort()
-
-
-class _Bounded(asyncio.Protocol):
-    """aiohttp's protocol of one connection, counted."""
-
-    def __init__(self, protocol: Any, port: HttpPort) -> None:
-        self._protocol = protocol
-        self._port = port
-        self._transport: Any = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        if not self._port.begin(transport):
-            self._transport.abort()
-        self._protocol.connection_made(transport)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._port.end(self._transport)
-        self._protocol.connection_lost(error)
-
-    def data_received(self, data: bytes) -> None:
-        self._protocol.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        self._protocol.eof_received()
-        return None
-
-    def pause_writing(self) -> None:
-        self._protocol.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._protocol.resume_writing()
-
-
-def _noting(spoke: Callable[[Any], object]) -> Any:
-    @web.middleware
-    async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
-        spoke(request.transport)
-        return await handler(request)
-
-    return note
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=_CLOSE_SECONDS)
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)

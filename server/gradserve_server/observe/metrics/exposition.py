@@ -14,69 +14,82 @@ from gradserve_server.observe.metrics.families import (
     traffic_families,
     upstream_families,
 )
-from gradserve_server.observe.observed import Observed
-from gradserve_server.observe.status.server import ServerFacts
+from gradserve_server.observe.status.figures import Figures
+
+_OPEN_METRICS = "application/openmetrics-text"
 
 
 class Exposition:
-    """The metrics of a server, in the text format that a scraper asks for. Used on the event loop only."""
+    """The metrics of a server, in the text format that a scraper asks for. Used in one thread only."""
 
-    def __init__(self, observed: Observed, facts: ServerFacts) -> None:
-        """Takes what is counted, and what is known of the server."""
+    def __init__(self) -> None:
+        self._server = _Server()
         self._registry = CollectorRegistry()
-        self._registry.register(_Server(observed, facts))
+        self._registry.register(self._server)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
+        self._texts: dict[str, bytes] = {}
 
-    def text(self, accept: str) -> tuple[bytes, str]:
-        """Returns the metrics and their content type: OpenMetrics or Prometheus text, as the Accept header asks."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+    def text(self, figures: Figures, accept: str) -> tuple[bytes, str]:
+        """Returns figures and their content type: OpenMetrics or Prometheus text, as the Accept header asks."""
+        asks = any(each.partition(";")[0].strip().casefold() == _OPEN_METRICS for each in accept.split(","))
+        # In words of its own: the library's reader of this header trusts it.
+        encode, content_type = choose_encoder(f"{_OPEN_METRICS}; version=1.0.0" if asks else "")
+        if self._server.figures is not figures:
+            self._server.figures = figures
+            self._texts.clear()
+        text = self._texts.get(content_type)
+        if text is None:
+            text = self._texts[content_type] = encode(self._registry)
+        return text, content_type
 
 
 class _Server(Collector):
-    def __init__(self, observed: Observed, facts: ServerFacts) -> None:
-        self._observed = observed
-        self._facts = facts
+    def __init__(self) -> None:
+        self.figures: Figures | None = None
 
     def collect(self) -> Iterator[Metric]:
         """Returns all families."""
-        observed = self._observed
-        yield InfoMetricFamily("gradserve", "The version of the server.", {"version": self._facts.version})
-        yield from call_families(observed.calls)
-        yield from traffic_families(observed.traffic)
-        yield from gradient_families(observed.histories.totals)
-        yield from accumulator_families(observed.histories)
-        yield from self._memory_families()
-        yield from self._resource_families()
-        if self._facts.upstream:
-            yield from upstream_families(self._facts.upstream, self._facts.passed_on())
+        figures = self.figures
+        if figures is None:
+            return
+        yield InfoMetricFamily("gradserve", "The version of the server.", {"version": figures.version})
+        yield from call_families(figures.calls)
+        yield from traffic_families(figures.traffic)
+        yield from gradient_families(figures.totals)
+        yield from accumulator_families(figures.accumulators)
+        yield from _memory_families(figures)
+        yield from _resource_families(figures)
+        if figures.upstream:
+            yield from upstream_families(figures.upstream, figures.passed_on)
         yield GaugeMetricFamily(
             "gradserve_kernels_ready",
             "1 once the kernels of the ops are loaded or compiled, otherwise 0.",
-            float(self._facts.ops_prepared()),
+            float(figures.ops_prepared),
         )
 
-    def _memory_families(self) -> Iterator[Metric]:
-        used = GaugeMetricFamily("gradserve_memory_bytes", "Memory in use, by purpose.", labels=("purpose",))
-        limit = GaugeMetricFamily(
-            "gradserve_memory_limit_bytes", "The limit of memory, for purposes that have one.", labels=("purpose",)
-        )
-        for each in self._facts.memory():
-            used.add_metric((each.purpose,), each.num_bytes)
-            if each.max_bytes:
-                limit.add_metric((each.purpose,), each.max_bytes)
-        yield from (used, limit)
 
-    def _resource_families(self) -> Iterator[Metric]:
-        used = GaugeMetricFamily(
-            "gradserve_resources",
-            "How many there are of each kind: handles, accumulators, waiting calls, and so on.",
-            labels=("kind",),
-        )
-        limit = GaugeMetricFamily("gradserve_resource_limit", "How many there may be.", labels=("kind",))
-        for kind, (count, most) in self._facts.resources().items():
-            used.add_metric((kind,), count)
-            if most:
-                limit.add_metric((kind,), most)
-        yield from (used, limit)
+def _memory_families(figures: Figures) -> Iterator[Metric]:
+    used = GaugeMetricFamily("gradserve_memory_bytes", "Memory in use, by purpose.", labels=("purpose",))
+    limit = GaugeMetricFamily(
+        "gradserve_memory_limit_bytes", "The limit of memory, for purposes that have one.", labels=("purpose",)
+    )
+    for each in figures.memory:
+        used.add_metric((each.purpose,), each.num_bytes)
+        if each.max_bytes:
+            limit.add_metric((each.purpose,), each.max_bytes)
+    yield from (used, limit)
+
+
+def _resource_families(figures: Figures) -> Iterator[Metric]:
+    used = GaugeMetricFamily(
+        "gradserve_resources",
+        "How many there are of each kind: handles, accumulators, waiting calls, and so on.",
+        labels=("kind",),
+    )
+    limit = GaugeMetricFamily("gradserve_resource_limit", "How many there may be.", labels=("kind",))
+    for kind, (count, most) in figures.resources.items():
+        used.add_metric((kind,), count)
+        if most:
+            limit.add_metric((kind,), most)
+    yield from (used, limit)

@@ -1,7 +1,7 @@
 """What is counted, as families of metrics."""
 
-from collections.abc import Iterator, Mapping
-from itertools import accumulate, islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -12,19 +12,16 @@ from prometheus_client.core import (
 )
 from prometheus_client.utils import floatToGoString
 
-from gradserve_server.observe.calls import Calls
+from gradserve_server.observe.calls import MethodCalls
 from gradserve_server.observe.histogram import Histogram
-from gradserve_server.observe.rounds.histories import Histories
 from gradserve_server.observe.rounds.totals import Totals
-from gradserve_server.observe.traffic import WireTraffic
-
-MOST_ACCUMULATORS = 100
-"""Accumulators with metrics of their own: those whose rounds began or ended last."""
+from gradserve_server.observe.status.figures import MOST_ACCUMULATORS, AccumulatorFigures
+from gradserve_server.observe.traffic import Way
 
 _CALL_LABELS = ("grpc_type", "grpc_service", "grpc_method")
 
 
-def call_families(calls: Calls) -> Iterator[Metric]:
+def call_families(calls: Iterable[MethodCalls]) -> Iterator[Metric]:
     """Returns the families of calls, under the names that Prometheus's interceptors of gRPC use."""
     started = CounterMetricFamily("grpc_server_started", "Calls that have begun.", labels=_CALL_LABELS)
     handled = CounterMetricFamily(
@@ -52,7 +49,7 @@ def call_families(calls: Calls) -> Iterator[Metric]:
     yield from (started, handled, working, waiting)
 
 
-def traffic_families(traffic: WireTraffic) -> Iterator[Metric]:
+def traffic_families(traffic: Mapping[str, Way]) -> Iterator[Metric]:
     """Returns the families of bytes and calls by way."""
     num_bytes = CounterMetricFamily(
         "gradserve_transferred_bytes",
@@ -60,7 +57,7 @@ def traffic_families(traffic: WireTraffic) -> Iterator[Metric]:
         labels=("way", "direction"),
     )
     calls = CounterMetricFamily("gradserve_way_calls", "Calls, by way.", labels=("way",))
-    for name, way in traffic.by_name().items():
+    for name, way in traffic.items():
         num_bytes.add_metric((name, "received"), way.received)
         num_bytes.add_metric((name, "sent"), way.sent)
         calls.add_metric((name,), way.calls)
@@ -85,7 +82,7 @@ def gradient_families(totals: Totals) -> Iterator[Metric]:
     yield from _round_families(totals)
 
 
-def accumulator_families(histories: Histories) -> Iterator[Metric]:
+def accumulator_families(accumulators: Iterable[AccumulatorFigures]) -> Iterator[Metric]:
     """Returns the families of single accumulators: of those whose rounds began or ended last."""
     labels = ("container", "accumulator")
     rounds = CounterMetricFamily(
@@ -102,14 +99,13 @@ def accumulator_families(histories: Histories) -> Iterator[Metric]:
         "Seconds since the first gradient of its current round; 0 while it has none.",
         labels=labels,
     )
-    now = histories.totals.clock()
-    for history in islice(histories.latest(), MOST_ACCUMULATORS):
-        names = (history.key.container, history.key.name)
-        rounds.add_metric(names, history.num_rounds)
-        stale.add_metric(names, history.stale)
-        if history.rounds:
-            ended.add_metric(names, now - history.last_round_ended)
-        arrived.add_metric(names, now - history.times[0] if history.times else 0.0)
+    for each in accumulators:
+        names = (each.container, each.name)
+        rounds.add_metric(names, each.num_rounds)
+        stale.add_metric(names, each.stale)
+        if each.last_round_age is not None:
+            ended.add_metric(names, each.last_round_age)
+        arrived.add_metric(names, each.open_round_age)
     yield from (rounds, stale, ended, arrived)
 
 

@@ -4,7 +4,6 @@ import logging
 import math
 import sys
 from contextlib import AbstractContextManager
-from statistics import median
 from typing import Protocol
 
 from gradserve_server.accumulators.gradient import Contribution
@@ -12,7 +11,7 @@ from gradserve_server.accumulators.observer import Wait
 from gradserve_server.accumulators.results import Outcome
 from gradserve_server.accumulators.rounds import Round
 from gradserve_server.observe.call_record import Waiting
-from gradserve_server.observe.rounds.record import RoundRecord
+from gradserve_server.observe.rounds.record import RoundRecord, median_seconds
 from gradserve_server.observe.rounds.totals import Totals
 from gradserve_server.resources import ResourceKey
 
@@ -188,7 +187,7 @@ class History:
     @property
     def median_round_seconds(self) -> float:
         """The median time from the first gradient of a round to its end, of the rounds that are kept; 0 without any."""
-        return median([each.ended - each.began for each in self.rounds]) if self.rounds else 0.0
+        return median_seconds(self.rounds)
 
     def _faded(self, now: float) -> float:
         return self._rate * math.exp((self._rated - now) / _RATE_SECONDS) + self._unrated / _RATE_SECONDS
@@ -202,5 +201,4 @@ class History:
         if 0 <= num_later < len(rounds):
             late = rounds[-1 - num_later]
             if late.step == contribution.local_step + 1:  # unless the step was set
-                for worker_id in contribution.workers:
-                    late.add_late(worker_id, now)
+                rounds[-1 - num_later] = late.with_late(tuple(contribution.workers), now)

@@ -1,14 +1,16 @@
 """A round that has ended."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Self
 
 MOST_LATE = 64
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """A round that has ended. Times are in seconds, by `time.monotonic`.
+    """A round that has ended. Never changes, so other threads may read it. Times are in seconds, by `time.monotonic`.
 
     Attributes:
         step: The global_step that it led to.
@@ -31,7 +33,12 @@ class RoundRecord:
         """When its first gradient arrived."""
         return self.times[0] if self.times else self.ended
 
-    def add_late(self, worker_id: str, now: float) -> None:
-        """Adds a gradient that came too late."""
-        if len(self.late) < MOST_LATE:
-            self.late = (*self.late, (worker_id, now))
+    def with_late(self, worker_ids: Sequence[str], now: float) -> Self:
+        """Returns the record with gradients that came too late, as far as there is room."""
+        room = MOST_LATE - len(self.late)
+        return replace(self, late=(*self.late, *[(worker_id, now) for worker_id in worker_ids[:room]]))
+
+
+def median_seconds(rounds: Sequence[RoundRecord]) -> float:
+    """Returns the median time from the first gradient of a round to its end; 0 without any rounds."""
+    return median([each.ended - each.began for each in rounds]) if rounds else 0.0

@@ -1,6 +1,7 @@
 """Counts of the gradients and rounds of all accumulators."""
 
 from collections.abc import Callable
+from typing import Self
 
 from gradserve_server.observe.histogram import ROUND_SECONDS, STEPS, Histogram
 
@@ -48,6 +49,20 @@ class Totals:
         self.gathering = Histogram(ROUND_SECONDS)
         self.staleness = Histogram(STEPS)
         self.waited_for: dict[str, float] = {}
+
+    def copy(self) -> Self:
+        """Returns the counts so far."""
+        made = type(self)(self.clock)
+        made.accepted, made.stale, made.duplicate, made.refused = (
+            self.accepted,
+            self.stale,
+            self.duplicate,
+            self.refused,
+        )
+        made.accepted_bytes, made.stale_bytes = self.accepted_bytes, self.stale_bytes
+        made.rounds, made.gathering, made.staleness = self.rounds.copy(), self.gathering.copy(), self.staleness.copy()
+        made.waited_for = dict(self.waited_for)
+        return made
 
     def wait_for(self, worker_id: str, seconds: float) -> None:
         """Counts that a round had to wait for its last worker."""

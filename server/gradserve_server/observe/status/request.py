@@ -46,9 +46,11 @@ class StatusRequest:
     max_rounds: int = 20
     max_workers: int = 50
 
-    def asks_for(self, key: ResourceKey) -> bool:
-        """Returns whether it asks for what has this name, and the user may see it."""
+    def asks_for(self, key: ResourceKey, owner: str) -> bool:
+        """Returns True if it asks for what has this name and owner ("" if shared), and the user may see it."""
         if self.container not in ("", key.container) or self.user.role_in(key.container) is None:
+            return False
+        if owner and not self.user.reaches_id(owner):
             return False
         return not self.name_contains or self.name_contains.casefold() in str(key).casefold()
 
