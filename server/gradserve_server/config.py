@@ -288,7 +288,7 @@ class LimitsConfig(Concern):
     ] = Field(default_factory=_calls)
     max_connection_calls: Annotated[
         Count, Field(description="calls under way at once over one connection of gRPC; further ones wait at the client")
-    ] = 1024
+    ] = 256
     max_connections: Annotated[
         Count,
         Field(

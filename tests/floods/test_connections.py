@@ -3,22 +3,38 @@
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
 
 import gradserve
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.rpc.boundary import open_calls as calls_under_way
 from gradserve_server.rpc.boundary.open_calls import OpenCalls
 from gradserve_server.rpc.health.check import check_health
 from gradserve_server.rpc.listeners.idle_connections import IdleConnections
 from gradserve_server.testing import LocalServer
 from tests.floods.contexts import OneCall
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
-from tests.servers.raw_http2 import CANCEL, HELLO, RST_STREAM, call, connect, frame, headers, is_ended, request_fields
+from tests.servers.raw_http2 import (
+    CANCEL,
+    DATA,
+    HELLO,
+    PING,
+    RST_STREAM,
+    call,
+    connect,
+    frame,
+    headers,
+    is_ended,
+    kinds_of,
+    request_fields,
+)
 
 INFO = "/gradserve.v1.ServerService/GetServerInfo"
 WATCH = "/grpc.health.v1.Health/Watch"
@@ -39,6 +55,10 @@ def num_calls(local: LocalServer) -> int:
         return count
 
     return local.inspect(look)
+
+
+def open_calls(limit: int, max_callers: int, ended: list[str] | None = None) -> OpenCalls:
+    return OpenCalls(limit, max_callers, 20, ([] if ended is None else ended).extend)
 
 
 def waiting(count: int, path: str, message: bytes = b"") -> bytes:
@@ -83,6 +103,92 @@ def test_calls_that_are_reset_at_once(local: LocalServer) -> None:
     eventually(lambda: num_calls(local) == 0)
 
 
+@contextlib.contextmanager
+def event_loop_held(local: LocalServer) -> Iterator[None]:
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold(_server: Server) -> None:
+        held.set()
+        go_on.wait(PATIENCE_SECONDS)
+
+    thread = threading.Thread(target=local.inspect, args=(hold,))
+    thread.start()
+    held.wait(PATIENCE_SECONDS)
+    try:
+        yield
+    finally:
+        go_on.set()
+        thread.join()
+
+
+def send_and_wait(connection: socket.socket, data: bytes) -> None:
+    """Returns when gRPC's core has taken what was sent: it answers a ping behind it."""
+    connection.settimeout(PATIENCE_SECONDS)
+    connection.sendall(data + frame(PING, payload=bytes(8)))
+    answer = b""
+    while PING not in kinds_of(answer):
+        answer += connection.recv(1 << 16)
+
+
+def test_calls_begun_and_reset_on_several_connections_do_not_cancel_those_of_others(local: LocalServer) -> None:
+    fields = request_fields(INFO)
+    begun_and_reset = HELLO + b"".join(
+        headers(fields, stream) + frame(RST_STREAM, 0, stream, CANCEL)
+        for stream in range(1, 2 * LIMITS.max_connection_calls, 2)
+    )
+    check = HELLO + call("/grpc.health.v1.Health/Check", b"")
+    with contextlib.ExitStack() as using:
+        connections = [using.enter_context(connect(local.address)) for _ in range(5)]
+        with event_loop_held(local):  # nothing is taken from the queue
+            for each in connections[1:]:
+                send_and_wait(each, begun_and_reset)
+            send_and_wait(connections[0], check)
+        answer = b""
+        while DATA not in kinds_of(answer):
+            part = connections[0].recv(1 << 16)
+            answer += part
+            assert part
+            assert RST_STREAM not in kinds_of(answer)
+
+
+def test_who_only_begins_calls_and_gives_them_up_is_left(local: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_under_way, "_GIVEN_UP_PER_SECOND", 0.0)  # as this test is slower than an attacker
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(local.address, options) as channel, gradserve.connect(local.address) as other:
+        watch = channel.unary_stream(WATCH)
+        kept = watch(b"", wait_for_ready=True)
+        assert next(kept)
+        for _ in range(3):
+            given_up = [watch(b"") for _ in range(10)]
+            for each in given_up:
+                next(each)
+            for each in given_up:
+                each.cancel()
+            eventually(lambda: num_calls(local) <= 1)
+        with pytest.raises(grpc.RpcError) as ended:
+            next(kept)
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert other.server_info().version
+
+
+async def test_calls_that_were_given_up_are_forgotten_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now, raising=False)
+    ended: list[str] = []
+    calls = open_calls(100, 100, ended)
+    one = OneCall("a")
+    calls.begin(one.context)
+    for _ in range(20):
+        calls.give_up(one.context)
+    assert not ended
+    now = 0.1  # five less
+    for _ in range(5):
+        calls.give_up(one.context)
+    assert not ended
+    calls.give_up(one.context)
+    assert ended == ["a"]
+
+
 def test_sockets_for_which_there_is_no_room(local: LocalServer) -> None:
     with gradserve.connect(local.address) as client, contextlib.ExitStack() as using:
         place = local.inspect(lambda server: server._socket_addresses.tcp[0])
@@ -96,7 +202,7 @@ def test_sockets_for_which_there_is_no_room(local: LocalServer) -> None:
 
 
 async def test_who_is_idle_makes_way_for_newcomers() -> None:
-    calls = OpenCalls(100, 100)
+    calls = open_calls(100, 100)
     idle = IdleConnections(8, calls, look_seconds=0.01)
     with contextlib.ExitStack() as using:
         listener = using.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -118,7 +224,7 @@ async def test_who_is_idle_makes_way_for_newcomers() -> None:
 
 
 async def test_who_is_idle_for_longest_comes_first() -> None:
-    calls = OpenCalls(100, 100)
+    calls = open_calls(100, 100)
     for name in "abc":
         one = OneCall(name)
         calls.begin(one.context)
@@ -129,7 +235,7 @@ async def test_who_is_idle_for_longest_comes_first() -> None:
 
 
 async def test_callers_are_forgotten_unless_they_have_a_call() -> None:
-    calls = OpenCalls(100, 2)
+    calls = open_calls(100, 2)
     for number in range(10):
         one = OneCall(str(number))
         calls.begin(one.context)
@@ -140,7 +246,7 @@ async def test_callers_are_forgotten_unless_they_have_a_call() -> None:
 
 
 async def test_health_checks_have_a_reserve() -> None:
-    calls = OpenCalls(8, 8)
+    calls = open_calls(8, 8)
     for _ in range(8):
         calls.begin(OneCall("a").context)
     with pytest.raises(ResourceExhaustedError):

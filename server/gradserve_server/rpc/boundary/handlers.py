@@ -4,6 +4,7 @@ The generated `add_..._to_server` functions fix the serializers. Here the stream
 method the same chain.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -27,6 +28,8 @@ from gradserve_server.security.peer import PeerCertificate
 
 _Read: TypeAlias = Callable[[Context], Awaitable[Any]]
 
+_BY_DEADLINE_SECONDS = 0.1
+"""A call that ends so shortly before its deadline has ended because of it: the client's clock is not the server's."""
 _HEALTH_CHECK = "grpc.health.v1.Health.Check"
 
 
@@ -79,6 +82,11 @@ def _method_handler(
         way.received += len(data)
         return await read_request(data)
 
+    def given_up(context: Context) -> None:
+        remaining = cast("float | None", context.time_remaining())
+        if remaining is None or remaining > _BY_DEADLINE_SECONDS:
+            traffic.calls.give_up(context)
+
     async def unary(_requests: Any, context: Context) -> bytes:
         way.calls += 1
         shown = peer(context)
@@ -95,6 +103,9 @@ def _method_handler(
             reply = await _admitted(await handle(request, call), encode, traffic.replies, context)
         except ServiceError as error:
             await end_with(error, context)
+        except asyncio.CancelledError:
+            given_up(context)
+            raise
         else:
             way.sent += len(reply)
             return reply
@@ -126,6 +137,9 @@ def _method_handler(
             await handle(await receive(read, context), call)
         except ServiceError as error:
             await end_with(error, context)
+        except asyncio.CancelledError:
+            given_up(context)
+            raise
 
     if method.server_streaming:
         return grpc.stream_stream_rpc_method_handler(stream)

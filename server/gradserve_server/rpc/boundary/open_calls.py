@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,10 +15,17 @@ _RESERVE = 8
 """A part of this size of all calls is for health checks alone."""
 
 
+_GIVEN_UP_PER_SECOND = 50.0
+"""How many calls a client may give up every second for as long as it likes."""
+
+
 @dataclass
 class _Caller:
     last: float
     num_calls: int = 0
+    num_given_up: float = 0.0
+    """Calls that it gave up lately: the number sinks with time."""
+    counted_at: float = 0.0
 
 
 class OpenCalls:
@@ -27,8 +34,19 @@ class OpenCalls:
     A call takes memory, in gRPC's core too, from its first to its last byte, even if nobody answers it any more.
     """
 
-    def __init__(self, limit: int, max_callers: int) -> None:
-        """Takes the most calls, and the number of clients to remember."""
+    def __init__(
+        self, limit: int, max_callers: int, max_given_up: int, end: Callable[[Collection[str]], object]
+    ) -> None:
+        """Makes it with no call under way.
+
+        Args:
+            limit: The most calls.
+            max_callers: The number of clients to remember.
+            max_given_up: The most calls that a client may give up at once.
+            end: Ends the connections of clients.
+        """
+        self._max_given_up = max_given_up
+        self._end = end
         self._limit = limit
         self._max_callers = max_callers
         self._callers: OrderedDict[str, _Caller] = OrderedDict()
@@ -62,6 +80,23 @@ class OpenCalls:
 
         # The stubs want an object of a class of their own.
         cast("Any", context).add_done_callback(end)
+
+    def give_up(self, context: Context) -> None:
+        """Counts a call under way that its client has given up before the answer; ends a client that only does that.
+
+        Calls that arrive wait in one queue of gRPC's core, those that were given up too. So whoever begins calls only
+        to give them up keeps everybody waiting.
+        """
+        name = context.peer()
+        caller = self._callers.get(name)
+        if caller is None:
+            return
+        now = asyncio.get_running_loop().time()
+        sunk = (now - caller.counted_at) * _GIVEN_UP_PER_SECOND
+        caller.num_given_up, caller.counted_at = max(caller.num_given_up - sunk, 0.0) + 1, now
+        if caller.num_given_up > self._max_given_up:
+            caller.num_given_up = 0.0
+            self._end((name,))
 
     def idle(self, clients: Iterable[str], since: float) -> list[str]:
         """Returns those clients that have no call under way and began none since a time, the longest idle first.

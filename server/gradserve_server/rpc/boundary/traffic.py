@@ -33,7 +33,7 @@ class Traffic:
         connections = Connections()
         room, seconds = limits.max_queued_bytes, limits.message_idle_seconds
         return cls(
-            OpenCalls(limits.max_calls, limits.max_connections),
+            OpenCalls(limits.max_calls, limits.max_connections, limits.max_connection_calls, connections.end),
             ArrivingRequests(room, limits.max_message_bytes, seconds, connections),
             UnreadReplies(room, seconds, connections),
             way or Way(),

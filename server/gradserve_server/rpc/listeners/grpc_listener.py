@@ -28,8 +28,9 @@ _log = logging.getLogger(__name__)
 
 _MIN_PING_INTERVAL_MS = 10_000
 """The least interval of pings without a call under way; gRPC's default of 5 minutes outlasts most firewalls."""
-_PENDING = 2
-"""As many clients may begin as many calls at once as a connection may have."""
+_PENDING = 8
+"""As many clients may begin as many calls at once as a connection may have. All wait in one queue, and where that is
+full, gRPC cancels the calls of everybody."""
 _HANDSHAKE_MS = 20_000
 """How long a client may take to begin; gRPC's default is 2 minutes."""
 
