@@ -23,6 +23,7 @@ from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.address_file import write_addresses
 from gradserve_server.cluster import member_of
 from gradserve_server.config import ServerConfig
+from gradserve_server.descriptors import within_descriptors
 from gradserve_server.devices.compute import DEVICE_THREADS, InThreads, ThreadCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.device_watch import DeviceWatch
@@ -127,7 +128,8 @@ class Server:
         self._config = config
         run = ServerRun(parts.new_id)
         member = member_of(config.cluster)
-        limits = config.limits
+        listen = config.listen.listen
+        limits = within_descriptors(config.limits, len(listen) + sum(["localhost" in each for each in listen]))
         pool = BufferPool(config.runtime.pool_bytes)
         host = CpuDevice(pool)
         self._device = device = parts.choose_device(config.runtime.device, host, parts.inventory)

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ from gradserve_server.rpc.health.check import check_health
 from gradserve_server.rpc.listeners.idle_connections import IdleConnections
 from gradserve_server.testing import LocalServer
 from tests.floods.contexts import OneCall
+from tests.servers.certificates import Certificates
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 from tests.servers.raw_http2 import (
     CANCEL,
@@ -199,6 +201,31 @@ def test_sockets_for_which_there_is_no_room(local: LocalServer) -> None:
             one_more.settimeout(PATIENCE_SECONDS)
             assert b"too many connections: 6 are allowed" in one_more.recv(1 << 12)
         assert client.server_info().version
+
+
+@pytest.mark.parametrize("way", ["tcp", "tls", "unix"])
+def test_silent_connections_to_grpc_count_before_their_handshake(
+    certificates: Certificates, tmp_path: Path, way: str
+) -> None:
+    config = certificates.config() if way == "tls" else ServerConfig(runtime=RuntimeConfig(warm_up=False))
+    address = f"unix:{tmp_path / 'socket'}" if way == "unix" else "127.0.0.1:0"
+    config = config.model_copy(update={"limits": LIMITS})
+    with LocalServer(config, address=address) as local, contextlib.ExitStack() as using:
+        for _ in range(LIMITS.max_connections):
+            using.enter_context(silent_connection(local.address))
+        beyond = using.enter_context(silent_connection(local.address))
+        beyond.settimeout(PATIENCE_SECONDS)
+        with contextlib.suppress(ConnectionResetError):
+            while beyond.recv(1 << 12):  # a server without TLS says hello first
+                pass
+
+
+def silent_connection(address: str) -> socket.socket:
+    if not address.startswith("unix:"):
+        return connect(address)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(address.removeprefix("unix:"))
+    return connection
 
 
 async def test_who_is_idle_makes_way_for_newcomers() -> None:

@@ -12,10 +12,12 @@ from gradserve.v1 import socket_messages_pb2 as messages_pb2
 from gradserve.wire.contents import Contents
 from gradserve.wire.frames import PROTOCOL, FrameHeader, FrameKind
 from gradserve.wire.strands import MAX_STRANDS, MIN_SPLIT_BYTES, shares, split
+from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.rpc.sockets.conftest import LIMITS, MIB, use_of
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import eventually
+from tests.servers.runtime import NOT_WARMED_UP
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 DEADLINE, EXHAUSTED = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -161,6 +163,22 @@ def test_a_key_ends_with_its_connection(server: LocalServer) -> None:
         client, code = rope.ask(rope.key, 1)
         with client:
             assert code == NOT_FOUND.value[0]
+
+
+def test_strands_are_limited_like_connections_and_counted_until_they_end() -> None:
+    limits = LimitsConfig(max_connections=3)
+    with LocalServer(ServerConfig(limits=limits, runtime=NOT_WARMED_UP)) as server, rope_of(server, 3) as rope:
+
+        def num_strands() -> int:
+            return server.inspect(lambda running: running._sockets._context.fair.strands.used)
+
+        assert num_strands() == 3
+        client, code = rope.ask(rope.key, 4)
+        with client:
+            assert code == EXHAUSTED.value[0]
+            assert client.is_closed_by_server()
+        rope.main.sock.close()
+        eventually(num_strands, (0).__eq__)
 
 
 @pytest.mark.usefixtures("unused")

@@ -89,7 +89,7 @@ class Connection:
         self._gpu: GpuSharing | None = None
         """What opens the client's memory of the GPU; None if it may not hand over any."""
         self._gave_up = False
-        self._strands = Strands()
+        self._strands = Strands(context.fair.strands)
         self._strand_key = b""
         self._is_strand = False
         self._payloads = PayloadReceiver(stream, context, self._client_regions)

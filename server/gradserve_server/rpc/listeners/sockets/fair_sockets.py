@@ -18,6 +18,7 @@ class FairSockets:
         self.gpu_bytes = gpu_bytes
         self.regions = regions
         self.connections = Quota(max_connections, "connections to sockets")
+        self.strands = Quota(max_connections, "strands of connections to sockets")
         self._connections = Shares(self.connections, rules, lambda limits: limits.max_connections)
         self._bytes_of = Shares(region_bytes, rules, lambda limits: limits.max_region_bytes)
         self._gpu_bytes_of = Shares(gpu_bytes, rules, lambda _: None)

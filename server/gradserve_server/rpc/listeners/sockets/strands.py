@@ -6,6 +6,7 @@ from gradserve.wire.frames import FrameError
 from gradserve.wire.strands import MAX_STRANDS
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
+from gradserve_server.tensors.quotas import Quota
 
 _KEY_BYTES = 16
 
@@ -13,7 +14,9 @@ _KEY_BYTES = 16
 class Strands:
     """The strands of one connection, which belong to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, quota: Quota) -> None:
+        """Takes the quota of the strands of all connections."""
+        self._quota = quota
         self._streams: dict[int, FrameStream] = {}
 
     def add(self, number: int, stream: FrameStream) -> None:
@@ -21,11 +24,13 @@ class Strands:
 
         Raises:
             InvalidArgumentError: The number is not one of a strand, or taken.
+            ResourceExhaustedError: There are too many strands.
         """
         if not 0 < number <= MAX_STRANDS:
             raise InvalidArgumentError(f"expected 1 to {MAX_STRANDS}, got {number}", field="strand")
         if number in self._streams:
             raise InvalidArgumentError(f"strand {number} is there already", field="strand")
+        self._quota.acquire()
         self._streams[number] = stream
 
     def first(self, count: int) -> list[FrameStream]:
@@ -43,6 +48,7 @@ class Strands:
         """Closes all of them."""
         while self._streams:
             self._streams.popitem()[1].close()
+            self._quota.release()
 
 
 class StrandKeys:
