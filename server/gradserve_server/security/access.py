@@ -42,7 +42,7 @@ class Admitted:
 
 
 class Access:
-    """Decides who may call what. Used on the event loop only."""
+    """Decides who may call what. Used on the event loop only; other threads may `identify` who shows no user key."""
 
     def __init__(self, path: Path, keys: UserKeys, clock: Callable[[], float] = time.monotonic) -> None:
         """Reads the file.

@@ -13,6 +13,8 @@ from gradserve_server.security.identity import Identity
 
 _MOST_PICTURES = 64
 _MOST_BYTES = 64 << 20
+_ARRIVALS_AT_ONCE = 1_000
+"""After serializing so many gradients, others get their turn."""
 _NUMBERS = ("max_accumulators", "max_rounds", "max_workers")
 _TEXTS = ("container", "name_contains")
 
@@ -58,6 +60,7 @@ class Pictures:
         self._snapshot: Snapshot | None = None
         self._turn = asyncio.Lock()
         self._parts: dict[int, tuple[AccumulatorStatus, bytes]] = {}
+        self._num_arrivals = 0
 
     async def json(self, request: StatusRequest) -> bytes:
         """Returns a picture as JSON with the names of GetServerStatusResponse.
@@ -90,22 +93,37 @@ class Pictures:
     async def _make(self, snapshot: Snapshot, request: StatusRequest) -> bytes:
         async with self._turn:
             status = await snapshot.picture(request)
-            pieces = []
-            for each in status.accumulators:
-                known = self._parts.get(id(each))
-                if known is None:
-                    await asyncio.sleep(0)
-                    known = self._parts[id(each)] = each, _serialized(vars(each))
-                pieces.append(known[1])
-            # Pictures are large, and most of each is the accumulators, of which every picture shows some.
-            rest = _serialized({**vars(status), "accumulators": []})
-            before, after = rest.split(b'"accumulators":[]', 1)
-            return b'%b"accumulators":[%b]%b' % (before, b",".join(pieces), after)
+            pieces = [await self._part(each) for each in status.accumulators]
+            # Piece by piece: no other thread runs while one piece is serialized.
+            fields = {name: _serialized(value) for name, value in vars(status).items() if name != "accumulators"}
+            fields["accumulators"] = b"[%b]" % b",".join(pieces)
+            return _object(fields)
+
+    async def _part(self, accumulator: AccumulatorStatus) -> bytes:
+        """Returns an accumulator as JSON, which several pictures have in common."""
+        known = self._parts.get(id(accumulator))
+        if known is not None:
+            return known[1]
+        rounds = []
+        for each in accumulator.rounds:
+            rounds.append(_serialized(each))
+            self._num_arrivals += 10 + len(each.arrivals)
+            if self._num_arrivals >= _ARRIVALS_AT_ONCE:
+                self._num_arrivals = 0
+                await asyncio.sleep(0)
+        fields = {name: _serialized(value) for name, value in vars(accumulator).items() if name != "rounds"}
+        part = _object({**fields, "rounds": b"[%b]" % b",".join(rounds)})
+        self._parts[id(accumulator)] = accumulator, part
+        return part
 
 
 def _has_result(task: asyncio.Task[bytes]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
 
 
-def _serialized(status: object) -> bytes:
-    return json.dumps(status, default=vars, separators=(",", ":"), ensure_ascii=False).encode()
+def _object(fields: Mapping[str, bytes]) -> bytes:
+    return b"{%b}" % b",".join([b'"%b":%b' % (name.encode(), value) for name, value in fields.items()])
+
+
+def _serialized(value: object) -> bytes:
+    return json.dumps(value, default=vars, separators=(",", ":"), ensure_ascii=False).encode()
