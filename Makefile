@@ -252,7 +252,7 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 check-pythons: dist  ## Install the wheel for each Python of PYTHONS that there is, and try it
 	$(RELEASE_VENV)/bin/python -m deploy.release.check_pythons $(PYTHONS)
 
-check-floors: dist  ## Install the lowest versions that are asked for, with the oldest Python, and try them
+check-floors: dist  ## Install the lowest versions that are asked for, with the oldest Python, try them and attack them
 	$(RELEASE_VENV)/bin/python -m deploy.release.check_floors $(firstword $(PYTHONS))
 
 sbom: dist  ## List what a server installed from the wheel consists of, as CycloneDX, beside it in dist/

@@ -1,4 +1,4 @@
-"""Installs the lowest versions of everything that pyproject.toml asks for, and tries them.
+"""Installs the lowest versions of everything that pyproject.toml asks for, tries them, and attacks them.
 
 What is asked for by name has its lowest version, and what that needs in turn has the newest that fits.
 
@@ -11,6 +11,8 @@ import sys
 from deploy.release.environments import ROOT, newest_wheel, tried
 
 EXTRAS = ("server", "tracing")
+ATTACKS = ("tests/floods", "tests/bad_input", "tests/security/test_handshakes.py")
+"""The tests of limits: a library may work, and give a stranger all memory or all time."""
 
 
 def main(python: str) -> int:
@@ -22,7 +24,7 @@ def main(python: str) -> int:
     quiet = ["--quiet", "--no-header", "--no-annotate", "--no-emit-index-url", "--output-file", str(floors)]
     subprocess.run([sys.executable, "-m", *command, *quiet], cwd=ROOT, check=True)
     print(floors.read_text(), end="")
-    trial = tried(python, ROOT / "build" / "floors", newest_wheel(), floors)
+    trial = tried(python, ROOT / "build" / "floors", newest_wheel(), floors, tests=ATTACKS)
     print(trial.said)
     return int(not trial.works)
 

@@ -2,11 +2,14 @@
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SMOKE = Path(__file__).with_name("smoke.py")
+TESTING = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist")
+"""The packages that the suite needs beside those of the server."""
 _SECONDS = 1800
 
 
@@ -30,7 +33,7 @@ def newest_wheel() -> Path:
     return max((ROOT / "dist").glob("*.whl"), key=lambda wheel: wheel.stat().st_mtime)
 
 
-def tried(python: str, folder: Path, wheel: Path, *constraints: Path) -> Trial:
+def tried(python: str, folder: Path, wheel: Path, *constraints: Path, tests: Sequence[str] = ()) -> Trial:
     """Installs the client in a new environment and tries it there, then the server.
 
     Args:
@@ -38,12 +41,13 @@ def tried(python: str, folder: Path, wheel: Path, *constraints: Path) -> Trial:
         folder: Where to make the environment; removed if it works.
         wheel: The wheel.
         constraints: Files with the versions to install.
+        tests: Paths of tests that the installed server has to pass as well.
     """
     shutil.rmtree(folder, ignore_errors=True)
     own = folder / "bin" / "python"
     limits = [option for file in constraints for option in ("-c", str(file))]
     pip = [str(own), "-m", "pip", "--disable-pip-version-check"]
-    for command in (
+    commands = [
         [python, "-m", "venv", str(folder)],
         [*pip, "install", "--quiet", *limits, str(wheel)],
         [*pip, "check"],
@@ -51,8 +55,16 @@ def tried(python: str, folder: Path, wheel: Path, *constraints: Path) -> Trial:
         [*pip, "install", "--quiet", *limits, f"{wheel}[server]"],
         [*pip, "check"],
         [str(own), str(SMOKE)],
-    ):
-        done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=_SECONDS, check=False)
+    ]
+    # Warnings are for the versions that the suite is written for.
+    options = ["-n", "0", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings="]
+    testing = [str(own), "-m", "pytest", *options, *tests]
+    if tests:
+        # Before the last one, which says what was tried.
+        commands[-1:-1] = [[*pip, "install", "--quiet", *limits, *TESTING], testing]
+    for command in commands:
+        where = ROOT if command is testing else Path("/")
+        done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=_SECONDS, check=False)
         if done.returncode:
             lines = (done.stdout + done.stderr).strip().splitlines()
             return Trial(python, f"{' '.join(command[1:4])}: {lines[-1] if lines else done.returncode}", works=False)
