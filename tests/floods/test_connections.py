@@ -157,7 +157,7 @@ def test_who_only_begins_calls_and_gives_them_up_is_left(local: LocalServer, mon
     monkeypatch.setattr(calls_under_way, "_GIVEN_UP_PER_SECOND", 0.0)  # as this test is slower than an attacker
     options = [("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(local.address, options) as channel, gradserve.connect(local.address) as other:
-        watch = channel.unary_stream(WATCH)
+        watch: Any = channel.unary_stream(WATCH)
         kept = watch(b"", wait_for_ready=True)
         assert next(kept)
 
@@ -166,7 +166,7 @@ def test_who_only_begins_calls_and_gives_them_up_is_left(local: LocalServer, mon
             with contextlib.suppress(grpc.RpcError):  # refused, as gRPC still counts some of those before
                 next(another)
             another.cancel()
-            return kept.is_active()
+            return bool(kept.is_active())
 
         eventually(give_up_another, (False).__eq__)
         with pytest.raises(grpc.RpcError) as ended:

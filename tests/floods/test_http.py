@@ -1,6 +1,7 @@
 """The HTTP port under attack: nothing that its clients send reaches the server's event loop, or takes much."""
 
 import asyncio
+import errno
 import json
 import logging
 import socket
@@ -9,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from http.client import HTTPResponse
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -25,6 +26,7 @@ from gradserve_server.observe.http.pictures import Pictures
 from gradserve_server.observe.http.port import MOST_CONNECTIONS, HttpPort
 from gradserve_server.observe.http.unsent import UnsentBodies
 from gradserve_server.observe.status.request import StatusRequest
+from gradserve_server.rpc.listeners.sockets import listener
 from gradserve_server.security.tls import context_of, server_certificates
 from gradserve_server.testing import LocalServer
 from tests.floods.work import calls_of
@@ -321,6 +323,33 @@ async def test_connections_beyond_the_limit_are_refused_while_all_others_are_ser
             assert await reader.read() == b""
             writer.close()
             go_on.set()
+
+
+class NoDescriptorLeft:
+    """A listening socket of a process that may open no more files."""
+
+    def __init__(self, tries: int) -> None:
+        self.tries = tries
+
+    def accept(self) -> Any:
+        self.tries -= 1
+        if self.tries < 0:
+            raise asyncio.CancelledError
+        raise OSError(errno.EMFILE, "too many open files")
+
+
+async def test_a_lack_of_descriptors_is_logged_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    port: Any = HttpPort(cast("Any", None), None)
+    monkeypatch.setattr(port, "_pause", lambda _: None)
+    for _ in range(100):
+        port._accept(NoDescriptorLeft(1))
+    monkeypatch.setattr(listener, "_PAUSE_SECONDS", 0.0)
+    sockets: Any = listener.SocketListener(cast("Any", None), 1.0)
+    with suppress(asyncio.CancelledError):
+        await sockets._accept(NoDescriptorLeft(100))
+    assert [each.getMessage() for each in caplog.records] == ["cannot accept a connection: too many open files"] * 2
 
 
 @pytest.mark.parametrize(

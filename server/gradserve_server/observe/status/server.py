@@ -147,7 +147,7 @@ class StatusSource:
                 if request is not None and len(accumulators) % _SNAPSHOTS_AT_ONCE == 0:
                     await asyncio.sleep(0)
         layers = [each async for each in in_turns(self.facts.layers(), _LOOKS_AT_ONCE)]
-        return Snapshot(self._server(), self._started, accumulators, layers)
+        return Snapshot(self._without_parts(), self._started, accumulators, layers)
 
     async def figures(self) -> Figures:
         """Returns what is counted, for metrics."""
@@ -165,7 +165,7 @@ class StatusSource:
             passed_on=dict(facts.passed_on()),
         )
 
-    def _server(self) -> ServerStatus:
+    def _without_parts(self) -> ServerStatus:
         facts = self.facts
         return ServerStatus(
             version=facts.version,

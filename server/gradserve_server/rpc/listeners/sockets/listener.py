@@ -5,6 +5,7 @@ import contextlib
 import errno
 import logging
 import socket
+import time
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,7 @@ _MAX_UNKNOWN = 256
 _TRANSFER_THREADS = 2
 _PAUSE_SECONDS = 0.1
 """The pause after the system had no descriptor left for a connection."""
+_QUIET_SECONDS = 60.0
 
 
 class SocketListener:
@@ -59,6 +61,7 @@ class SocketListener:
         self._files: list[OwnFile] = []
         self._acceptors: list[asyncio.Task[None]] = []
         self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._last_report = float("-inf")
 
     def bind_tcp(self, host: str, port: int) -> list[Address]:
         """Listens on all addresses of a host, on one port; returns them with the port picked for 0.
@@ -142,11 +145,18 @@ class SocketListener:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     _log.debug("a connection broke before it was accepted: %s", error)
                     continue
-                _log.warning("cannot accept a connection: %s", reason_of(error))
+                self._report(error)
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             self._begin(sock)
             await asyncio.sleep(0)  # others want their turn while many connect
+
+    def _report(self, error: OSError) -> None:
+        """Logs that the system has no room for a connection, but only once in a while: clients decide how long."""
+        now = time.monotonic()
+        if now - self._last_report >= _QUIET_SECONDS:
+            self._last_report = now
+            _log.warning("cannot accept a connection: %s", reason_of(error))
 
     def _take_waiting(self, listening: socket.socket) -> None:
         """Takes the connections that have not been accepted yet, so that they do not end without a word."""
