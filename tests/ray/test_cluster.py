@@ -161,7 +161,7 @@ def test_commands_take_the_name_of_the_cluster(cluster: RayCluster) -> None:
 @pytest.mark.skipif(find_spec("pyarrow") is None, reason="ray[train] is not installed: make install-frameworks")
 def test_workers_of_ray_train_end_with_equal_weights(cluster: RayCluster) -> None:
     command = [sys.executable, str(RAY_TRAIN), ADDRESS, "--workers", "2", "--cpus-per-worker", "0.2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * PATIENCE_SECONDS, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * PATIENCE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     found = re.findall(r"^worker (\d): step (\d+), weights (\w+)$", done.stdout, re.MULTILINE)
     assert [(rank, step) for rank, step, _ in found] == [("0", "100"), ("1", "100")], done.stdout

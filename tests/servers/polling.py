@@ -41,12 +41,12 @@ async def eventually_async(look: Callable[[], Awaitable[T]], accept: Callable[[T
         pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def growing_limits() -> Iterator[float]:
+def growing_limits(first: float = 0.1) -> Iterator[float]:
     """Yields longer and longer time limits, for calls that shall run into theirs only after something has happened.
 
     A busy machine takes long for that, so a test tries again with more time until it has happened.
     """
-    limit = 0.1
+    limit = first
     while limit < PATIENCE_SECONDS:
         yield limit
         limit *= 3
