@@ -22,7 +22,7 @@ FIRST_WORLDS = {
     "draw another adjustment for a repeated forward": 2,
     "delete layers in memory only": 1,
     "a closed client keeps what it had": 1,
-    "a sum takes over what others read": 108,
+    "a sum takes over what others read": 350,
 }
 """Where to begin with faults that take a coincidence, so that the test is short."""
 

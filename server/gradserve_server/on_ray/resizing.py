@@ -128,10 +128,12 @@ def _announce(directory: Any, servers: int, epoch: int, end: float) -> None:
     """Tells the directory the size of the cluster, again until it answers: a reply that is late says nothing."""
     while True:
         try:
-            return ray.get(directory.resize.remote(servers, epoch), timeout=REPLY_SECONDS)
+            ray.get(directory.resize.remote(servers, epoch), timeout=REPLY_SECONDS)
         except GetTimeoutError:
             if time.monotonic() > end:
                 raise
+        else:
+            return
 
 
 def _member(name: str, index: int) -> Any:

@@ -59,7 +59,11 @@ async def used(tmp_path: Path) -> Path:
 
 
 def unlink(*names: str) -> Callable[[Path], object]:
-    return lambda path: [(path / name).unlink() for name in names]
+    def spoil(path: Path) -> None:
+        for name in names:
+            (path / name).unlink()
+
+    return spoil
 
 
 def rewrite(name: str, content: bytes) -> Callable[[Path], object]:
