@@ -12,6 +12,7 @@ from gradserve_server.errors import (
     NotFoundError,
     OutOfRangeError,
     ResourceExhaustedError,
+    ServiceError,
     UnavailableError,
 )
 from tests.accumulators.bench import (
@@ -159,6 +160,32 @@ class TestWaiting:
         bench.registry.close()
         with pytest.raises(UnavailableError):
             await task
+
+    @pytest.mark.parametrize(("ends", "error"), [("delete", AbortedError), ("close", UnavailableError)])
+    async def test_a_push_pull_whose_gradient_is_being_added_ends_too(
+        self, ends: str, error: type[ServiceError]
+    ) -> None:
+        compute = HeldCompute()
+        bench = Bench(compute)
+        acc = bench.accumulator()
+        task = asyncio.create_task(push_pull(acc, 1, num_required=2))
+        await compute.begun.wait()
+        if ends == "delete":
+            assert bench.registry.delete(KEY)
+        else:
+            bench.registry.close()
+        compute.go_on.set()
+        await turns()
+        assert task.done()
+        with pytest.raises(error, match="accumulator 'test/acc'"):
+            await task
+        assert (len(acc.queue), bench.registry.waiters.used) == (0, 0)
+
+    async def test_a_reader_who_comes_after_the_end_does_not_wait(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        assert bench.registry.delete(KEY)
+        with pytest.raises(AbortedError, match="was deleted"):
+            await acc._averages.history.read(None, 0)
 
     async def test_waiters_are_limited(self) -> None:
         bench = Bench(max_waiters=2)

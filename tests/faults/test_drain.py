@@ -3,8 +3,11 @@
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+
+import pytest
 
 import gradserve
 from gradserve.transport.settings import Transport
@@ -14,6 +17,7 @@ from gradserve_server.testing import LocalServer
 from tests.faults.gate import Gate
 from tests.faults.operations import OPERATIONS, WAITING, Operation, Place
 from tests.servers.connecting import connect_with_aio, without_retries
+from tests.servers.holding import Hold
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 
 WAYS = [Transport.GRPC, Transport.BULK, Transport.SHARED_MEMORY]
@@ -30,6 +34,34 @@ async def test_every_call_is_answered(name: str) -> None:
     before = server_threads()
     assert await errors_of_all(name) == Counter({gradserve.UnavailableError: len(WAYS) * len(ALL)})
     eventually(lambda: server_threads() <= before)
+
+
+async def test_a_push_pull_whose_gradient_is_being_added_does_not_keep_it_waiting(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = Hold(monkeypatch)
+    patient = ServerConfig(runtime=RuntimeConfig(warm_up=False, drain_seconds=10 * PATIENCE_SECONDS))
+    local = LocalServer(patient)
+    local.__enter__()
+    operation = WAITING["push_pull, waiting"]
+    async with connect_with_aio(local.address, without_retries(PATIENCE_SECONDS)) as client:
+        with gradserve.connect(local.address, transport="grpc") as direct:
+            place = prepared(Place(name, direct), operation)
+        with hold.closed():
+            call = asyncio.ensure_future(operation.begin(client, place, None))
+            await asyncio.to_thread(hold.wait_until_held)
+            ending = asyncio.ensure_future(asyncio.to_thread(local.__exit__, None, None, None))
+            await eventually_async(_is_draining(local))
+        with pytest.raises(gradserve.UnavailableError, match="shutting down"):
+            await call
+        await ending
+
+
+def _is_draining(local: LocalServer) -> Callable[[], Awaitable[bool]]:
+    async def look() -> bool:
+        return not local.server._services.admission.is_open
+
+    return look
 
 
 async def errors_of_all(name: str) -> Counter[type]:

@@ -134,7 +134,7 @@ class KeptAverages:
 
     def close(self, error: Exception) -> None:
         """Ends the waits of readers with an error, and frees the memory. What is on disk stays."""
-        self.history.fail_all(error)
+        self.history.close(error)
         self._undelivered.clear()
         self._kept.take_dropped()
         self._settle()

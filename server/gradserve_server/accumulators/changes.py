@@ -153,7 +153,7 @@ class RoundChanges:
         if self._shard is not None:
             self._shard.close(error)
         self._observer.on_close()
-        self._queue.fail_all(error)
+        self._queue.close(error)
         self._averages.close(error)
         self._sum.close()
         self._ledger.close()

@@ -29,6 +29,7 @@ class AverageHistory:
         self._by_round: dict[int, Average] = {}
         self._averages: OrderedDict[int, Average] = OrderedDict()
         self._readings: dict[int | None, _Reading] = {}
+        self._closed: Exception | None = None
 
     @property
     def rounds(self) -> Collection[int]:
@@ -80,7 +81,10 @@ class AverageHistory:
 
         Raises:
             OutOfRangeError: The average is not kept, or the step will never be reached.
+            Exception: The error of `close`, once that was called.
         """
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)
         average = self.newest() if step is None else self.get(step)
         if average is not None:
             return average
@@ -100,8 +104,9 @@ class AverageHistory:
         for step in [step for step in self._readings if step is not None and step <= global_step]:
             self._readings.pop(step).answer.set_exception(self._gone(step))
 
-    def fail_all(self, error: Exception) -> None:
-        """Ends every wait with an error and drops the averages."""
+    def close(self, error: Exception) -> None:
+        """Ends every wait with an error, later ones too, and drops the averages."""
+        self._closed = error
         for reading in self._readings.values():
             reading.answer.set_exception(error)
         self._readings.clear()

@@ -42,6 +42,7 @@ class TakeQueue:
     def __init__(self) -> None:
         self._waiters: OrderedDict[Waiter, None] = OrderedDict()
         self._by_round: dict[Round, dict[Waiter, None]] = {}
+        self._closed: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -53,7 +54,10 @@ class TakeQueue:
         return 0 if first is None else first.num_required
 
     def append(self, waiter: Waiter) -> None:
-        """Appends a waiter."""
+        """Appends a waiter; answers it with the error of `close`, once that was called."""
+        if self._closed is not None:
+            waiter.fail(self._closed)
+            return
         self._waiters[waiter] = None
         if waiter.round is not None:
             self._by_round.setdefault(waiter.round, {})[waiter] = None
@@ -80,8 +84,9 @@ class TakeQueue:
             if not waiter.answer.done():
                 waiter.answer.set_result(average)
 
-    def fail_all(self, error: Exception) -> None:
-        """Answers all waiters with an error."""
+    def close(self, error: Exception) -> None:
+        """Answers all waiters with an error, and those who come later: a gradient may be on its way to the sum."""
+        self._closed = error
         for waiter in self._waiters:
             waiter.fail(error)
         self._waiters.clear()

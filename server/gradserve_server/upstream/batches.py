@@ -5,6 +5,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from gradserve_server.errors import ServiceError
+
 LeafT = TypeVar("LeafT")
 
 _MOST_IDLE = 16
@@ -45,6 +47,7 @@ class Batches(Generic[LeafT]):
         self._grace = grace
         self._forward = forward
         self._batches: dict[Hashable, _Batch[LeafT]] = {}
+        self._closed: ServiceError | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -52,7 +55,13 @@ class Batches(Generic[LeafT]):
         return sum([len(each.leaves) for each in self._batches.values()])
 
     def add(self, key: Hashable, leaf: LeafT, count: int) -> None:
-        """Adds a gradient that stands for `count`."""
+        """Adds a gradient that stands for `count`.
+
+        Raises:
+            ServiceError: The error of `close`, once that was called.
+        """
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)
         batch = self._batches.setdefault(key, _Batch())
         batch.count += count
         batch.leaves.append(leaf)
@@ -62,8 +71,9 @@ class Batches(Generic[LeafT]):
         elif batch.timer is None:
             batch.timer = asyncio.get_running_loop().call_later(self._grace, self._flush_late, batch)
 
-    def close(self) -> list[LeafT]:
-        """Returns the gradients that wait, and forgets them."""
+    def close(self, error: ServiceError) -> list[LeafT]:
+        """Returns the gradients that wait, and forgets them; refuses those that come later with `error`."""
+        self._closed = error
         waiting = [leaf for each in self._batches.values() for leaf in each.leaves]
         for each in self._batches.values():
             if each.timer is not None:

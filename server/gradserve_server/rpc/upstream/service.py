@@ -115,9 +115,10 @@ class AggregatingServicer:
 
     def close(self) -> None:
         """Ends the calls whose gradients wait for others: nothing of them has counted."""
+        error = UnavailableError("the aggregator is shutting down")
         for accumulator in self._known.values():
-            for leaf in accumulator.batches.close():
-                leaf.fail(UnavailableError("the aggregator is shutting down"))
+            for leaf in accumulator.batches.close(error):
+                leaf.fail(error)
 
     # By name
 
