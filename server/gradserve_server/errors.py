@@ -11,6 +11,7 @@
     ├── UnavailableError         the server is shutting down
     ├── UnauthenticatedError     the caller showed no credentials, or unknown ones
     ├── PermissionDeniedError    the caller's role is too low
+    ├── CallerGoneError          the caller has left, and with it memory that the call depended on
     └── InternalError            a library of the server failed
 
 `gradserve_server.rpc.boundary.status` maps each error to a gRPC status code.
@@ -79,6 +80,10 @@ class UnauthenticatedError(ServiceError):
 
 class PermissionDeniedError(ServiceError):
     """The caller's role is too low."""
+
+
+class CallerGoneError(ServiceError):
+    """The caller has left, and what lies in its memory may be anything by now. The call has changed nothing."""
 
 
 class InternalError(ServiceError):

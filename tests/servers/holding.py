@@ -14,16 +14,16 @@ from tests.servers.polling import eventually
 
 
 class Hold:
-    """Holds gradients on their way into sums, before anything looks at their values, while it is closed.
+    """Holds gradients on their way into sums while it is closed.
 
     Nobody can cancel that: the gradient of a call is held, too, when the call has ended for its caller.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        """Holds the gradients of all servers in this process. Begins open."""
+    def __init__(self, patch: pytest.MonkeyPatch, before: str = "check") -> None:
+        """Holds the gradients of all servers in this process, before a step of `RoundSum`. Begins open."""
         self._is_closed = False
         self._held: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-        check = RoundSum.check
+        step = getattr(RoundSum, before)
 
         async def held(sum_: RoundSum, *args: Any, **kwargs: Any) -> Any:
             if self._is_closed:
@@ -31,9 +31,9 @@ class Hold:
                 turn = loop.create_future()
                 self._held.append((loop, turn))
                 await turn
-            return await check(sum_, *args, **kwargs)
+            return await step(sum_, *args, **kwargs)
 
-        patch.setattr(RoundSum, "check", held)
+        patch.setattr(RoundSum, before, held)
 
     @property
     def num_held(self) -> int:

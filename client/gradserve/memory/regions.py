@@ -1,5 +1,6 @@
 """Arrays in memory that a server on this machine can read in place."""
 
+import logging
 import mmap
 import os
 import threading
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 
 from gradserve.memory.idle import IdleMemory
 from gradserve.memory.pool import block_size
-from gradserve.memory.sealed import make_region
+from gradserve.memory.sealed import make_private, make_region
+
+_log = logging.getLogger(__name__)
 
 MIN_BYTES = 1 << 16
 """Smaller arrays are sent faster than they are found."""
@@ -64,7 +67,7 @@ class RegionPool:
         self._idle: IdleMemory[Region] = IdleMemory(max_idle_bytes)
         self._starts: list[int] = []
         self._by_start: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
-        self._retired: set[int] = set()
+        self._withdrawn: set[int] = set()
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -92,11 +95,20 @@ class RegionPool:
             return None
         return RegionPart(region, start - region.address)
 
-    def retire(self, array: NDArray[Any]) -> None:
-        """Keeps the region of an array from being used again: somebody may still be reading it."""
-        part = self.find(array.data)
-        if part is not None:
-            self._retired.add(part.region.number)
+    def withdraw(self, region: Region) -> None:
+        """Takes a region back from whoever may still be reading it, and goes on to read what is in it now.
+
+        Its arrays stay where they are, and are ordinary ones from now on: nobody else sees what is written to them.
+        """
+        with self._lock:
+            self._withdrawn.add(region.number)
+            if self._by_start.get(region.address) is region:
+                # First, so that no call lends it with values that its file does not have.
+                del self._by_start[region.address]
+        try:
+            make_private(region.descriptor, region.address, region.num_bytes)
+        except MemoryError as error:
+            _log.warning("an array of a call that was given up stays shared with the server: %s", error)
 
     def _make(self, num_bytes: int) -> Region:
         descriptor, memory = make_region(num_bytes, read_only_for_others=False)
@@ -112,7 +124,7 @@ class RegionPool:
 
     def _recycle(self, region: Region) -> None:
         # Runs in whatever thread dropped the last view.
-        if region.number in self._retired:
-            self._retired.discard(region.number)
+        if region.number in self._withdrawn:
+            self._withdrawn.discard(region.number)
         else:
             self._idle.put(region, region.num_bytes)

@@ -1,5 +1,6 @@
 """Memory files (memfd) that two processes map, with seals that say what neither can do."""
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -8,6 +9,10 @@ from enum import IntFlag
 
 _ADD_SEALS = 1033
 _GET_SEALS = 1034
+_MAP_NORESERVE = 0x4000
+_MREMAP_MAYMOVE = 1
+_MREMAP_FIXED = 2
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Seal(IntFlag):
@@ -82,3 +87,36 @@ def map_region(descriptor: int, num_bytes: int) -> mmap.mmap:
         return mmap.mmap(descriptor, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
     except (OSError, OverflowError, ValueError) as error:
         raise RegionError(f"cannot map {num_bytes} bytes: {error}") from None
+
+
+def make_private(descriptor: int, address: int, num_bytes: int) -> None:
+    """Makes a map of a memory file private to this process, where it is: what is written there later is in no file.
+
+    The file, and whatever others have mapped of it, stays as it is now. Pages are copied when they are written.
+
+    Args:
+        descriptor: The memory file.
+        address: The address of the map.
+        num_bytes: Its size, a multiple of the page size.
+
+    Raises:
+        MemoryError: There is not enough memory; nothing has changed.
+    """
+    system = ctypes.CDLL(None, use_errno=True)
+    system.mmap.restype = system.mremap.restype = ctypes.c_void_p
+    system.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    system.mremap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 2, ctypes.c_int, ctypes.c_void_p]
+    system.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    # Made elsewhere first: if that fails, the map is still there.
+    made = system.mmap(None, num_bytes, access, mmap.MAP_PRIVATE | _MAP_NORESERVE, descriptor, 0)
+    if made == _MAP_FAILED:
+        raise _no_private_map(num_bytes)
+    if system.mremap(made, num_bytes, num_bytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address) == _MAP_FAILED:
+        error = _no_private_map(num_bytes)
+        system.munmap(made, num_bytes)
+        raise error
+
+
+def _no_private_map(num_bytes: int) -> MemoryError:
+    return MemoryError(f"cannot make {num_bytes} bytes private: {os.strerror(ctypes.get_errno())}")

@@ -108,7 +108,8 @@ class SocketSettings:
     Attributes:
         connect: The time to connect; a firewall may drop whatever is sent to a port.
         hello: The time for the answer to a hello.
-        giving_up: How long a client that gives up a call waits until the server no longer reads its memory.
+        giving_up: How long a client that gives up a call waits until the server no longer reads its memory. If that
+            takes longer, it takes the memory back, which can then be read in place no more.
         first_pause: The time for which calls take gRPC after a socket has failed. It doubles with each further failure.
         longest_pause: The most of it.
         idle: The time after which unused connections are closed.
@@ -123,7 +124,7 @@ class SocketSettings:
 
     connect: float = 2.0
     hello: float = 5.0
-    giving_up: float = 1.0
+    giving_up: float = 0.2
     first_pause: float = 30.0
     longest_pause: float = 300.0
     idle: float = 60.0

@@ -215,7 +215,7 @@ class RoundChanges:
         if outcome is Outcome.ACCEPTED:
             self._member_bytes.grow(contribution)
             try:
-                written = await self._accept(gradient, event)
+                written = await self._accept(gradient, event, given)
             except BaseException:
                 self._member_bytes.settle()
                 raise
@@ -230,9 +230,12 @@ class RoundChanges:
             self._queue.append(pull)
         return applied, written
 
-    async def _accept(self, gradient: Gradient, event: GradientAnswered) -> asyncio.Future[None] | None:
+    async def _accept(
+        self, gradient: Gradient, event: GradientAnswered, given: Gradient
+    ) -> asyncio.Future[None] | None:
         staged = await self._sum.stage(gradient, event.contribution)
         try:
+            given.check_lenders()
             written = await self._journal.accept(event, gradient)
             if written is not None and gradient.is_adoptable:
                 await written  # the sum may take over the memory that is being written

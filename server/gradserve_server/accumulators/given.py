@@ -142,7 +142,8 @@ def _gradient(
     values = _values(spec, components, tensors)
     live = any(tensors.is_live(path) for path in references)
     exclusive = tensors.exclusive
-    return Gradient(values, exclusive, tensors.memory if exclusive else (), live=live, finite=finite)
+    memory = tensors.memory if exclusive else ()
+    return Gradient(values, exclusive, memory, live=live, finite=finite, lenders=tensors.lenders)
 
 
 def _component_paths(spec: AccumulatorSpec, components: Sequence[GivenComponent]) -> Mapping[str, str]:

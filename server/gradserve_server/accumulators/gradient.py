@@ -38,6 +38,19 @@ class SparseSlices:
 
 Value: TypeAlias = Array | SparseSlices
 
+
+class Lender(Protocol):
+    """Somebody in whose memory values of a gradient are, or were until they were copied."""
+
+    def check_lender(self) -> None:
+        """Checks that nobody but the lender has had the memory so far.
+
+        Raises:
+            CallerGoneError: The lender has left, and has it back: it may hold anything by now.
+        """
+        ...
+
+
 _MERGE_WORK = 64
 """The work of adding a byte of sparse values, in bytes of dense ones."""
 
@@ -53,6 +66,7 @@ class Gradient:
         live: Whether some dense values are in memory of a client, who can change it at any time and has it back after
             the call. They are read once by the addition, or the copy that is checked, and once by the disk.
         finite: The components whose values are known to be finite.
+        lenders: Those whose memory the values are in, or have been copied from.
     """
 
     values: Mapping[str, Value]
@@ -60,6 +74,16 @@ class Gradient:
     memory: tuple[Account, ...] = ()
     live: bool = False
     finite: frozenset[str] = frozenset()
+    lenders: tuple[Lender, ...] = ()
+
+    def check_lenders(self) -> None:
+        """Checks that its callers are still there. What was read of their memory until now is what they have sent.
+
+        Raises:
+            CallerGoneError: One of them has left.
+        """
+        for each in self.lenders:
+            each.check_lender()
 
     @property
     def is_adoptable(self) -> bool:

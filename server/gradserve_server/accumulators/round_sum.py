@@ -81,7 +81,9 @@ class RoundSum:
         return self._account.used
 
     async def check(self, gradient: Gradient, *, joins: bool, is_sum: bool = False) -> Gradient:
-        """Checks a gradient; returns it with values in the components' dtypes.
+        """Checks a gradient; returns it with values in the components' dtypes, and without its lenders.
+
+        These are asked when all has been read that is read before the gradient counts.
 
         Memory of copies that were needed for the check counts until `finish`, or for the sum.
 
@@ -101,6 +103,8 @@ class RoundSum:
             await self._make_room_for(lambda: self.place.grow(self._copied, num_bytes, self._owner))
         work = await self._pass(checking_work, spec, gradient, self.place)
         checked = await self._run(work, checked_gradient, spec, gradient, shapes, self.place)
+        if checked.lenders:
+            checked = replace(checked, lenders=())
         return replace(checked, memory=(self._copied,)) if num_bytes else checked
 
     async def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:

@@ -98,7 +98,13 @@ class Services:
         codecs = {"TensorService": STREAM_CODECS, "AccumulatorService": reply_codecs()}
         self.all = (
             *(
-                Service(descriptor, servicer, chain, codecs.get(descriptor.name, {}))
+                Service(
+                    descriptor,
+                    servicer,
+                    chain,
+                    codecs.get(descriptor.name, {}),
+                    keeps_gradients=isinstance(servicer, AggregatingServicer),
+                )
                 for descriptor, servicer in zip(SERVICES, servicers, strict=True)
             ),
             # Health checks are answered throughout.

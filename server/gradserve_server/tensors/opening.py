@@ -38,6 +38,7 @@ class OpenedTensors:
 
     def __init__(self, references: Mapping[str, Reference], held: HeldTensors, residence: Residence) -> None:
         self._references = references
+        self._given = references
         self._held = held
         self._residence = residence
 
@@ -77,6 +78,12 @@ class OpenedTensors:
     def is_live(self, path: str) -> bool:
         """Returns True if a tensor is in its client's memory, who can change it at any time."""
         return isinstance(self._references[path], Live | LiveOnGpu)
+
+    @property
+    def lenders(self) -> tuple[PayloadMemory, ...]:
+        """The payloads with tensors that are in their client's memory, or were until they were copied."""
+        lent = {id(each.payload): each.payload for each in self._given.values() if isinstance(each, Live | LiveOnGpu)}
+        return tuple(lent.values())
 
     async def copy_live(self, paths: Iterable[str]) -> None:
         """Copies those of some tensors that their client can change; later they are found in the copies.

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from gradserve.wire.frames import ALIGNMENT
 from gradserve_server.devices.device import Array
+from gradserve_server.errors import CallerGoneError
 from gradserve_server.tensors.arrival import Arrival
 from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.references import Attached, Live, LiveOnGpu, Malformed, Reference
@@ -50,6 +51,7 @@ class Payload:
         memory: Account | None,
         done: Callable[[], None] = lambda: None,
         arrival: Arrival | None = None,
+        has_left: Callable[[], bool] = lambda: False,
     ) -> None:
         """Takes over memory.
 
@@ -58,6 +60,7 @@ class Payload:
             memory: The account of the call's own memory among them.
             done: Called once, when nobody reads the segments any more.
             arrival: How much of the call's own memory has arrived; None for all.
+            has_left: Tells whether the client has given up the call, from when all of the payload has arrived.
         """
         self.memory = memory
         self._segments = segments
@@ -70,6 +73,7 @@ class Payload:
         self._users = 0
         self._done: Callable[[], None] | None = done
         self._arrival = arrival
+        self._has_left = has_left
 
     def reference(self, spec: TensorSpec, offset: int) -> Reference:
         """Returns the reference of a tensor in the payload; a malformed one if it cannot be there."""
@@ -140,6 +144,22 @@ class Payload:
         """Waits until a tensor, or a part of it, has arrived; until all have, for None."""
         if self._arrival is not None:
             await (self._arrival.of_all() if part is None else self._arrival.of(part))
+
+    @property
+    def is_lent(self) -> bool:
+        """True if parts are in the client's memory, and somebody may read them."""
+        return any(segment.is_live for segment in self._segments)
+
+    def check_lender(self) -> None:
+        """Checks that the client still lends what is in its memory. Called when all of the payload has arrived.
+
+        What was read before was then what the client has sent.
+
+        Raises:
+            CallerGoneError: It has given up the call.
+        """
+        if self.is_lent and self._has_left():
+            raise CallerGoneError("the caller has left, and its memory may hold something else by now")
 
     def begin_use(self, num_tensors: int) -> None:
         """Notes that a call opens some of the tensors."""

@@ -40,6 +40,14 @@ class PayloadMemory(Protocol):
         """Waits until an array in the memory has arrived; until all has, for None."""
         ...
 
+    def check_lender(self) -> None:
+        """Checks that whoever lends parts of it is still there; it may hold anything otherwise.
+
+        Raises:
+            CallerGoneError: The caller has left.
+        """
+        ...
+
     def begin_use(self, num_tensors: int, /) -> None:
         """Notes that a call opens some of its tensors."""
         ...

@@ -3,6 +3,7 @@
 import gc
 import os
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.memory.regions import MIN_BYTES, RegionPool
+from gradserve.memory.sealed import map_region
 
 F32 = np.dtype(np.float32)
 N = MIN_BYTES // 4
@@ -69,17 +71,52 @@ def test_memory_is_used_again_when_the_last_view_is_gone(pool: RegionPool) -> No
     assert third.region is first.region
 
 
-def test_retired_memory_is_not_used_again(pool: RegionPool) -> None:
+def test_what_is_taken_back_changes_for_nobody_else(pool: RegionPool) -> None:
     array = pool.empty((N,), F32)
-    found = pool.find(array.data.cast("B"))
-    assert found is not None
-    number = found.region.number
-    pool.retire(array)
-    del array, found
+    array[:] = 1
+    part = pool.find(array.data.cast("B"))
+    assert part is not None
+    seen = np.frombuffer(map_region(part.region.descriptor, part.region.num_bytes), np.float32)
+    array[:5] = 2
+    address = array.ctypes.data
+    pool.withdraw(part.region)
+    assert array[:6].tolist() == [2] * 5 + [1]
+    array[:] = 3
+    assert array.ctypes.data == address
+    assert seen[:6].tolist() == [2] * 5 + [1]
+    assert set(seen[6:N]) == {1}
+    assert set(array) == {3}
+
+
+def test_memory_that_was_taken_back_is_not_lent_again(pool: RegionPool) -> None:
+    array = pool.empty((N,), F32)
+    part = pool.find(array.data.cast("B"))
+    assert part is not None
+    number = part.region.number
+    pool.withdraw(part.region)
+    pool.withdraw(part.region)
+    assert pool.find(array.data.cast("B")) is None
+    region = weakref.ref(part.region)
+    del array, part
     gc.collect()
-    other = pool.find(pool.empty((N,), F32).data.cast("B"))
-    assert other is not None
-    assert other.region.number != number
+    assert region() is None
+    other = pool.empty((N,), F32)
+    found = pool.find(other.data.cast("B"))
+    assert found is not None
+    assert found.region.number != number
+
+
+def test_without_memory_for_its_own_pages_an_array_stays_as_it_is(
+    pool: RegionPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    array = pool.empty((N,), F32)
+    array[:] = 1
+    part = pool.find(array.data.cast("B"))
+    assert part is not None
+    pool.withdraw(replace(part.region, descriptor=-1))
+    assert "stays shared with the server: cannot make" in caplog.text
+    array[:] = 2
+    assert set(array) == {2}
 
 
 def test_more_than_may_be_idle_is_returned_to_the_system() -> None:

@@ -204,6 +204,7 @@ class AsyncConnection(Connection):
                 while self.payloads.lends_memory:
                     await ready(self._socket, self._settings.sockets.giving_up, sends=False)
                     if not self._socket.recv(1 << 16):
+                        self._has_ended = True
                         return
 
 

@@ -251,6 +251,7 @@ class BlockingConnection(Connection):
             while self.payloads.lends_memory and (left := end - time.monotonic()) > 0:
                 self._set_timeout(socket.SO_RCVTIMEO, left)
                 if not self._socket.recv(1 << 16):
+                    self._has_ended = True
                     return
 
 

@@ -2,6 +2,7 @@
 
 import array
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -17,6 +18,7 @@ from gradserve.transport.sockets.places import Place
 from gradserve.v1 import socket_messages_pb2
 
 _DESCRIPTOR_SPACE = 256 if sys.platform == "win32" else socket.CMSG_SPACE(32)
+_CLOSED_BY_PEER = (errno.ECONNRESET, errno.EPIPE)
 _CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 
@@ -51,6 +53,9 @@ class Connection:
         self.largest_reply = 0
         self._strands: list[ConnectedSocket] = []
         self._has_decided = False
+        self._has_ended = False
+        """Whether the server has closed its side. It does so only when it no longer reads this client's memory."""
+        self._is_interrupted = False
         self._socket = connected
         self._settings = settings
         self._arrivals = select.poll()
@@ -84,17 +89,28 @@ class Connection:
 
     def interrupt(self) -> None:
         """Ends the call that another thread or task makes on it, which must not have ended: see `ConnectionPool`."""
+        self._is_interrupted = True  # from here on, the end of the connection says nothing about the server
+        self._shut_down()
+
+    def _shut_down(self) -> None:
         for each in (self._socket, *self._strands):
             with contextlib.suppress(OSError):  # it is not connected any more
                 each.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes it. The server notices at once, even if forks of this process have it open, too."""
+        """Closes it. The server notices at once, even if forks of this process have it open, too.
+
+        What was lent for a call without an answer is taken back, unless the server no longer reads it.
+        """
         if os.getpid() == self._pid:
-            self.interrupt()
+            self._shut_down()
         for each in (self._socket, *self._strands):
             each.close()
         self.inbox.close()
+        if self._has_ended and not self._is_interrupted:
+            self.payloads.returned()
+        else:
+            self.payloads.withdraw()
 
     def _add_strands(self, strands: Sequence[ConnectedSocket]) -> None:
         """Takes over the sockets that have become strands."""
@@ -135,7 +151,8 @@ class Connection:
         return UnavailableError(f"the connection to {self.place} was given up: it stalled in the middle of a reply")
 
     def lost(self, error: OSError | None) -> UnavailableError:
-        """Returns the error of a call whose connection broke; None: the server closed it."""
+        """Notes that the connection broke; None: the server closed it. Returns the error of its call."""
+        self._has_ended = self._has_ended or error is None or error.errno in _CLOSED_BY_PEER
         reason = "the server closed it" if error is None else error.strerror or str(error)
         return UnavailableError(f"the connection to {self.place} was lost: {reason}")
 

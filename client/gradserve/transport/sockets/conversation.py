@@ -117,7 +117,7 @@ def call(
                 payloads.handed_over(region, refusal)
                 has_all = has_all and refusal is None
                 if isinstance(refusal, UnavailableError):
-                    payloads.abandon(outgoing)
+                    payloads.returned()
                     return refusal  # the server ends the connection
             if has_all and contents is not None and not contents.elsewhere:
                 outgoing = replace(outgoing, new_regions=())  # what was copied to them is still there
@@ -140,6 +140,7 @@ def call(
         else:
             yield Send((frame, *outgoing.following), None, (), sends)
         answer, body = yield from _receive_reply(payloads, inbox)
+        payloads.returned()
         if answer.code:
             reply: Reply | GradserveError = _error_in(answer, body)
         else:
@@ -152,11 +153,7 @@ def call(
             reply = Reply(response, arrays)
         inbox.check_rest()
     except (DecodeError, FrameError) as error:
-        payloads.abandon(outgoing)
         raise _malformed(error) from None
-    except BaseException:
-        payloads.abandon(outgoing)
-        raise
     if farewells := payloads.farewells():
         yield Send((b"".join(farewells),))
     return reply

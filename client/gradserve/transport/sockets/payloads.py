@@ -42,7 +42,6 @@ class Outgoing:
         segments: Its segments; none if all of it follows the message.
         following: What follows the message.
         new_regions: Regions to hand over before the call.
-        scratch: Memory that the server reads during the call, and that is used again afterwards.
         is_possible: False if the server would have to write to memory that it cannot have, so that the call cannot be
             sent; then there is nothing but the prefix.
     """
@@ -51,7 +50,6 @@ class Outgoing:
     segments: Sequence[Segment] = ()
     following: Sequence[bytes | memoryview] = ()
     new_regions: Sequence[Region | GpuRegion] = ()
-    scratch: Array | None = None
     is_possible: bool = True
 
 
@@ -63,12 +61,15 @@ class Payloads(Protocol):
     """Puts tensors into the frames of one connection, and takes them out.
 
     Attributes:
-        lends_memory: Whether the server reads the tensors of a call from memory of the client's during the call.
         has_regions: Whether frames of the server may bring descriptors.
     """
 
-    lends_memory: bool
     has_regions: bool
+
+    @property
+    def lends_memory(self) -> bool:
+        """True while the server may read tensors of a call where the client has them."""
+        ...
 
     @property
     def reads_in_place(self) -> bool:
@@ -91,8 +92,12 @@ class Payloads(Protocol):
         """Notes the server's answer to a region that was handed over: None if it has it."""
         ...
 
-    def abandon(self, outgoing: Outgoing, /) -> None:
-        """Notes that a call failed: the server may go on reading its memory for a moment."""
+    def returned(self) -> None:
+        """Notes that the server has answered a call: it no longer reads the memory that was lent for it."""
+        ...
+
+    def withdraw(self) -> None:
+        """Takes back what was lent for a call without an answer, if there is one: the server may go on reading it."""
         ...
 
     def incoming(
@@ -150,11 +155,15 @@ class Placed:
 class FollowingPayloads:
     """Payloads that follow the message, in both directions. Received arrays come from a pool."""
 
-    lends_memory = False
     has_regions = False
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
+
+    @property
+    def lends_memory(self) -> bool:
+        """See `Payloads`."""
+        return False
 
     @property
     def reads_in_place(self) -> bool:
@@ -177,7 +186,10 @@ class FollowingPayloads:
     def handed_over(self, region: Region | GpuRegion, refusal: GradserveError | None, /) -> None:
         """See `Payloads`."""
 
-    def abandon(self, outgoing: Outgoing, /) -> None:
+    def returned(self) -> None:
+        """See `Payloads`."""
+
+    def withdraw(self) -> None:
         """See `Payloads`."""
 
     def incoming(

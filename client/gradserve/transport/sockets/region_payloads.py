@@ -41,7 +41,6 @@ class RegionPayloads(FollowingPayloads):
     faster than sending them. What lies in the server's regions is read in place if the call allows it, or copied.
     """
 
-    lends_memory = True
     has_regions = True
 
     def __init__(
@@ -69,6 +68,12 @@ class RegionPayloads(FollowingPayloads):
         self._gone: deque[int] = deque()
         """The regions handed over that are gone since the last call. Filled by finalizers, in any thread."""
         self._refused: set[int] = set()
+        self._lent: Sequence[Region] = ()
+        """The regions with parts of the call that is under way."""
+        self._scratch: Array | None = None
+        """Copies that this call lends."""
+        self._lends_gpu = False
+        """Whether it lends memory of a GPU."""
         self._mapped: dict[int, mmap] = {}
         self._reads: dict[int, _Read] = {}
         """The reads that the current reply has begun, by region."""
@@ -77,6 +82,11 @@ class RegionPayloads(FollowingPayloads):
         self._copies = True
         self._ended: deque[int] = deque()
         """The regions of reads that have ended since the last call. Filled by finalizers, in any thread."""
+
+    @property
+    def lends_memory(self) -> bool:
+        """See `Payloads`."""
+        return bool(self._lent) or self._lends_gpu
 
     @property
     def reads_in_place(self) -> bool:
@@ -92,6 +102,7 @@ class RegionPayloads(FollowingPayloads):
 
     def outgoing(self, contents: Contents | None, progress: Progress | None = None, /) -> Outgoing:
         """See `Payloads`."""
+        self.returned()
         prefix = b"".join(self._gpu.gone())
         if self._gone or self._ended:
             prefix += b"".join((*self._farewells_to_mine(), *self._releases()))
@@ -125,6 +136,7 @@ class RegionPayloads(FollowingPayloads):
         is_on_gpu = bool(segments)
         outgoing = self._in_segments(contents.with_copies(copied), segments, prefix, progress)
         if is_on_gpu and not outgoing.new_regions:
+            self._lends_gpu = True
             with failures():
                 self._gpu.record()
         return outgoing
@@ -159,7 +171,8 @@ class RegionPayloads(FollowingPayloads):
                 offset += aligned(len(buffer))
         segments.sort(key=lambda each: each.start)
         new = [region for number, region in regions.items() if number not in self._handed_over]
-        return Outgoing(prefix, tuple(segments), following, new, scratch)
+        self._lent, self._scratch = tuple(regions.values()), scratch
+        return Outgoing(prefix, tuple(segments), following, new)
 
     def handing_over(self, region: Region | GpuRegion, /) -> Send:
         """See `Payloads`."""
@@ -179,10 +192,15 @@ class RegionPayloads(FollowingPayloads):
         else:
             self._refused.add(region.number)
 
-    def abandon(self, outgoing: Outgoing, /) -> None:
+    def returned(self) -> None:
         """See `Payloads`."""
-        if outgoing.scratch is not None:
-            self._regions.retire(outgoing.scratch)
+        self._lent, self._scratch, self._lends_gpu = (), None, False
+
+    def withdraw(self) -> None:
+        """See `Payloads`."""
+        for each in self._lent:
+            self._regions.withdraw(each)
+        self.returned()
 
     def notice(self, header: FrameHeader, descriptors: Sequence[int], /) -> None:
         """See `Payloads`."""

@@ -43,7 +43,13 @@ class RunningSum:
             try:
                 gradient = await self.sum.check(given, joins=True)
                 check(gradient)
-                await self.sum.commit(await self.sum.stage(gradient, Contribution(weight=weight)))
+                staged = await self.sum.stage(gradient, Contribution(weight=weight))
+                try:
+                    given.check_lenders()
+                except BaseException:
+                    self.sum.settle()
+                    raise
+                await self.sum.commit(staged)
                 self.weights[part_id] = weight
             finally:
                 await self.sum.finish()

@@ -10,7 +10,7 @@ from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.shard_journal import PartKey, ShardJournal
 from gradserve_server.accumulators.sharding.running_sum import RunningSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError
+from gradserve_server.errors import AbortedError, CallerGoneError, InvalidArgumentError, ServiceError
 from gradserve_server.own_tasks import OwnTasks
 from gradserve_server.tensors.quotas import Account, Quota
 
@@ -149,7 +149,12 @@ class Shard:
         is_there = key in self._parts or key in self._averaged or (running is not None and key.id in running.weights)
         if is_there or under_way is not None:
             if under_way is not None:
-                await asyncio.shield(under_way)
+                try:
+                    await asyncio.shield(under_way)
+                except CallerGoneError:  # the first caller: this one brings the gradient again
+                    return await self.stage(
+                        key, local_step, open_gradient, weight=weight, can_stage_again=can_stage_again, is_sum=is_sum
+                    )
             await open_gradient(drop)
             return True
         weight_if_kept = weight if can_stage_again and not is_sum else None
@@ -250,6 +255,7 @@ class Shard:
             self._check_rows(gradient)
             staged = await own.stage(gradient, Contribution())
             try:
+                given.check_lenders()
                 if key is not None:
                     written = await self._journal.accept(key, local_step, gradient)
                     if written is not None:

@@ -19,12 +19,15 @@ class Service:
             requests) and the `Call`, and returns the response (or is an async generator of responses).
         interceptors: The interceptors of every call, outermost first. Only ServiceError may leave them.
         codecs: The codecs of methods that do not use the generated classes.
+        keeps_gradients: Whether gradients are kept, and read, after their calls: they may not be in their callers'
+            memory then.
     """
 
     descriptor: ServiceDescriptor
     servicer: object
     interceptors: Sequence[Interceptor]
     codecs: Mapping[str, Codec] = field(default_factory=dict)
+    keeps_gradients: bool = False
 
     def handle(self, method: MethodDescriptor) -> Handle:
         """Returns the handle of one of its methods: the servicer's method, inside the chain."""

@@ -317,6 +317,7 @@ class TensorServicer:
                         f"{list(target.shape)} of {target.dtype}",
                         field=path,
                     )
+            call.payload.check_lender()
             await self._residence.fill(targets, arrays)
         return WithContents(messages_pb2.ReadTensorsResponse(), Contents())
 

@@ -322,6 +322,7 @@ class Connection:
             return await messages.senders.receive(stream.read(header.head_bytes), stream.num_arrived)
 
     async def _answer(self, method: Method, message: bytes, call: Call) -> None:
+        failure: ServiceError | None = None
         try:
             try:
                 request = await method.read(message)
@@ -334,16 +335,17 @@ class Connection:
                 begun = await self._receive_and_begin(method, request, call)
             response = begun.result() if begun.is_done else await self._rest(begun, call)
         except TimeoutError:
-            return await self._reply_error(DeadlineExceededError("the call's time limit has passed"))
+            failure = DeadlineExceededError("the call's time limit has passed")
         except ServiceError as error:
             # Its frames refer to the client's memory, which would stay mapped until the next garbage collection.
             error.__traceback__ = error.__context__ = None
-            return await self._reply_error(error)
+            failure = error
         finally:
             call.payload.close()
-            if self._payloads.is_busy:
+            if self._payloads.is_busy and (failure is None or self._payloads.is_lent):
+                # Whatever the answer is: with it, the client has its memory back.
                 await self._payloads.wait()
-        return await self._reply(response, call)
+        return await (self._reply(response, call) if failure is None else self._reply_error(failure))
 
     async def _receive_and_begin(self, method: Method, request: Any, call: Call) -> Begun[Any]:
         """Begins a call with a payload: when that is there, or before if it is large and the method can."""

@@ -65,9 +65,9 @@ def methods_of(services: Sequence[Service]) -> Mapping[bytes, Method]:
                 method,
                 RequestReader(method.input_type).read,
                 service.handle(method),
-                reads_in_place=method.full_name in _ADDING_GRADIENTS,
+                reads_in_place=method.full_name in _ADDING_GRADIENTS and not service.keeps_gradients,
                 begins_early=method.full_name in _WAITING_FOR_PAYLOAD,
-                reads_gpu_in_place=_reads_gpu_in_place(method.full_name),
+                reads_gpu_in_place=_reads_gpu_in_place(method.full_name) and not service.keeps_gradients,
             )
     return found
 

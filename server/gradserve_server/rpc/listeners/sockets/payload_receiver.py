@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from gradserve.wire.frames import FrameError, FrameHeader, Segment, unpack_segments
 from gradserve_server.devices.gpu_sharing import SharedEvent, SharingError
-from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
+from gradserve_server.errors import CallerGoneError, InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.rpc.listeners.sockets.client_regions import ClientRegions
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
@@ -30,7 +30,7 @@ def check_payload_bytes(num_bytes: int, allowed: int) -> None:
 
 
 class PayloadReceiver:
-    """Receives the payloads of one connection: one at a time, until nobody reads it any more."""
+    """Receives the payloads of one connection, one at a time."""
 
     def __init__(self, stream: FrameStream, context: SocketContext, regions: ClientRegions) -> None:
         """Takes the frames of the connection, what all connections share, and the client's regions."""
@@ -40,6 +40,8 @@ class PayloadReceiver:
         self._unfilled = _NOTHING
         self._arrival: Arrival | None = None
         self._payload = NO_PAYLOAD
+        self._is_copied = False
+        """Whether parts of the latest payload are copies of what is in the client's memory."""
         self._is_free = asyncio.Event()
         self._is_free.set()
 
@@ -53,9 +55,27 @@ class PayloadReceiver:
         """True if the latest payload is so large that a call may begin before it has arrived."""
         return self._arrival is not None
 
+    @property
+    def is_lent(self) -> bool:
+        """True while somebody may read parts of the latest payload in the client's memory."""
+        return self.is_busy and self._payload.is_lent
+
     async def wait(self) -> None:
-        """Waits until nobody reads the latest payload."""
-        await self._is_free.wait()
+        """Waits until nobody reads the latest payload.
+
+        If the caller is cancelled meanwhile, it still waits until nobody reads the client's memory: that is the
+        client's own again once it has an answer, or the connection has ended.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        while self.is_busy:
+            try:
+                await self._is_free.wait()
+            except asyncio.CancelledError as error:
+                if not self.is_lent:
+                    raise
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     async def open(self, header: FrameHeader, head: memoryview, allowed: int, *, in_place: bool) -> Payload:
         """Makes room for what follows the message of a call; returns it with what lies in regions. `fill` comes next.
@@ -88,7 +108,8 @@ class PayloadReceiver:
         try:
             own = self._allocate(num_bytes, memory)
             segments = [self._segment(place, own) for place in places]
-            if not in_place:
+            self._is_copied = not in_place and any(each.is_live and not each.on_gpu for each in segments)
+            if self._is_copied:
                 segments = await self._copied(segments, memory)
         except BaseException as error:
             memory.settle(0)
@@ -97,14 +118,15 @@ class PayloadReceiver:
                 await self._stream.discard(num_bytes)
             raise
 
+        is_free = self._is_free = asyncio.Event()
+
         def done() -> None:
             leave()
-            self._is_free.set()
+            is_free.set()
 
-        self._is_free.clear()
         self._unfilled = own
         self._arrival = Arrival(own) if num_bytes >= EARLY_BYTES else None
-        self._payload = Payload(segments, memory, done, self._arrival)
+        self._payload = Payload(segments, memory, done, self._arrival, self._stream.has_left)
         return self._payload
 
     async def prepare_on_gpu(self, *, in_place: bool) -> None:
@@ -114,6 +136,7 @@ class PayloadReceiver:
             in_place: Whether what is on the GPU may stay there; otherwise it is copied to the host.
 
         Raises:
+            CallerGoneError: The client left before all of it was copied.
             InvalidArgumentError: The client's event does not tell.
             MemoryError, ResourceExhaustedError: There is no memory for copies.
         """
@@ -134,18 +157,24 @@ class PayloadReceiver:
             with device.computing():
                 return {each.start: PayloadSegment(each.start, device.to_host(each.memory)) for each in segments}
 
-        payload.replace(await self._context.compute.run_in_thread(copy_all))
+        copies = await self._context.compute.run_in_thread(copy_all)
+        payload.check_lender()
+        payload.replace(copies)
 
     async def fill(self) -> None:
         """Receives what follows the message of the latest call.
 
         Raises:
+            CallerGoneError: The client left before all that was to be copied of its memory was: a call that it gave up
+                while the server was suspended must not be carried out with what is there now.
             EOFError, SilentError, TooSlowError, OSError: It did not come.
         """
         own, self._unfilled = self._unfilled, _NOTHING
         if own.size:
             reading = self._stream.read_into(own, None if self._arrival is None else self._arrival.advance)
             await self._context.in_flight.senders.receive(reading, self._stream.num_arrived)
+        if self._is_copied and self._stream.has_left():
+            raise CallerGoneError("the caller left before its memory had been copied")
 
     def _segment(self, place: Segment, own: NDArray[np.uint8]) -> PayloadSegment:
         if place.region:

@@ -276,6 +276,10 @@ class FrameStream:
         """Ends `watch`."""
         self._watcher = None
 
+    def has_left(self) -> bool:
+        """Returns True if the client has sent something more, or has left, which the event loop need not have seen."""
+        return not self._has_read_all or self._is_readable()
+
     @property
     def has_more(self) -> bool:
         """True if bytes beyond the last frame have been received."""
