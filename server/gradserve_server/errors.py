@@ -11,7 +11,6 @@
     ├── UnavailableError         the server is shutting down
     ├── UnauthenticatedError     the caller showed no credentials, or unknown ones
     ├── PermissionDeniedError    the caller's role is too low
-    ├── CallerGoneError          the caller has left, and with it memory that the call depended on
     └── InternalError            a library of the server failed
 
 `gradserve_server.rpc.boundary.status` maps each error to a gRPC status code.
@@ -47,7 +46,16 @@ class AlreadyExistsError(ServiceError):
 
 
 class AbortedError(ServiceError):
-    """The state the call depended on is gone."""
+    """The state the call depended on is gone.
+
+    Attributes:
+        caller_left: Whether that is what was in the memory of the caller, who has given up the call. The same call may
+            succeed when it is sent again.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, caller_left: bool = False) -> None:
+        super().__init__(message, field=field)
+        self.caller_left = caller_left
 
 
 class OutOfRangeError(ServiceError):
@@ -80,10 +88,6 @@ class UnauthenticatedError(ServiceError):
 
 class PermissionDeniedError(ServiceError):
     """The caller's role is too low."""
-
-
-class CallerGoneError(ServiceError):
-    """The caller has left, and what lies in its memory may be anything by now. The call has changed nothing."""
 
 
 class InternalError(ServiceError):

@@ -10,14 +10,17 @@ from tests.simulation.world import NUM_CASTS, FailedSeedError, World
 
 WORLDS = 100
 FIRST_WORLDS = {
-    "window off by one": 3,
+    "window off by one": 7,
     "lose a pending event": 3,
     "publish a round before it is settled": 1,
     "gradients of the old round stay": 113,
     "events stay when the ledger is written": 3,
     "try a failed flush again": 8,
     "delete in memory only": 1,
-    "carry out both copies of a call": 6,
+    "carry out both copies of a call": 11,
+    "let others into a closed queue": 5,
+    "forget the readers of what is deleted": 23,
+    "give memory back while it is read": 13,
     "count a forward again after its lease": 19,
     "draw another adjustment for a repeated forward": 2,
     "delete layers in memory only": 1,

@@ -25,7 +25,7 @@ from gradserve_server.accumulators.under_way import CallsUnderWay
 from gradserve_server.accumulators.waiting import TakeQueue, Waiter
 from gradserve_server.accumulators.waits import Waits
 from gradserve_server.eager import Begun
-from gradserve_server.errors import CallerGoneError, ServiceError
+from gradserve_server.errors import AbortedError, ServiceError
 from gradserve_server.own_tasks import OwnTasks
 from gradserve_server.tensors.quotas import Quota
 
@@ -284,7 +284,10 @@ class Accumulator:
             self._observer.on_repeat()
             try:
                 applied = known if isinstance(known, Applied) else await asyncio.shield(known)
-            except CallerGoneError:  # the first caller: this one brings the gradient again
+            except AbortedError as error:
+                if not error.caller_left:
+                    raise
+                # The first caller, that is: this one brings the gradient again.
                 return await self._apply_once(call, contribution, open_gradient, pull, one_per_worker)
             # Frees what a repeated call brought along as the first call did, unless it is the same.
             with contextlib.suppress(ServiceError):

@@ -46,7 +46,7 @@ class Lender(Protocol):
         """Checks that nobody but the lender has had the memory so far.
 
         Raises:
-            CallerGoneError: The lender has left, and has it back: it may hold anything by now.
+            AbortedError: The lender has left, and has it back: it may hold anything by now.
         """
         ...
 
@@ -80,7 +80,7 @@ class Gradient:
         """Checks that its callers are still there. What was read of their memory until now is what they have sent.
 
         Raises:
-            CallerGoneError: One of them has left.
+            AbortedError: One of them has left.
         """
         for each in self.lenders:
             each.check_lender()

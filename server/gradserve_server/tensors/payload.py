@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gradserve.wire.frames import ALIGNMENT
 from gradserve_server.devices.device import Array
-from gradserve_server.errors import CallerGoneError
+from gradserve_server.errors import AbortedError
 from gradserve_server.tensors.arrival import Arrival
 from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.references import Attached, Live, LiveOnGpu, Malformed, Reference
@@ -156,10 +156,10 @@ class Payload:
         What was read before was then what the client has sent.
 
         Raises:
-            CallerGoneError: It has given up the call.
+            AbortedError: It has given up the call.
         """
         if self.is_lent and self._has_left():
-            raise CallerGoneError("the caller has left, and its memory may hold something else by now")
+            raise AbortedError("the caller has left, and its memory may hold something else by now", caller_left=True)
 
     def begin_use(self, num_tensors: int) -> None:
         """Notes that a call opens some of the tensors."""

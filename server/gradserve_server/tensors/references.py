@@ -44,7 +44,7 @@ class PayloadMemory(Protocol):
         """Checks that whoever lends parts of it is still there; it may hold anything otherwise.
 
         Raises:
-            CallerGoneError: The caller has left.
+            AbortedError: The caller has left.
         """
         ...
 

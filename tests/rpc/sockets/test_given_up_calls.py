@@ -150,7 +150,7 @@ def test_copies_that_were_made_too_late_are_of_no_use(connect_unix: Connect, ser
         with suspended(server):
             lent.send(request)
             lent.give_up()
-        assert client.receive().header.code == grpc.StatusCode.CANCELLED.value[0]
+        assert client.receive().header.code == grpc.StatusCode.ABORTED.value[0]
     assert server.inspect(lambda each: len(each.store)) == 0
 
 

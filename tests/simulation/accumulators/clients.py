@@ -12,6 +12,7 @@ from gradserve_server.errors import (
     AbortedError,
     AlreadyExistsError,
     DeadlineExceededError,
+    InvalidArgumentError,
     NotFoundError,
     OutOfRangeError,
     ResourceExhaustedError,
@@ -21,7 +22,8 @@ from gradserve_server.errors import (
 from gradserve_server.resources import ResourceKey
 from gradserve_server.state.durability import Durability
 from tests.accumulators.bench import opened
-from tests.simulation.accumulators.gradients import MOST, gradient_of, spec_of
+from tests.simulation.accumulators.gradients import MOST, given_away, gradient_of, spec_of
+from tests.simulation.accumulators.lending import Lender
 from tests.simulation.accumulators.truth import Call, Life
 from tests.simulation.network import LostError
 from tests.simulation.promises import check
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from tests.simulation.accumulators.part import Accumulators
 
 T = TypeVar("T")
+
+_PATIENCE_OF_A_DELETION = 1.0
 
 KEYS = [ResourceKey("test", name) for name in ("a", "b")]
 
@@ -94,12 +98,17 @@ class Client:
         key = self._chance.choice(KEYS)
         server = self._world.server
         try:
-            life = self._part.lives[server.accumulators.get(key).incarnation]
+            accumulator = server.accumulators.get(key)
         except NotFoundError:
             return
+        life = self._part.lives[accumulator.incarnation]
         if not life.is_promised or self._chance.random() < 0.3:
             return
+        await life.until_something_is_added(_PATIENCE_OF_A_DELETION)
+        if life.deleting or self._world.is_over:
+            return
         life.deleting = True
+        life.ended_at = asyncio.get_running_loop().time()
         self._world.note(f"{self.name} deletes {key}")
         server.accumulators.delete(key, life.incarnation)
         done = await self._ask(server.records.settle(), life, f"delete {key}")
@@ -168,20 +177,34 @@ class Client:
         chance, life = self._chance, call.life
         timeout = chance.choice([0.05, 0.5, 3.0])
         life.note_sent(call, self._world.epoch)
+        lender = Lender()
 
         async def serve() -> tuple[Any] | None:
             if call.kind == "take":
                 return await self._ask(accumulator.take(request, call.num_required, timeout), life, str(call), call)
             assert call.number is not None
-            given = opened(gradient_of(call.number, sparse=life.sparse))
+            gradient = gradient_of(call.number, sparse=life.sparse)
+            if call.number % 2:
+                return await add(opened(given_away(gradient)))
+            lent = lender.lend(gradient)
+            try:
+                return await add(lent.opening(accumulator, self._world.server.opener))
+            finally:
+                lent.close()
+
+        async def add(given: Any) -> tuple[Any] | None:
+            life.something_is_added()
             if call.kind == "apply":
                 work: Any = accumulator.apply(request, call.contribution, given)
             else:
                 work = accumulator.push_pull(request, call.contribution, given, call.num_required, timeout)
-            return await self._ask(work, life, str(call), call)
+            return await self._ask(work, life, str(call), call, lender)
 
         self._world.note(f"{call} at {call.contribution.local_step} on {life.key}, {'again' * call.is_answered}")
-        answer = await self._send(serve, str(call))
+        try:
+            answer = await self._send(serve, str(call))
+        finally:
+            lender.has_left = True
         if self._world.is_over:
             return
         if answer is not None:
@@ -213,12 +236,17 @@ class Client:
             self._world.note(f"{what}: no answer within {patience:g} s")
             return None
 
-    async def _ask(self, work: Any, life: Life, what: str, call: Call | None = None) -> tuple[Any] | None:
+    async def _ask(
+        self, work: Any, life: Life, what: str, call: Call | None = None, lender: Lender | None = None
+    ) -> tuple[Any] | None:
         """Returns what the server answers; None if that is an error which is allowed."""
         world = self._world
         try:
             return (await work,)
-        except (DeadlineExceededError, OutOfRangeError, AlreadyExistsError):
+        except (DeadlineExceededError, OutOfRangeError, AlreadyExistsError) as error:
+            now = asyncio.get_running_loop().time()
+            has_waited = isinstance(error, DeadlineExceededError) and life.ended_at is not None and now > life.ended_at
+            check(world.is_over or not has_waited, f"{what}: it waited on when {life.key} had been deleted")
             return None
         except ServiceError as error:
             if world.is_over:
@@ -228,5 +256,8 @@ class Client:
             is_old = isinstance(error, AbortedError) and call is not None and not life.must_remember(call, ID_WINDOW)
             is_full = isinstance(error, ResourceExhaustedError) and world.was_full
             has_failed = isinstance(error, UnavailableError) and world.server.failure is not None
-            check(is_gone or is_old or is_full or has_failed, f"{what}: {type(error).__name__}: {error}")
+            # Invalid is what a client that has left has written to its memory.
+            is_about_memory = isinstance(error, InvalidArgumentError) or getattr(error, "caller_left", False)
+            has_left = is_about_memory and lender is not None and lender.has_left
+            check(is_gone or is_old or is_full or has_failed or has_left, f"{what}: {type(error).__name__}: {error}")
             return None

@@ -1,5 +1,6 @@
 """Faults of accumulators that a simulated world must find."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,9 +8,11 @@ import pytest
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.durable.journal import FileJournal
 from gradserve_server.accumulators.events import StepSet
+from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory
 from gradserve_server.accumulators.ledger import Ledger
 from gradserve_server.accumulators.rounds import Rounds
+from gradserve_server.accumulators.summation import WorkerOrderSum
 from gradserve_server.accumulators.undelivered import UndeliveredAverages
 from gradserve_server.accumulators.under_way import CallsUnderWay
 from gradserve_server.accumulators.waiting import TakeQueue
@@ -19,6 +22,7 @@ from gradserve_server.state.files import store as store_module
 from gradserve_server.state.files.segments import Segments
 from gradserve_server.state.files.store import Change, StateStore
 from gradserve_server.state.id_window import IdWindow
+from gradserve_server.tensors.payload import Payload
 from tests.simulation.planting import Fault, without
 from tests.simulation.store import SimulatedStore
 
@@ -206,6 +210,56 @@ def forget_an_undelivered_average(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(UndeliveredAverages, "add", lambda self, average, calls: None)
 
 
+def let_others_into_a_closed_queue(patch: pytest.MonkeyPatch) -> None:
+    def append(self: Any, waiter: Any) -> None:
+        closed, self._closed = self._closed, None
+        real(self, waiter)
+        self._closed = closed
+
+    real: Any = TakeQueue.append
+    patch.setattr(TakeQueue, "append", append)
+
+
+def close_a_queue_without_a_word(patch: pytest.MonkeyPatch) -> None:
+    def close(self: Any, error: Exception) -> None:
+        self._waiters.clear()
+        real(self, error)
+
+    real: Any = TakeQueue.close
+    patch.setattr(TakeQueue, "close", close)
+
+
+def forget_the_readers_of_what_is_deleted(patch: pytest.MonkeyPatch) -> None:
+    def close(self: Any, error: Exception) -> None:
+        readings, self._readings = self._readings, {}
+        real(self, error)
+        self._readings = readings
+
+    real: Any = AverageHistory.close
+    patch.setattr(AverageHistory, "close", close)
+
+
+def count_what_its_caller_has_given_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Payload, "check_lender", lambda self: None)
+
+
+def hold_gradients_where_their_clients_have_them(patch: pytest.MonkeyPatch) -> None:
+    def stage(self: Any, gradient: Any, *args: Any) -> Any:
+        return real(self, replace(gradient, live=False), *args)
+
+    real: Any = WorkerOrderSum.stage
+    patch.setattr(WorkerOrderSum, "stage", stage)
+
+
+def give_memory_back_while_it_is_read(patch: pytest.MonkeyPatch) -> None:
+    def close(self: Any) -> None:
+        self._users = 0
+        real(self)
+
+    real: Any = Payload.close
+    patch.setattr(Payload, "close", close)
+
+
 FAULTS: dict[str, Fault] = {
     "forget to flush": forget_to_flush,
     "acknowledge before the commit": acknowledge_early,
@@ -230,4 +284,10 @@ FAULTS: dict[str, Fault] = {
     "believe that an old call is new": believe_that_an_old_call_is_new,
     "serve who has gone": serve_who_has_gone,
     "forget an average that was not delivered": forget_an_undelivered_average,
+    "let others into a closed queue": let_others_into_a_closed_queue,
+    "close a queue without a word": close_a_queue_without_a_word,
+    "forget the readers of what is deleted": forget_the_readers_of_what_is_deleted,
+    "count what its caller has given up": count_what_its_caller_has_given_up,
+    "hold gradients where their clients have them": hold_gradients_where_their_clients_have_them,
+    "give memory back while it is read": give_memory_back_while_it_is_read,
 }

@@ -47,6 +47,13 @@ def gradient_of(number: int, *, sparse: bool) -> Gradient:
     return Gradient({"who": who, "noise": _noise(number)})
 
 
+def given_away(gradient: Gradient) -> Gradient:
+    """Returns a copy, whose memory the accumulator may take over: it waits until the disk has that, before others."""
+    values: dict[str, Value] = dict(gradient.sparse)
+    values.update({name: value.copy() for name, value in gradient.dense.items()})
+    return Gradient(values, owned=True)
+
+
 def members_of(average: Average) -> dict[int, float]:
     """Returns how often each gradient is in a sum."""
     who = average.values["who"]

@@ -61,6 +61,7 @@ class Accumulators:
             life = self.lives[incarnation]
             check(not life.is_deleted, f"{life.key}: it was deleted, and is here again")
             life.deleting = False
+            life.ended_at = None
             life.is_promised = True
             life.recovered(accumulator, self.world.epoch)
             life.setting.clear()

@@ -1,5 +1,6 @@
 """What was sent, answered and seen, and what has to follow from it, whatever crashed."""
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +62,7 @@ class Life:
         is_promised: Whether its creation was answered.
         deleting: Whether somebody asked for its deletion.
         is_deleted: Whether that was answered.
+        ended_at: When the server deleted it, by the clock of the world; None if it has not in this epoch.
         averages: What was seen of each round: the bits and all else.
         where: The round in which each gradient was seen.
         setting: The steps that are being set.
@@ -86,6 +88,23 @@ class Life:
     round: int = 0
     kept: tuple[int, ...] = ()
     newest: Average | None = None
+    ended_at: float | None = None
+    waiting_for_additions: "list[asyncio.Future[None]]" = field(default_factory=list)
+
+    async def until_something_is_added(self, seconds: float) -> None:
+        """Returns while a gradient is being added, or after a while."""
+        begins: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting_for_additions.append(begins)
+        try:
+            await asyncio.wait([begins], timeout=seconds)
+        finally:
+            self.waiting_for_additions.remove(begins)
+
+    def something_is_added(self) -> None:
+        """Notes that a gradient is about to be added."""
+        for each in self.waiting_for_additions:
+            if not each.done():
+                each.set_result(None)
 
     def observe(self, accumulator: Accumulator, epoch: int) -> None:
         """Looks at everything that anybody could see now."""

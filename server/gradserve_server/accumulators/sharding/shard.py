@@ -10,7 +10,7 @@ from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.shard_journal import PartKey, ShardJournal
 from gradserve_server.accumulators.sharding.running_sum import RunningSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.errors import AbortedError, CallerGoneError, InvalidArgumentError, ServiceError
+from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError
 from gradserve_server.own_tasks import OwnTasks
 from gradserve_server.tensors.quotas import Account, Quota
 
@@ -151,7 +151,10 @@ class Shard:
             if under_way is not None:
                 try:
                     await asyncio.shield(under_way)
-                except CallerGoneError:  # the first caller: this one brings the gradient again
+                except AbortedError as error:
+                    if not error.caller_left:
+                        raise
+                    # The first caller, that is: this one brings the gradient again.
                     return await self.stage(
                         key, local_step, open_gradient, weight=weight, can_stage_again=can_stage_again, is_sum=is_sum
                     )

@@ -12,7 +12,6 @@ from google.rpc import error_details_pb2, status_pb2
 from gradserve_server.errors import (
     AbortedError,
     AlreadyExistsError,
-    CallerGoneError,
     DeadlineExceededError,
     InternalError,
     InvalidArgumentError,
@@ -38,7 +37,6 @@ STATUS_CODES: dict[type[ServiceError], grpc.StatusCode] = {
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
     UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
-    CallerGoneError: grpc.StatusCode.CANCELLED,
     InternalError: grpc.StatusCode.INTERNAL,
 }
 CODE_NAMES: dict[type[ServiceError], str] = {kind: code.name for kind, code in STATUS_CODES.items()}

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from gradserve.wire.frames import FrameError, FrameHeader, Segment, unpack_segments
 from gradserve_server.devices.gpu_sharing import SharedEvent, SharingError
-from gradserve_server.errors import CallerGoneError, InvalidArgumentError, ResourceExhaustedError
+from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.rpc.listeners.sockets.client_regions import ClientRegions
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
@@ -136,7 +136,7 @@ class PayloadReceiver:
             in_place: Whether what is on the GPU may stay there; otherwise it is copied to the host.
 
         Raises:
-            CallerGoneError: The client left before all of it was copied.
+            AbortedError: The client left before all of it was copied.
             InvalidArgumentError: The client's event does not tell.
             MemoryError, ResourceExhaustedError: There is no memory for copies.
         """
@@ -165,7 +165,7 @@ class PayloadReceiver:
         """Receives what follows the message of the latest call.
 
         Raises:
-            CallerGoneError: The client left before all that was to be copied of its memory was: a call that it gave up
+            AbortedError: The client left before all that was to be copied of its memory was: a call that it gave up
                 while the server was suspended must not be carried out with what is there now.
             EOFError, SilentError, TooSlowError, OSError: It did not come.
         """
@@ -174,7 +174,7 @@ class PayloadReceiver:
             reading = self._stream.read_into(own, None if self._arrival is None else self._arrival.advance)
             await self._context.in_flight.senders.receive(reading, self._stream.num_arrived)
         if self._is_copied and self._stream.has_left():
-            raise CallerGoneError("the caller left before its memory had been copied")
+            raise AbortedError("the caller left before its memory had been copied", caller_left=True)
 
     def _segment(self, place: Segment, own: NDArray[np.uint8]) -> PayloadSegment:
         if place.region:

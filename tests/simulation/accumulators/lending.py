@@ -1,0 +1,82 @@
+"""Gradients in the memory of their clients, who write to it again as soon as it is their own."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gradserve.wire.frames import aligned
+from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.given import GivenComponent, GivenDense, GivenGradient, GivenSparse, use_gradient
+from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices
+from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.tensors.opening import TensorOpener
+from gradserve_server.tensors.payload import Payload, PayloadSegment
+from gradserve_server.tensors.references import Reference
+from gradserve_server.tensors.spec import TensorSpec
+
+_SOMETHING_ELSE = 0xFF
+"""A byte of no number: whoever reads it gets what nobody has sent."""
+
+
+class Lender:
+    """A client that lends its memory for one call, which may arrive several times.
+
+    Attributes:
+        has_left: Whether the call has ended for it, with an answer or without.
+    """
+
+    def __init__(self) -> None:
+        self.has_left = False
+
+    def lend(self, gradient: Gradient) -> "Lent":
+        """Returns the gradient as a connection to the Unix socket has it when the call arrives."""
+        return Lent(self, gradient)
+
+
+class Lent:
+    """A gradient in memory that a client has lent.
+
+    Its client has it back when the call has been answered and nobody reads it any more; at once if it left before the
+    call arrived.
+    """
+
+    def __init__(self, lender: Lender, gradient: Gradient) -> None:
+        arrays: list[Array] = []
+        for value in gradient.values.values():
+            arrays += [value.indices, value.values] if isinstance(value, SparseSlices) else [value]
+        self._memory = np.zeros(sum(aligned(each.nbytes) for each in arrays), np.uint8)
+        self._end = 0
+        self._payload = Payload(
+            [PayloadSegment(0, self._memory, is_live=True)], None, self._returned, has_left=lambda: lender.has_left
+        )
+        self._given = GivenGradient(
+            [
+                GivenComponent(
+                    name,
+                    GivenSparse(self._placed(value.indices), self._placed(value.values))
+                    if isinstance(value, SparseSlices)
+                    else GivenDense(self._placed(value)),
+                )
+                for name, value in gradient.values.items()
+            ]
+        )
+        if lender.has_left:
+            self._returned()
+
+    def opening(self, accumulator: Accumulator, opener: TensorOpener) -> Callable[..., Awaitable[Any]]:
+        """Returns what opens the gradient for an accumulator."""
+        return partial(use_gradient, opener, InlineCompute(), accumulator.sum_spec, accumulator.place, self._given)
+
+    def close(self) -> None:
+        """Ends the call."""
+        self._payload.close()
+
+    def _placed(self, array: Array) -> Reference:
+        start, self._end = self._end, self._end + aligned(array.nbytes)
+        self._memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+        return self._payload.reference(TensorSpec(array.dtype, array.shape), start)
+
+    def _returned(self) -> None:
+        self._memory[:] = _SOMETHING_ELSE
