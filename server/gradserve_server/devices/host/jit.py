@@ -84,7 +84,7 @@ def argument_types(declared: str) -> tuple[Any, ...]:
 
 def _argument_type(argument: str) -> Any:
     name, bracket, axes = argument.removeprefix("const ").removesuffix("]").partition("[")
-    element = getattr(types, name)
+    element = types.boolean if name == "bool" else getattr(types, name)  # Numba 0.61 has the one name only
     if not bracket:
         return element
     return types.Array(element, int(axes or 1), "C", readonly=argument.startswith("const "))
