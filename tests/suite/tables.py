@@ -6,6 +6,7 @@ those that fail are reported together, by name. A case that is selected by itsel
 """
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -31,7 +32,7 @@ class Table(pytest.Item):
         table.own_markers = [mark for mark in first.own_markers if mark.name != "parametrize"]
         return table
 
-    def reportinfo(self) -> tuple[object, int | None, str]:
+    def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
         """Where the function is, for pytest."""
         path, line, _ = self._cases[0].reportinfo()
         return path, line, self._cases[0].location[2].partition("[")[0]

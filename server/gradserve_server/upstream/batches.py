@@ -71,8 +71,12 @@ class Batches(Generic[LeafT]):
         elif batch.timer is None:
             batch.timer = asyncio.get_running_loop().call_later(self._grace, self._flush_late, batch)
 
-    def close(self, error: ServiceError) -> list[LeafT]:
-        """Returns the gradients that wait, and forgets them; refuses those that come later with `error`."""
+    def close(self, error: ServiceError | None = None) -> list[LeafT]:
+        """Returns the gradients that wait, and forgets them.
+
+        Args:
+            error: Refuses those that come later; None if none can.
+        """
         self._closed = error
         waiting = [leaf for each in self._batches.values() for leaf in each.leaves]
         for each in self._batches.values():
