@@ -30,7 +30,7 @@ def within_descriptors(limits: LimitsConfig, num_addresses: int) -> LimitsConfig
         return limits
     was_given = "max_connections" in limits.model_fields_set
     _log.log(
-        logging.WARNING if was_given else logging.INFO,
+        logging.WARNING if was_given else logging.DEBUG,
         "max_connections is %d, not %d: this process may open %d files (ulimit -n)",
         allowed,
         limits.max_connections,

@@ -35,11 +35,11 @@ def test_without_a_limit_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert within_descriptors(limits, 1) is limits
 
 
-@pytest.mark.parametrize(("given", "level"), [({"max_connections": 5000}, logging.WARNING), ({}, logging.INFO)])
+@pytest.mark.parametrize(("given", "level"), [({"max_connections": 5000}, logging.WARNING), ({}, logging.DEBUG)])
 def test_what_was_asked_for_and_cannot_be_had_is_a_warning(
     few_descriptors: int, caplog: pytest.LogCaptureFixture, given: Any, level: int
 ) -> None:
-    with caplog.at_level(logging.INFO, descriptors.__name__):
+    with caplog.at_level(logging.DEBUG, descriptors.__name__):
         within_descriptors(LimitsConfig(**given), 1)
     (record,) = caplog.records
     assert record.levelno == level
