@@ -67,7 +67,7 @@ def over_http(local: LocalServer, values: Sequence[str]) -> int:
     return status
 
 
-@pytest.mark.parametrize("value", GOOD)
+@pytest.mark.parametrize("value", GOOD, ids=["as usual", "in lower case", "in upper case, with spaces"])
 def test_a_token_is_known(local: LocalServer, value: str) -> None:
     assert (over_grpc(local, [value]), over_http(local, [value])) == ("OK", 200)
 
