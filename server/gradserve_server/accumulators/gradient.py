@@ -1,6 +1,6 @@
 """Gradients and averages: what goes into an accumulator, and what comes out."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -133,6 +133,14 @@ class Gradient:
                     sparse += value.nbytes
             found = self.__dict__["_found_sizes"] = (total, sparse)
         return found
+
+
+def sum_of_weights(weights: Iterable[float]) -> float:
+    """Returns the sum of weights, added from left to right, as a round adds the weights of its gradients one by one."""
+    total = 0.0
+    for weight in weights:  # since Python 3.12, sum() compensates for rounding, and has other bits
+        total += weight
+    return total
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from gradserve_server.accumulators.dense import DenseSums
-from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, SparseSlices, Value
+from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, SparseSlices, Value, sum_of_weights
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.sparse_sums import SparseSums
 from gradserve_server.accumulators.spec import AccumulatorSpec, Reduction
@@ -257,7 +257,7 @@ class WorkerOrderSum:
         """
         held = sorted(self._held, key=lambda held: _worker_order(held[0]))
         # In this order, too: the sum of weights depends on it.
-        total_weight = sum([contribution.weight for contribution, _ in held])
+        total_weight = sum_of_weights([contribution.weight for contribution, _ in held])
         sparse = SparseSums(self._spec)
         for contribution, gradient in held:
             for commit in sparse.stage(gradient, contribution.factor):

@@ -1,6 +1,7 @@
 """A sharded accumulator computes the same bits as a whole one, on however many servers it is."""
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 
 import gradserve
 from gradserve import DenseSpec, IndexedSlices, SparseSpec
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.wire.dtypes import parse_dtype
+from gradserve_server.rpc.accumulators.gradients import decode_gradient
+from gradserve_server.tensors.payload import NO_PAYLOAD
 from tests.cluster.servers import addresses_of, running_cluster
 from tests.cluster.sharding.clients import small_pieces
 
@@ -90,3 +94,29 @@ def test_averages_in_order_of_arrival_are_those_of_one_server(client: gradserve.
         taken, expected = net.take_grad(4), whole.take_grad(4)
     assert _bits(taken) == _bits(expected)
     assert taken.total_weight == expected.total_weight == sum(WEIGHTS)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_weights_are_added_from_left_to_right(client: gradserve.Client, deterministic: bool) -> None:
+    """As a round does it, one by one: sum() compensates since Python 3.12, and math.fsum always does."""
+    weights = (0.1, 0.2, 0.3)
+    total = (0.1 + 0.2) + 0.3
+    assert total != math.fsum(weights), "the weights tell the sums apart"
+    values = np.random.default_rng(3).standard_normal((11, 3))
+    is_sharded = True if len(client.address.split(",")) > 1 else None
+    acc = client.gradient_accumulator({"w": values}, sharded=is_sharded, deterministic=deterministic)
+    expected = np.zeros_like(values)
+    for number, weight in enumerate(weights):
+        acc.apply_grad({"w": values * (number + 1)}, weight=weight, worker_id=str(number))
+        expected += values * (number + 1) * weight
+    average = acc.take_grad(len(weights))
+    assert average.total_weight == total
+    assert average["w"].tobytes() == (expected / total).tobytes()
+
+
+def test_a_sum_weighs_what_its_gradients_weigh_one_by_one() -> None:
+    request = messages_pb2.ApplyGradientRequest()
+    for weight in (0.1, 0.2, 0.3):
+        request.sum_of.add(weight=weight)
+    _, contribution, _ = decode_gradient(request, NO_PAYLOAD)
+    assert contribution.weight == (0.1 + 0.2) + 0.3

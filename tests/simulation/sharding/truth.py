@@ -1,8 +1,9 @@
 """What was sent, decided and answered, and what has to follow from it, whatever failed."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -147,5 +148,5 @@ def expected_average(numbers: Sequence[int], weights: Sequence[float], name: str
         term = gradient_of(number)[name] * np.float32(weight)
         total = term if total is None else total + term
     assert total is not None
-    mean: NDArray[Any] = total / np.float32(sum(weights))
+    mean: NDArray[Any] = total / np.float32(reduce(operator.add, weights))
     return mean

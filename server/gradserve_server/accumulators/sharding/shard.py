@@ -4,7 +4,15 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient, RoundParts, drop
+from gradserve_server.accumulators.gradient import (
+    Average,
+    Contribution,
+    Gradient,
+    OpenGradient,
+    RoundParts,
+    drop,
+    sum_of_weights,
+)
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.shard_journal import PartKey, ShardJournal
@@ -312,7 +320,7 @@ class Shard:
                 for part, contribution in zip(held, contributions.values(), strict=True):
                     await total.add_of(part.sum, contribution)
                     await total.finish()
-            values = await total.commit_average(await total.stage_average(sum(parts.weights)))
+            values = await total.commit_average(await total.stage_average(sum_of_weights(parts.weights)))
         finally:
             total.close()
         self._check_open()

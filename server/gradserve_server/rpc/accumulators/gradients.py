@@ -8,7 +8,7 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
 from gradserve.wire.dtypes import to_data_type
 from gradserve_server.accumulators.given import GivenComponent, GivenDense, GivenGradient, GivenSparse
-from gradserve_server.accumulators.gradient import Contribution, Summand
+from gradserve_server.accumulators.gradient import Contribution, Summand, sum_of_weights
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.shard_journal import PartKey
 from gradserve_server.accumulators.sharding.part_ids import part_id
@@ -185,7 +185,7 @@ def _contribution(request: GradientRequest, user: Identity) -> Contribution:
     sum_of = _summands(request, user) if request.sum_of else ()
     return Contribution(
         local_step=_NEVER_OVER if is_again else request.local_step,
-        weight=sum([each.weight for each in sum_of]) if sum_of else weight_of(request),
+        weight=sum_of_weights([each.weight for each in sum_of]) if sum_of else weight_of(request),
         worker_id=request.worker_id,
         sequence=request.request_id.sequence,
         sum_of=sum_of,
