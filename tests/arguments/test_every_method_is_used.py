@@ -31,7 +31,7 @@ class CalledMethods:
 
 ON_SOCKETS = {"StoreTensors", "ReadTensors", "IssueTicket"}
 """The methods that only clients of sockets use."""
-IN_CLUSTERS = {"StageGradient", "ReduceGradients"}
+IN_CLUSTERS = {"StageGradient", "ReduceGradients", "EndEpoch", "ForgetGradients"}
 """The methods that only clients of several servers use."""
 
 

@@ -29,6 +29,8 @@ WITH_COMPONENTS = {
     "ReadAverage",
     "ReduceGradients",
     "StageGradient",
+    "EndEpoch",
+    "ForgetGradients",
     "PushPull",
     "PutTensors",
     "StoreTensors",

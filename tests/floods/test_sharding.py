@@ -61,3 +61,12 @@ async def test_a_round_of_many_gradients(member: Servicers) -> None:
         "ReduceGradients", messages_pb2.ReduceGradientsRequest(accumulator=ref("a"), average=average)
     )
     assert len(reduced.message.average.components) == 1
+
+
+async def test_the_end_of_an_epoch_with_many_gradients(member: Servicers) -> None:
+    average = await staged(member, ["w"], range(PARTS // 4))
+    ended = await member.call("EndEpoch", messages_pb2.EndEpochRequest(accumulator=ref("a")))
+    assert len(ended.part_ids) == PARTS // 4
+    home = average.parts.home_incarnation
+    told = messages_pb2.ForgetGradientsRequest(accumulator=ref("a"), home_incarnation=home, epoch=ended.epoch)
+    assert (await member.call("ForgetGradients", told)).num_forgotten == 0, "they have no epoch, and are new"

@@ -61,14 +61,17 @@ class OpenCalls:
             found = [*self._open.get(accumulator, ()), *self._failed.get(accumulator, ())]
         return sorted([each.sequence for each in found if each.client_id == call.client_id and each < call])
 
-    def opened(self, accumulator: AccumulatorKey, new_call: Callable[[], CallId]) -> AbstractContextManager[CallId]:
+    def opened(
+        self, accumulator: AccumulatorKey, new_call: Callable[[], CallId], *, may_come_again: bool = True
+    ) -> AbstractContextManager[CallId]:
         """Lists a call as open while the block waits for its average, and after an error that permits a retry.
 
         Args:
             accumulator: Its accumulator.
             new_call: Returns the id of the call, which the block gets.
+            may_come_again: False if nobody will make the call again, whatever its error permits.
         """
-        return _Opened(self, accumulator, new_call)
+        return _Opened(self, accumulator, new_call, may_come_again=may_come_again)
 
     def begin(self, accumulator: AccumulatorKey, call: CallId) -> None:
         """Lists a call as open; `end` must follow."""
@@ -125,10 +128,13 @@ class OpenCalls:
 class _Opened(AbstractContextManager[CallId]):
     """Lists a call as open for the length of a block."""
 
-    def __init__(self, calls: OpenCalls, accumulator: AccumulatorKey, new_call: Callable[[], CallId]) -> None:
+    def __init__(
+        self, calls: OpenCalls, accumulator: AccumulatorKey, new_call: Callable[[], CallId], *, may_come_again: bool
+    ) -> None:
         self._calls = calls
         self._accumulator = accumulator
         self._new_call = new_call
+        self._may_come_again = may_come_again
 
     def __enter__(self) -> CallId:
         with self._calls.numbering:
@@ -137,4 +143,4 @@ class _Opened(AbstractContextManager[CallId]):
         return self._call
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        self._calls.end(self._accumulator, self._call, error)
+        self._calls.end(self._accumulator, self._call, error if self._may_come_again else None)

@@ -81,7 +81,7 @@ class DeleteAccumulatorResponse(_message.Message):
     def __init__(self, deleted: bool = ..., home_incarnation: _Optional[str] = ...) -> None: ...
 
 class ApplyGradientRequest(_message.Message):
-    __slots__ = ("accumulator", "request_id", "local_step", "gradient", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents", "sum_of")
+    __slots__ = ("accumulator", "request_id", "local_step", "gradient", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents", "sum_of", "epoch")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class ApplyGradientRequest(_message.Message):
     ACCEPTED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     UNREAD_CONTENTS_FIELD_NUMBER: _ClassVar[int]
     SUM_OF_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -102,7 +103,8 @@ class ApplyGradientRequest(_message.Message):
     accepted_before: bool
     unread_contents: bool
     sum_of: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.Summand]
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ..., unread_contents: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ..., unread_contents: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ApplyGradientResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "global_step", "num_accumulated", "round", "num_rounds")
@@ -143,16 +145,18 @@ class TakeGradientResponse(_message.Message):
     def __init__(self, average: _Optional[_Union[_accumulator_pb2.Average, _Mapping]] = ..., duplicate: bool = ...) -> None: ...
 
 class ReadAverageRequest(_message.Message):
-    __slots__ = ("accumulator", "step", "placement", "timeout")
+    __slots__ = ("accumulator", "step", "placement", "timeout", "request_id")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     step: int
     placement: _tensor_pb2.Placement
     timeout: _duration_pb2.Duration
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., step: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    request_id: _accumulator_pb2.RequestId
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., step: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ...) -> None: ...
 
 class ReadAverageResponse(_message.Message):
     __slots__ = ("average",)
@@ -161,7 +165,7 @@ class ReadAverageResponse(_message.Message):
     def __init__(self, average: _Optional[_Union[_accumulator_pb2.Average, _Mapping]] = ...) -> None: ...
 
 class PushPullRequest(_message.Message):
-    __slots__ = ("accumulator", "request_id", "local_step", "unread_contents", "gradient", "weight", "worker_id", "release_handles", "num_required", "placement", "timeout", "one_per_worker", "sum_of")
+    __slots__ = ("accumulator", "request_id", "local_step", "unread_contents", "gradient", "weight", "worker_id", "release_handles", "num_required", "placement", "timeout", "one_per_worker", "sum_of", "epoch")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +179,7 @@ class PushPullRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     ONE_PER_WORKER_FIELD_NUMBER: _ClassVar[int]
     SUM_OF_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -188,7 +193,8 @@ class PushPullRequest(_message.Message):
     timeout: _duration_pb2.Duration
     one_per_worker: bool
     sum_of: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.Summand]
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., unread_contents: bool = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., num_required: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., one_per_worker: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., unread_contents: bool = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., num_required: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., one_per_worker: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class PushPullResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "average", "global_step")
@@ -209,12 +215,46 @@ class GetNumAccumulatedRequest(_message.Message):
     def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ...) -> None: ...
 
 class GetNumAccumulatedResponse(_message.Message):
-    __slots__ = ("num_accumulated", "num_rounds")
+    __slots__ = ("num_accumulated", "epoch", "num_rounds")
     NUM_ACCUMULATED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     num_accumulated: int
+    epoch: int
     num_rounds: int
-    def __init__(self, num_accumulated: _Optional[int] = ..., num_rounds: _Optional[int] = ...) -> None: ...
+    def __init__(self, num_accumulated: _Optional[int] = ..., epoch: _Optional[int] = ..., num_rounds: _Optional[int] = ...) -> None: ...
+
+class EndEpochRequest(_message.Message):
+    __slots__ = ("accumulator",)
+    ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
+    accumulator: _accumulator_pb2.AccumulatorRef
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ...) -> None: ...
+
+class EndEpochResponse(_message.Message):
+    __slots__ = ("epoch", "part_ids")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PART_IDS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    part_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, epoch: _Optional[int] = ..., part_ids: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ForgetGradientsRequest(_message.Message):
+    __slots__ = ("accumulator", "home_incarnation", "epoch", "part_ids")
+    ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
+    HOME_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PART_IDS_FIELD_NUMBER: _ClassVar[int]
+    accumulator: _accumulator_pb2.AccumulatorRef
+    home_incarnation: str
+    epoch: int
+    part_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., home_incarnation: _Optional[str] = ..., epoch: _Optional[int] = ..., part_ids: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ForgetGradientsResponse(_message.Message):
+    __slots__ = ("num_forgotten",)
+    NUM_FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    num_forgotten: int
+    def __init__(self, num_forgotten: _Optional[int] = ...) -> None: ...
 
 class SetGlobalStepRequest(_message.Message):
     __slots__ = ("accumulator", "global_step")
@@ -229,7 +269,7 @@ class SetGlobalStepResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class StageGradientRequest(_message.Message):
-    __slots__ = ("accumulator", "request_id", "home_incarnation", "local_step", "gradient", "release_handles", "weight", "can_stage_again", "is_sum")
+    __slots__ = ("accumulator", "request_id", "home_incarnation", "local_step", "gradient", "release_handles", "weight", "can_stage_again", "is_sum", "epoch", "withdrawn")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     HOME_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -239,6 +279,8 @@ class StageGradientRequest(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     CAN_STAGE_AGAIN_FIELD_NUMBER: _ClassVar[int]
     IS_SUM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     request_id: _accumulator_pb2.RequestId
     home_incarnation: str
@@ -248,13 +290,17 @@ class StageGradientRequest(_message.Message):
     weight: float
     can_stage_again: bool
     is_sum: bool
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., home_incarnation: _Optional[str] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., release_handles: bool = ..., weight: _Optional[float] = ..., can_stage_again: bool = ..., is_sum: bool = ...) -> None: ...
+    epoch: int
+    withdrawn: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., home_incarnation: _Optional[str] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., release_handles: bool = ..., weight: _Optional[float] = ..., can_stage_again: bool = ..., is_sum: bool = ..., epoch: _Optional[int] = ..., withdrawn: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StageGradientResponse(_message.Message):
-    __slots__ = ("duplicate",)
+    __slots__ = ("duplicate", "has_old_gradients")
     DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    HAS_OLD_GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     duplicate: bool
-    def __init__(self, duplicate: bool = ...) -> None: ...
+    has_old_gradients: bool
+    def __init__(self, duplicate: bool = ..., has_old_gradients: bool = ...) -> None: ...
 
 class ReduceGradientsRequest(_message.Message):
     __slots__ = ("accumulator", "average", "placement")

@@ -129,7 +129,7 @@ class AccumulatorRef(_message.Message):
     def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., server_incarnation: _Optional[str] = ..., member: _Optional[str] = ...) -> None: ...
 
 class AccumulatorInfo(_message.Message):
-    __slots__ = ("accumulator", "spec", "global_step", "num_accumulated", "num_waiting", "num_bytes", "worker_ids", "kept_steps", "is_private", "idle_lease", "server_incarnation")
+    __slots__ = ("accumulator", "spec", "global_step", "num_accumulated", "num_waiting", "num_bytes", "worker_ids", "kept_steps", "is_private", "idle_lease", "server_incarnation", "epoch")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,7 @@ class AccumulatorInfo(_message.Message):
     IS_PRIVATE_FIELD_NUMBER: _ClassVar[int]
     IDLE_LEASE_FIELD_NUMBER: _ClassVar[int]
     SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     accumulator: AccumulatorRef
     spec: AccumulatorSpec
     global_step: int
@@ -152,7 +153,8 @@ class AccumulatorInfo(_message.Message):
     is_private: bool
     idle_lease: _duration_pb2.Duration
     server_incarnation: str
-    def __init__(self, accumulator: _Optional[_Union[AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[AccumulatorSpec, _Mapping]] = ..., global_step: _Optional[int] = ..., num_accumulated: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., kept_steps: _Optional[_Iterable[int]] = ..., is_private: bool = ..., idle_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., server_incarnation: _Optional[str] = ...) -> None: ...
+    epoch: int
+    def __init__(self, accumulator: _Optional[_Union[AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[AccumulatorSpec, _Mapping]] = ..., global_step: _Optional[int] = ..., num_accumulated: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., kept_steps: _Optional[_Iterable[int]] = ..., is_private: bool = ..., idle_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., server_incarnation: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ComponentGradient(_message.Message):
     __slots__ = ("name", "dense", "sparse")
@@ -219,17 +221,21 @@ class Average(_message.Message):
     def __init__(self, components: _Optional[_Iterable[_Union[ComponentGradient, _Mapping]]] = ..., step: _Optional[int] = ..., num_gradients: _Optional[int] = ..., total_weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ..., round: _Optional[int] = ..., parts: _Optional[_Union[RoundParts, _Mapping]] = ...) -> None: ...
 
 class RoundParts(_message.Message):
-    __slots__ = ("home_incarnation", "part_ids", "weights", "oldest_round", "oldest_step", "sums")
+    __slots__ = ("home_incarnation", "part_ids", "weights", "oldest_round", "oldest_step", "sums", "epoch", "oldest_epoch")
     HOME_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PART_IDS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_ROUND_FIELD_NUMBER: _ClassVar[int]
     OLDEST_STEP_FIELD_NUMBER: _ClassVar[int]
     SUMS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     home_incarnation: str
     part_ids: _containers.RepeatedScalarFieldContainer[bytes]
     weights: _containers.RepeatedScalarFieldContainer[float]
     oldest_round: int
     oldest_step: int
     sums: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, home_incarnation: _Optional[str] = ..., part_ids: _Optional[_Iterable[bytes]] = ..., weights: _Optional[_Iterable[float]] = ..., oldest_round: _Optional[int] = ..., oldest_step: _Optional[int] = ..., sums: _Optional[_Iterable[int]] = ...) -> None: ...
+    epoch: int
+    oldest_epoch: int
+    def __init__(self, home_incarnation: _Optional[str] = ..., part_ids: _Optional[_Iterable[bytes]] = ..., weights: _Optional[_Iterable[float]] = ..., oldest_round: _Optional[int] = ..., oldest_step: _Optional[int] = ..., sums: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ..., oldest_epoch: _Optional[int] = ...) -> None: ...

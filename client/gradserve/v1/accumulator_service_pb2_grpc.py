@@ -124,6 +124,16 @@ class AccumulatorServiceStub(object):
                 request_serializer=gradserve_dot_v1_dot_accumulator__messages__pb2.SetGlobalStepRequest.SerializeToString,
                 response_deserializer=gradserve_dot_v1_dot_accumulator__messages__pb2.SetGlobalStepResponse.FromString,
                 _registered_method=True)
+        self.EndEpoch = channel.unary_unary(
+                '/gradserve.v1.AccumulatorService/EndEpoch',
+                request_serializer=gradserve_dot_v1_dot_accumulator__messages__pb2.EndEpochRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_accumulator__messages__pb2.EndEpochResponse.FromString,
+                _registered_method=True)
+        self.ForgetGradients = channel.unary_unary(
+                '/gradserve.v1.AccumulatorService/ForgetGradients',
+                request_serializer=gradserve_dot_v1_dot_accumulator__messages__pb2.ForgetGradientsRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_accumulator__messages__pb2.ForgetGradientsResponse.FromString,
+                _registered_method=True)
         self.StageGradient = channel.unary_unary(
                 '/gradserve.v1.AccumulatorService/StageGradient',
                 request_serializer=gradserve_dot_v1_dot_accumulator__messages__pb2.StageGradientRequest.SerializeToString,
@@ -310,8 +320,38 @@ class AccumulatorServiceServicer(object):
     def SetGlobalStep(self, request, context):
         """Sets global_step, possibly to a smaller value. Gradients in the round stay
         in it. Setting the same value again has no further effect, so a prompt
-        retry is safe. A reader that waits for a step that is not after the new one
+        retry is safe. Begins another epoch; see AccumulatorInfo.epoch. A reader that waits for a step that is not after the new one
         ends with OUT_OF_RANGE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndEpoch(self, request, context):
+        """Ends the epoch of a sharded accumulator at its home, and says which gradients
+        count: of those that were staged before, no others ever will. Who has staged
+        a gradient and not made its call yet stages it again; see
+        ApplyGradientRequest.epoch. For servers that run out of memory, and for those
+        that hold gradients of clients that have ended; see ForgetGradients.
+
+        Blocking: never waits for other workers.
+        Retry: safe; ends another epoch.
+
+        INVALID_ARGUMENT: the accumulator is not sharded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetGradients(self, request, context):
+        """Forgets the gradients of a sharded accumulator that were staged in earlier
+        epochs and do not count, as its home has answered to EndEpoch. Those that
+        were staged without an epoch, and have no call yet, get client_lease for it.
+
+        Retry: safe.
+
+        INVALID_ARGUMENT: the accumulator is not sharded. NOT_FOUND, ABORTED: as for
+        StageGradient.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -410,6 +450,16 @@ def add_AccumulatorServiceServicer_to_server(servicer, server):
                     servicer.SetGlobalStep,
                     request_deserializer=gradserve_dot_v1_dot_accumulator__messages__pb2.SetGlobalStepRequest.FromString,
                     response_serializer=gradserve_dot_v1_dot_accumulator__messages__pb2.SetGlobalStepResponse.SerializeToString,
+            ),
+            'EndEpoch': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndEpoch,
+                    request_deserializer=gradserve_dot_v1_dot_accumulator__messages__pb2.EndEpochRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_accumulator__messages__pb2.EndEpochResponse.SerializeToString,
+            ),
+            'ForgetGradients': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetGradients,
+                    request_deserializer=gradserve_dot_v1_dot_accumulator__messages__pb2.ForgetGradientsRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_accumulator__messages__pb2.ForgetGradientsResponse.SerializeToString,
             ),
             'StageGradient': grpc.unary_unary_rpc_method_handler(
                     servicer.StageGradient,
@@ -732,6 +782,60 @@ class AccumulatorService(object):
             '/gradserve.v1.AccumulatorService/SetGlobalStep',
             gradserve_dot_v1_dot_accumulator__messages__pb2.SetGlobalStepRequest.SerializeToString,
             gradserve_dot_v1_dot_accumulator__messages__pb2.SetGlobalStepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndEpoch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradserve.v1.AccumulatorService/EndEpoch',
+            gradserve_dot_v1_dot_accumulator__messages__pb2.EndEpochRequest.SerializeToString,
+            gradserve_dot_v1_dot_accumulator__messages__pb2.EndEpochResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetGradients(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradserve.v1.AccumulatorService/ForgetGradients',
+            gradserve_dot_v1_dot_accumulator__messages__pb2.ForgetGradientsRequest.SerializeToString,
+            gradserve_dot_v1_dot_accumulator__messages__pb2.ForgetGradientsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,7 +15,7 @@ from gradserve_server.accumulators.ledger import Ledger, Taken
 from gradserve_server.accumulators.member_bytes import MemberBytes
 from gradserve_server.accumulators.observer import AccumulatorObserver
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.results import AccumulatorState, Applied
+from gradserve_server.accumulators.results import AccumulatorState, Applied, Outcome
 from gradserve_server.accumulators.round_gate import RoundGate
 from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.rounds import Rounds
@@ -25,9 +25,12 @@ from gradserve_server.accumulators.under_way import CallsUnderWay
 from gradserve_server.accumulators.waiting import TakeQueue, Waiter
 from gradserve_server.accumulators.waits import Waits
 from gradserve_server.eager import Begun
-from gradserve_server.errors import AbortedError, ServiceError
+from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ServiceError
 from gradserve_server.own_tasks import OwnTasks
 from gradserve_server.tensors.quotas import Quota
+
+NOT_COUNTED_FIELD = "worker_id"
+"""The field of the error of a push_pull that has waited in vain, and whose own gradient is not in the round."""
 
 
 class Accumulator:
@@ -132,6 +135,7 @@ class Accumulator:
         rounds = self._ledger.rounds
         return AccumulatorState(
             global_step=rounds.global_step,
+            epoch=rounds.epoch,
             num_accumulated=rounds.num_accumulated,
             num_waiting=len(self.queue),
             num_bytes=self.num_bytes,
@@ -168,17 +172,17 @@ class Accumulator:
                 raise call.other_content()
             if taken is not None:
                 assert isinstance(taken, Taken), "gradients are refused above"
-                return self._averages.of_round(taken.round), True
+                return self._answer(self._averages.of_round(taken.round)), True
             if first is not None:
                 assert isinstance(first, Waiter), "gradients are refused above"
-                return await self._waits.until_answered(first, timeout, self._gave_up), True
+                return self._answer(await self._waits.until_answered(first, timeout, self._gave_up)), True
             waiter = Waiter(num_required, call=call)
             self.queue.append(waiter)
             self._changes.serve_takers()
             if not waiter.answer.done():
                 self._under_way.begin(call, waiter)
                 waiter.answer.add_done_callback(lambda _: self._under_way.end(call, waiter))
-            return await self._waits.until_answered(waiter, timeout, self._gave_up), False
+            return self._answer(await self._waits.until_answered(waiter, timeout, self._gave_up)), False
 
     async def push_pull(
         self,
@@ -206,7 +210,8 @@ class Accumulator:
             whether the call was a duplicate.
 
         Raises:
-            ServiceError: See `apply` and `take`. If the wait fails, the gradient stays in the round.
+            ServiceError: See `apply` and `take`. If the wait fails, the gradient stays in the round. The field
+                "worker_id" of DeadlineExceededError says that it is not there, as another one of its worker is.
         """
         check_num_required(num_required)
         with self._waiter_quota.hold():
@@ -216,32 +221,62 @@ class Accumulator:
                     call, contribution, open_gradient, pull=waiter, one_per_worker=one_per_worker
                 )
                 if applied.round is None:
-                    return applied, self._averages.history.newest(), duplicate
+                    newest = self._averages.history.newest()
+                    if newest is not None:
+                        self._averages.hold(newest, call)
+                        newest = self._answer(newest)
+                    return applied, newest, duplicate
                 if duplicate:
                     if applied.round.step is not None:
-                        return applied, self._averages.of_round(applied.round), duplicate
+                        return applied, self._answer(self._averages.of_round(applied.round)), duplicate
                     self._changes.check_open()
                     waiter.round = applied.round
                     self.queue.append(waiter)
                     self._changes.serve_takers()
-                return applied, await self._waits.until_answered(waiter, timeout, self._gave_up), duplicate
+                try:
+                    average = await self._waits.until_answered(waiter, timeout, self._gave_up)
+                except DeadlineExceededError as error:
+                    if applied.outcome is Outcome.ALREADY_COUNTED:
+                        error.field = NOT_COUNTED_FIELD
+                    raise
+                return applied, self._answer(average), duplicate
             finally:
                 self._waits.leave(waiter, self._gave_up)
 
-    async def read_average(self, step: int | None, timeout: float | None) -> Average:
+    async def read_average(self, step: int | None, timeout: float | None, call: RequestId | None = None) -> Average:
         """Waits for the average of the round that leads to `step`; returns the newest one for None.
+
+        Args:
+            step: The step.
+            timeout: Seconds to wait; None for no limit.
+            call: The id of the call, if it has one: the average of a sharded accumulator is kept for it, as for a take.
 
         Raises:
             OutOfRangeError: The average is not kept, or no round led to that step.
             DeadlineExceededError: No round led there within `timeout` seconds.
         """
         self._changes.check_open()
+        if call is not None:
+            self._averages.acknowledge(call)
         with self._waiter_quota.hold():
-            return await self._waits.until_read(self._averages.history, step, timeout)
+            average = await self._waits.until_read(self._averages.history, step, timeout)
+            while not self._averages.hold(average, call):  # so many rounds have ended since it was there
+                average = await self._waits.until_read(self._averages.history, step, timeout)
+            return self._answer(average)
 
     async def set_global_step(self, step: int) -> None:
         """Sets the step; gradients in the round stay in it."""
         await self._changes.set_global_step(step)
+
+    async def end_epoch(self) -> tuple[int, list[str]]:
+        """Begins another epoch; returns it, and the gradients that count: those that were staged before, and no others.
+
+        Raises:
+            InvalidArgumentError: The accumulator is not sharded.
+        """
+        if not self.spec.num_shards:
+            raise InvalidArgumentError(f"accumulator {self.name!r} is not sharded", field="accumulator.name")
+        return await self._changes.end_epoch()
 
     def close(self, error: ServiceError) -> None:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
@@ -343,6 +378,9 @@ class Accumulator:
         if call is not None:
             self._averages.acknowledge(call)
         return known
+
+    def _answer(self, average: Average) -> Average:
+        return self._averages.answered(average, self._ledger.rounds)
 
     def _gave_up(self, waiter: Waiter) -> None:
         # At once, not in a callback: the same call may arrive again in this turn of the loop.

@@ -59,6 +59,20 @@ def check_num_required(num_required: int) -> None:
         )
 
 
+def check_epoch(contribution: Contribution, epoch: int) -> None:
+    """Checks that a gradient counts in the epoch in which it was staged: servers may have forgotten others.
+
+    Raises:
+        AbortedError: Another epoch has begun since.
+    """
+    if contribution.epoch not in (None, epoch):
+        raise AbortedError(
+            f"expected a gradient that was staged in epoch {epoch}, got one of epoch {contribution.epoch}: stage it "
+            "again",
+            field="epoch",
+        )
+
+
 def not_as_a_sum(reason: str) -> AbortedError:
     """Returns the error for a sum of gradients that do not all count: they can come one by one."""
     return AbortedError(f"{reason}: send the gradients of the sum one by one", field="sum_of")

@@ -9,7 +9,7 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.kept_bytes import KeptBytes
 from gradserve_server.accumulators.places.average_copies import AverageCopies
 from gradserve_server.accumulators.rounds import Round, Rounds
-from gradserve_server.accumulators.sharding.decision import Decision
+from gradserve_server.accumulators.sharding.decision import Decision, as_of_now
 from gradserve_server.accumulators.undelivered import UndeliveredAverages
 from gradserve_server.errors import AbortedError
 from gradserve_server.leases.turn import Turn
@@ -77,11 +77,35 @@ class KeptAverages:
     def of_current(self, rounds: Rounds, values: Mapping[str, Value]) -> Average:
         """Returns the average of the round that is about to end, which is not kept yet."""
         average = average_of_current(rounds, values, self._copies.host_copy(values))
-        if self._decision is None:
+        return average if self._decision is None else replace(average, parts=self._decision.parts(rounds))
+
+    @property
+    def all_kept(self) -> list[Average]:
+        """The averages that are kept, for readers and for calls; some of them twice."""
+        return [*self.history.all_kept, *self._undelivered.averages]
+
+    def answered(self, average: Average, rounds: Rounds) -> Average:
+        """Returns an average as an answer of now: of a sharded accumulator, with what servers may forget."""
+        if average.parts is None:
             return average
-        return replace(
-            average, parts=self._decision.parts(rounds, [*self.history.staying, *self._undelivered.averages])
-        )
+        return replace(average, parts=as_of_now(average.parts, rounds, self.all_kept))
+
+    def hold(self, average: Average, call: RequestId | None) -> bool:
+        """Keeps the average that a call reads until a later call of its client, if servers have yet to compute it.
+
+        Returns:
+            False if it is no longer kept: servers may have forgotten it.
+        """
+        if average.parts is None:
+            return True
+        number = average.round_number
+        if self.history.of_round(number) is None and self._undelivered.get(number) is None:
+            return False
+        if call is not None:
+            self._undelivered.add(average, [call])
+            self._settle()
+            self._ask_for_expiry()
+        return True
 
     async def keep_again(self, average: Average, answered: Sequence[RequestId]) -> None:
         """Keeps an average that was there before, whose values are on the host.

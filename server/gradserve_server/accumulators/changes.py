@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from gradserve_server.accumulators.arguments import not_as_a_sum
+from gradserve_server.accumulators.arguments import check_epoch, not_as_a_sum
 from gradserve_server.accumulators.averages import KeptAverages
 from gradserve_server.accumulators.events import GradientAnswered, RoundEnded, StepSet
 from gradserve_server.accumulators.gradient import Contribution, Gradient
@@ -127,6 +127,10 @@ class RoundChanges:
         """Sets the step, even if the caller goes away; gradients in the round stay in it."""
         await self._tasks.finish(self._exclusively(self._set_global_step, step))
 
+    async def end_epoch(self) -> tuple[int, list[str]]:
+        """Begins another epoch; returns it, and the ids of the gradients in the current round and in kept ones."""
+        return await self._tasks.finish(self._exclusively(self._end_epoch))
+
     async def forget_overdue(self, call: RequestId | None) -> None:
         """Forgets what is no longer needed once a call has arrived, by events of their own."""
         try:
@@ -195,6 +199,13 @@ class RoundChanges:
         self._ledger.replay(event)
         self._averages.history.step_set(step)
 
+    async def _end_epoch(self) -> tuple[int, list[str]]:
+        rounds = self._ledger.rounds
+        await self._set_global_step(rounds.global_step)
+        kept = {each.round_number: each.parts for each in self._averages.all_kept if each.parts is not None}
+        counted = [part_id for parts in kept.values() for part_id in parts.ids]
+        return rounds.epoch, counted + [each.part for each in rounds.members.held]
+
     async def _answer(
         self,
         call: RequestId | None,
@@ -208,6 +219,7 @@ class RoundChanges:
             raise not_as_a_sum("a worker is in the round already, or twice in the sum")
         if outcome is Outcome.ACCEPTED:
             self._gate.check(self._ledger.rounds.num_accumulated)
+            check_epoch(contribution, self._ledger.rounds.epoch)
         is_stale = outcome is Outcome.STALE
         gradient = await self._sum.check(given, joins=not is_stale, is_sum=bool(contribution.sum_of))
         event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)

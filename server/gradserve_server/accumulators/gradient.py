@@ -169,6 +169,7 @@ class Contribution:
         sequence: A number that orders the gradients of one worker.
         sum_of: The gradients of a sum; empty for one gradient.
         part: In a sharded accumulator, the id under which the servers hold the gradient; otherwise empty.
+        epoch: There, the epoch with which it was staged; None if its sender did not say.
     """
 
     local_step: int = 0
@@ -177,6 +178,7 @@ class Contribution:
     sequence: int = 0
     sum_of: tuple[Summand, ...] = ()
     part: str = ""
+    epoch: int | None = None
 
     @property
     def num_gradients(self) -> int:
@@ -251,18 +253,28 @@ class RoundParts:
         ids: Their ids, in the order in which they are summed.
         weights: Their weights, in that order.
         lowest_step: The step of the round, or the lowest local_step of a gradient in it.
-        oldest_round: The oldest round whose average the home still keeps.
-        oldest_step: Gradients of a smaller local_step are in no round from that one on.
+        lowest_epoch: The epoch of the first gradient in it.
         sums: The places in `ids` of those that are sums of several gradients, which have been multiplied.
+        oldest_round: The oldest round whose average the home keeps at the time of its answer.
+        epoch: The epoch at that time.
+        oldest_step: Gradients of that epoch with a smaller local_step are in no round from `oldest_round` on.
+        oldest_epoch: Nor are gradients of an epoch before this one.
     """
 
     home_incarnation: str
     ids: tuple[str, ...]
     weights: tuple[float, ...]
     lowest_step: int = 0
-    oldest_round: int = 0
-    oldest_step: int = 0
+    lowest_epoch: int = 0
     sums: tuple[int, ...] = ()
+    oldest_round: int = 0
+    epoch: int = 0
+    oldest_step: int = 0
+    oldest_epoch: int = 0
+
+    def may_need(self, epoch: int, local_step: int) -> bool:
+        """Returns True if a gradient may be in a round from `oldest_round` on. If not, it never will be."""
+        return epoch >= self.oldest_epoch and (epoch != self.epoch or local_step >= self.oldest_step)
 
     @property
     def contributions(self) -> dict[str, Contribution]:

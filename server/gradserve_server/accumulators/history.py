@@ -42,9 +42,9 @@ class AverageHistory:
         return tuple(self._averages)
 
     @property
-    def staying(self) -> list[Average]:
-        """The averages that are still kept when another one is added, oldest first."""
-        return list(self._averages.values())[max(0, len(self._averages) + 1 - self._capacity) :]
+    def all_kept(self) -> list[Average]:
+        """The averages that are kept."""
+        return list(self._averages.values())
 
     def newest(self) -> Average | None:
         """Returns the average of the last round, None before the first."""

@@ -99,6 +99,7 @@ class AccumulatorRegistry:
         self._make_average_memory = make_average_memory
         self._limits = limits
         self._clock = clock
+        self._client_lease_seconds = lifetimes.client_lease_seconds
         self._new_incarnation = new_incarnation
         self._ordered = OrderedIncarnations(lambda: self._new_incarnation(), wall_clock, records)
         self._parts = PartIncarnations(member)
@@ -380,6 +381,8 @@ class AccumulatorRegistry:
             memory=quotas.memory,
             bookkeeping=quotas.bookkeeping,
             journal=journal.of_shard(),
+            clock=self._clock,
+            call_seconds=self._client_lease_seconds,
         )
 
     def _allocate_averages(self, average_memory: AverageMemory) -> AllocateAverage:

@@ -39,6 +39,7 @@ class AccumulatorState:
     """The state of an accumulator at one moment; see AccumulatorInfo in the protos."""
 
     global_step: int
+    epoch: int
     num_accumulated: int
     num_waiting: int
     num_bytes: int

@@ -29,6 +29,7 @@ class Members:
         num_nameless: The number of those without a worker_id.
         workers: The ids of their workers, each once, in order of arrival, without empty ones.
         held: In a sharded accumulator, the contributions themselves, in order of arrival.
+        epoch: There, the epoch of the first of them; None before that.
     """
 
     count: int = 0
@@ -36,6 +37,7 @@ class Members:
     num_nameless: int = 0
     workers: dict[str, None] = field(default_factory=dict)
     held: list[Contribution] = field(default_factory=list)
+    epoch: int | None = None
 
     def add(self, contribution: Contribution) -> None:
         """Adds a contribution."""
@@ -58,6 +60,8 @@ class Rounds:
 
     def __init__(self) -> None:
         self.global_step = 0
+        self.epoch = 0
+        """Grows whenever the step is set: within an epoch, steps only grow."""
         self.current = Round()
         self.members = Members()
         """The members of the current round."""
@@ -77,6 +81,8 @@ class Rounds:
     def admit(self, contribution: Contribution) -> Round:
         """Adds a contribution to the current round; returns the round."""
         self.members.add(contribution)
+        if self.members.epoch is None:
+            self.members.epoch = self.epoch
         for worker_id in contribution.workers:
             self._missing.pop(worker_id, None)
         return self.current
@@ -90,6 +96,8 @@ class Rounds:
     def close(self) -> Round:
         """Ends the current round and begins the next; returns the ended round, with its step."""
         closed, members = self.current, self.members
+        if self.next_step < self.global_step:
+            self.epoch += 1
         self.global_step = self.next_step
         closed.step = self.global_step
         self.all_workers_known = not members.num_nameless
@@ -98,8 +106,9 @@ class Rounds:
         return closed
 
     def set_global_step(self, step: int) -> None:
-        """Sets the step; contributions in the round stay in it."""
+        """Sets the step, which begins an epoch; contributions in the round stay in it."""
         self.global_step = step
+        self.epoch += 1
 
     def expect(self, worker_ids: Iterable[str]) -> None:
         """Sets the workers that are missing: what the round before has left."""

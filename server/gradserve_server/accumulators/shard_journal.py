@@ -19,10 +19,22 @@ class PartKey(NamedTuple):
     id: str
 
 
+class Staged(NamedTuple):
+    """What was said of a gradient when it was staged.
+
+    Attributes:
+        epoch: The epoch of the accumulator at its home, the only one in which it may count; None: any.
+        local_step: The step at which it was computed.
+    """
+
+    epoch: int | None
+    local_step: int
+
+
 class ShardJournal(Protocol):
     """Takes the gradients that one shard holds."""
 
-    async def accept(self, key: PartKey, local_step: int, gradient: Gradient) -> asyncio.Future[None] | None:
+    async def accept(self, key: PartKey, staged: Staged, gradient: Gradient) -> asyncio.Future[None] | None:
         """Writes a gradient.
 
         Returns:
@@ -33,6 +45,10 @@ class ShardJournal(Protocol):
         """
         ...
 
+    def stage_again(self, key: PartKey, epoch: int) -> asyncio.Future[None] | None:
+        """Writes that a gradient was staged again in a later epoch; returns what `accept` does."""
+        ...
+
     def forget(self, keys: Collection[PartKey]) -> None:
         """Removes gradients that no round needs any more."""
         ...
@@ -41,7 +57,11 @@ class ShardJournal(Protocol):
 class MemoryShardJournal:
     """Writes nothing."""
 
-    async def accept(self, key: PartKey, local_step: int, gradient: Gradient) -> asyncio.Future[None] | None:
+    async def accept(self, key: PartKey, staged: Staged, gradient: Gradient) -> asyncio.Future[None] | None:
+        """See `ShardJournal`."""
+        return None
+
+    def stage_again(self, key: PartKey, epoch: int) -> asyncio.Future[None] | None:
         """See `ShardJournal`."""
         return None
 

@@ -54,11 +54,15 @@ class UndeliveredAverages:
         """Keeps an average for the calls that it answers."""
         deadline = self._clock() + self._lease_seconds
         for call in calls:
+            key = (call.client_id, call.sequence)
+            if key in self._calls:
+                if self._calls[key][1] == average.round_number:
+                    continue
+                self._release(*key)
             held = self._rounds.get(average.round_number)
             if held is None:
                 held = self._rounds[average.round_number] = _Held(average)
                 self._kept.add(average)
-            key = (call.client_id, call.sequence)
             held.calls[key] = None
             self._calls[key] = (deadline, average.round_number)
             self._by_client.setdefault(call.client_id, set()).add(call.sequence)

@@ -44,6 +44,7 @@ class Lifetimes:
     """Deletes resources whose leases have ended.
 
     Attributes:
+        client_lease_seconds: The length of the leases of clients.
         clients: The leases of clients.
 
     Not thread-safe: used on the event loop only.
@@ -52,6 +53,7 @@ class Lifetimes:
     def __init__(self, clock: Callable[[], float], client_lease_seconds: float) -> None:
         """Takes a monotonic clock in seconds, and the length of the leases of clients."""
         self._queue: LeaseQueue[End] = LeaseQueue(clock)
+        self.client_lease_seconds = client_lease_seconds
         self.clients = ClientLeases(self._queue, client_lease_seconds)
 
     @property

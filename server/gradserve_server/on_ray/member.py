@@ -13,7 +13,7 @@ from gradserve.discovery.ray_names import NAMESPACE
 from gradserve.lasting import lasting_thread
 from gradserve_server.accumulators.durable.moving.parts import Rows, Slices
 from gradserve_server.accumulators.durable.moving.rows import Key, MovableAccumulator
-from gradserve_server.accumulators.shard_journal import PartKey
+from gradserve_server.accumulators.shard_journal import PartKey, Staged
 from gradserve_server.on_ray.directory import MemberRecord
 from gradserve_server.on_ray.handles import REPLY_SECONDS, member_name
 from gradserve_server.on_ray.plan import ClusterPlan
@@ -130,7 +130,7 @@ class Member:
         self._given().add(moved, spec, is_home=is_home)
 
     def add_parts(
-        self, key: Key, parts: Mapping[PartKey, int], names: Sequence[str], *given: Mapping[PartKey, Slices]
+        self, key: Key, parts: Mapping[PartKey, Staged], names: Sequence[str], *given: Mapping[PartKey, Slices]
     ) -> None:
         """See `MemberState`."""
         self._given().add_parts(key, parts, names, *given)

@@ -8,7 +8,7 @@ from ray.exceptions import RayTaskError
 
 from gradserve_server.accumulators.durable.moving.parts import Rows
 from gradserve_server.accumulators.durable.moving.rows import Key
-from gradserve_server.accumulators.shard_journal import PartKey
+from gradserve_server.accumulators.shard_journal import PartKey, Staged
 from gradserve_server.resizing.errors import MoveError
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.resizing.member_state import Contents, PartDigests
@@ -59,7 +59,7 @@ class RemoteState:
         """See `MemberState`."""
         _reply(self._member.add.remote(moved, spec, is_home=is_home))
 
-    def add_parts(self, key: Key, parts: Mapping[PartKey, int], names: Sequence[str], *given: Any) -> None:
+    def add_parts(self, key: Key, parts: Mapping[PartKey, Staged], names: Sequence[str], *given: Any) -> None:
         """See `MemberState`."""
         _reply(self._member.add_parts.remote(key, parts, names, *given))
 

@@ -29,7 +29,7 @@ from gradserve_server.accumulators.durable.moving.rows import (
 )
 from gradserve_server.accumulators.durable.moving.whole import made_whole
 from gradserve_server.accumulators.durable.records import newest_number, number_change
-from gradserve_server.accumulators.shard_journal import PartKey
+from gradserve_server.accumulators.shard_journal import PartKey, Staged
 from gradserve_server.resizing import mark as marks
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.state.files.directory import StateDirectory
@@ -54,7 +54,7 @@ class Sharded:
     incarnation: str
     spec: str
     needed: Mapping[int, frozenset[str]]
-    parts: Mapping[PartKey, int]
+    parts: Mapping[PartKey, Staged]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Contents:
     sharded: Mapping[Key, Sharded] = field(default_factory=dict)
     newest_number: int = field(default=0, compare=False)
 
-    def held_for(self, key: Key, home_incarnation: str) -> dict[PartKey, int]:
+    def held_for(self, key: Key, home_incarnation: str) -> dict[PartKey, Staged]:
         """Returns the gradients that are held for an accumulator in its present life, with their local steps."""
         found = self.sharded.get(key)
         parts = {} if found is None else found.parts
@@ -174,7 +174,7 @@ class MemberState:
             _carry_out(store, addition(store, taken if is_home else taken.elsewhere()))
 
     def add_parts(
-        self, key: Key, parts: Mapping[PartKey, int], names: Sequence[str], *given: Mapping[PartKey, Slices]
+        self, key: Key, parts: Mapping[PartKey, Staged], names: Sequence[str], *given: Mapping[PartKey, Slices]
     ) -> None:
         """Takes what the server is to hold of gradients, for an accumulator that has come; see `addition_of_parts`."""
         with self._opened() as store:

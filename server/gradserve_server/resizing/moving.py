@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from gradserve.wire.homes import home_of
 from gradserve_server.accumulators.durable.moving.parts import Rows
 from gradserve_server.accumulators.durable.moving.rows import Key
-from gradserve_server.accumulators.shard_journal import PartKey
+from gradserve_server.accumulators.shard_journal import PartKey, Staged
 from gradserve_server.resizing.errors import AnnouncementError, MoveError, UnknownOutcomeError
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.resizing.member_state import Contents, PartDigests
@@ -52,7 +52,7 @@ class StateAccess(Protocol):
     def add(self, moved: Any, spec: str | None = None, *, is_home: bool = True) -> None:
         """See `MemberState`."""
 
-    def add_parts(self, key: Key, parts: Mapping[PartKey, int], names: Sequence[str], *given: Any) -> None:
+    def add_parts(self, key: Key, parts: Mapping[PartKey, Staged], names: Sequence[str], *given: Any) -> None:
         """See `MemberState`."""
 
     def make_whole(self, key: Key) -> None:

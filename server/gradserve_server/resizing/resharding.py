@@ -12,7 +12,7 @@ from gradserve.wire.shard_plan import Plan, dense_bytes, plan_of
 from gradserve_server.accumulators.durable.moving.parts import Rows
 from gradserve_server.accumulators.durable.moving.rows import Key
 from gradserve_server.accumulators.durable.spec_records import spec_of
-from gradserve_server.accumulators.shard_journal import PartKey
+from gradserve_server.accumulators.shard_journal import PartKey, Staged
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.resizing.errors import MoveError
 from gradserve_server.resizing.member_state import Contents, Sharded
@@ -97,10 +97,10 @@ class Resharding:
     spec: str
     before: Division
     after: Division
-    parts: Mapping[PartKey, int]
+    parts: Mapping[PartKey, Staged]
     num_bytes: int
 
-    def batches(self) -> Iterator[dict[PartKey, int]]:
+    def batches(self) -> Iterator[dict[PartKey, Staged]]:
         """Yields the gradients in groups of so many bytes that they fit into memory, or of one."""
         left = list(self.parts.items())
         count = max(1, _BATCH_BYTES // max(1, self.num_bytes))
@@ -171,7 +171,7 @@ def _planned(spec: str, plan: Plan, servers: int) -> str:
     return json.dumps(record)
 
 
-def _check_needed(key: Key, at_home: Sharded, held: Mapping[int, Mapping[PartKey, int]]) -> None:
+def _check_needed(key: Key, at_home: Sharded, held: Mapping[int, Mapping[PartKey, Staged]]) -> None:
     """Checks that each server with pieces has the gradients of the rounds that the home still needs."""
     for number, ids in sorted(at_home.needed.items()):
         for server, parts in sorted(held.items()):

@@ -38,6 +38,8 @@ RULES: Mapping[str, Rule] = {
     "gradserve.v1.AccumulatorService.ApplyGradient": Rule(Role.WORKER, _ACCUMULATOR),
     "gradserve.v1.AccumulatorService.CreateAccumulator": Rule(Role.CHIEF, _ACCUMULATOR, opening=Role.WORKER),
     "gradserve.v1.AccumulatorService.DeleteAccumulator": Rule(Role.CHIEF, _ACCUMULATOR),
+    "gradserve.v1.AccumulatorService.EndEpoch": Rule(Role.WORKER, _ACCUMULATOR),
+    "gradserve.v1.AccumulatorService.ForgetGradients": Rule(Role.WORKER, _ACCUMULATOR),
     "gradserve.v1.AccumulatorService.GetAccumulator": Rule(Role.WORKER, _ACCUMULATOR),
     "gradserve.v1.AccumulatorService.GetNumAccumulated": Rule(Role.WORKER, _ACCUMULATOR),
     "gradserve.v1.AccumulatorService.ListAccumulators": Rule(Role.WORKER, _LIST),

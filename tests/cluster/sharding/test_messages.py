@@ -13,7 +13,15 @@ from gradserve.calls.accumulators.sharding.shard import LOST_FIELD
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.exchange import Background, Exchange, Pause, Unary, Whole
 from gradserve.calls.time_limits import TimeLimits
-from gradserve.errors import AbortedError, GradserveError, InvalidArgumentError, NotFoundError, UnavailableError
+from gradserve.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    GradserveError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, server_messages_pb2, tensor_pb2
 from gradserve.wire.contents import WithContents
@@ -50,6 +58,8 @@ class Servers:
         requests: The requests of each line.
         errors: Errors with which calls end, by their lines, None for none: the first one, then the next, and then no
             more.
+        epoch: The accumulator's epoch.
+        asking: The servers that ask about old gradients.
         incarnations: Those of the accumulator at its home: each creation goes on to the next one, if there is one.
     """
 
@@ -60,6 +70,8 @@ class Servers:
         self.outcome = accumulator_pb2.APPLY_OUTCOME_ACCEPTED
         self.incarnations = ["none", "home-1"]
         self.spec = accumulator_pb2.AccumulatorSpec()
+        self.epoch = 3
+        self.asking: set[int] = set()
         self._replies: dict[str, Callable[[int, Any], Any]] = {
             "GetServerInfo": self._server_info,
             "CreateAccumulator": self._create,
@@ -72,6 +84,9 @@ class Servers:
             "TakeGradient": self._take,
             "ReduceGradients": self._reduce,
             "SetGlobalStep": lambda *_: messages_pb2.SetGlobalStepResponse(),
+            "ReadAverage": lambda *_: messages_pb2.ReadAverageResponse(average=AVERAGE),
+            "EndEpoch": lambda *_: messages_pb2.EndEpochResponse(epoch=self._next_epoch(), part_ids=[b"1" * 16]),
+            "ForgetGradients": lambda *_: messages_pb2.ForgetGradientsResponse(),
         }
 
     def since(self, mark: int) -> list[str]:
@@ -117,10 +132,14 @@ class Servers:
         return messages_pb2.DeleteAccumulatorResponse(deleted=target == HOME, home_incarnation=gone)
 
     def _count(self, _target: int, _request: Any) -> Any:
-        return messages_pb2.GetNumAccumulatedResponse(num_accumulated=5)
+        return messages_pb2.GetNumAccumulatedResponse(num_accumulated=5, epoch=self.epoch)
 
-    def _stage(self, _target: int, _request: Any) -> Any:
-        return messages_pb2.StageGradientResponse()
+    def _next_epoch(self) -> int:
+        self.epoch += 1
+        return self.epoch
+
+    def _stage(self, target: int, _request: Any) -> Any:
+        return messages_pb2.StageGradientResponse(has_old_gradients=target in self.asking)
 
     def _apply(self, _target: int, _request: Any) -> Any:
         return messages_pb2.ApplyGradientResponse(outcome=self.outcome, global_step=7, round=4, num_rounds=3)
@@ -153,7 +172,11 @@ class Servers:
 
     def _info(self, request: Any) -> accumulator_pb2.AccumulatorInfo:
         info = accumulator_pb2.AccumulatorInfo(
-            accumulator=request.accumulator, spec=self.spec, server_incarnation="run-1", global_step=7
+            accumulator=request.accumulator,
+            spec=self.spec,
+            server_incarnation="run-1",
+            global_step=7,
+            epoch=self.epoch,
         )
         info.accumulator.container = "default"
         info.accumulator.incarnation = self.incarnations[0]
@@ -425,3 +448,94 @@ def test_the_home_alone_is_asked(
     mark = len(servers.log)
     call(net)
     assert servers.since(mark) == [method]
+
+
+STAGED = ["StageGradient 0", "StageGradient 1", "StageGradient 2"]
+FORGOTTEN = ["EndEpoch 1", "ForgetGradients 0", "ForgetGradients 1", "ForgetGradients 2"]
+
+
+def test_a_gradient_is_staged_again_in_the_epoch_in_which_it_counts(
+    servers: Servers, net: gradserve.GradientAccumulator
+) -> None:
+    servers.epoch = 5
+    servers.errors["ApplyGradient 1"] = [AbortedError("another epoch", field="epoch")]
+    mark = len(servers.log)
+    net.apply_grad(GRADIENT, 7)
+    assert servers.since(mark) == [*STAGED, "ApplyGradient 1", "GetNumAccumulated 1", *STAGED, "ApplyGradient 1"]
+    sent = servers.requests[mark:]
+    assert [each.epoch for each in (*sent[:4], *sent[5:])] == [3] * 4 + [5] * 4
+    assert len({each.request_id.sequence for each in (*sent[:4], *sent[5:])}) == 1
+
+
+@pytest.mark.parametrize(
+    "outcome", [accumulator_pb2.APPLY_OUTCOME_STALE, accumulator_pb2.APPLY_OUTCOME_ALREADY_COUNTED]
+)
+def test_what_does_not_count_is_withdrawn_with_the_next_gradient(
+    servers: Servers, net: gradserve.GradientAccumulator, outcome: Any
+) -> None:
+    servers.outcome = outcome
+    net.apply_grad(GRADIENT, 7)
+    servers.outcome = accumulator_pb2.APPLY_OUTCOME_ACCEPTED
+    number = servers.requests[-1].request_id.sequence
+    for withdrawn in ([number], []):
+        mark = len(servers.log)
+        net.apply_grad(GRADIENT, 7)
+        assert [list(each.withdrawn) for each in servers.requests[mark : mark + 3]] == [withdrawn] * 3
+
+
+def test_a_gradient_of_a_worker_that_waits_in_vain_is_withdrawn_if_another_one_counts(
+    servers: Servers, client: gradserve.Client, net: gradserve.GradientAccumulator
+) -> None:
+    counted, other = (DeadlineExceededError("too few", field=field) for field in (None, "worker_id"))
+    servers.errors["PushPull 1"] = [counted, other]
+    for _ in range(2):
+        with pytest.raises(DeadlineExceededError):
+            net.push_pull(GRADIENT, 2, 7)
+    number = servers.requests[-1].request_id.sequence
+    again = client.gradient_accumulator(MODEL, NAME, sharded=True)
+    mark = len(servers.log)
+    again.push_pull(GRADIENT, 2, 7)
+    assert [list(each.withdrawn) for each in servers.requests[mark : mark + 3]] == [[number]] * 3
+
+
+def test_a_gradient_that_is_sent_again_is_not_withdrawn(servers: Servers, net: gradserve.GradientAccumulator) -> None:
+    """It may count this time, if its home has lost the first answer."""
+    servers.outcome = accumulator_pb2.APPLY_OUTCOME_STALE
+    net.apply_grad(GRADIENT, 7)
+    number = servers.requests[-1].request_id.sequence
+    mark = len(servers.log)
+    net.apply_grad(GRADIENT, 7, request_id=number)
+    assert [list(each.withdrawn) for each in servers.requests[mark : mark + 3]] == [[]] * 3
+
+
+def test_a_server_without_memory_forgets_what_does_not_count(
+    servers: Servers, net: gradserve.GradientAccumulator
+) -> None:
+    servers.errors["StageGradient 2"] = [ResourceExhaustedError("full")]
+    mark = len(servers.log)
+    net.apply_grad(GRADIENT, 7)
+    assert servers.since(mark) == [*STAGED, *FORGOTTEN, *STAGED, "ApplyGradient 1"]
+    told = servers.requests[mark + 4]
+    assert (told.home_incarnation, told.epoch, list(told.part_ids)) == ("home-1", 4, [b"1" * 16])
+    assert {each.epoch for each in servers.requests[mark + 7 :]} == {4}
+    servers.errors["StageGradient 2"] = [ResourceExhaustedError("full")] * 2
+    with pytest.raises(ResourceExhaustedError):
+        net.apply_grad(GRADIENT, 7)
+
+
+def test_servers_that_ask_about_old_gradients_are_told(servers: Servers, net: gradserve.GradientAccumulator) -> None:
+    servers.asking = {0, 2}
+    mark = len(servers.log)
+    net.apply_grad(GRADIENT, 7)
+    assert servers.since(mark) == [*STAGED, "ApplyGradient 1", "EndEpoch 1", "ForgetGradients 0", "ForgetGradients 2"]
+    servers.errors["EndEpoch 1"] = [UnavailableError("not now")] * 100
+    assert net.apply_grad(GRADIENT, 7).outcome is gradserve.Outcome.ACCEPTED
+
+
+def test_reads_have_numbers(servers: Servers, net: gradserve.GradientAccumulator) -> None:
+    net.read_average()
+    net.read_average()
+    first, second = (each for each in servers.requests if isinstance(each, messages_pb2.ReadAverageRequest))
+    assert first.request_id.client_id == second.request_id.client_id
+    assert first.request_id.sequence < second.request_id.sequence
+    assert not second.request_id.unanswered

@@ -1,5 +1,7 @@
 """Gradients in shared memory are added up before the home has decided, as push_pull can stage them again."""
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -99,6 +101,34 @@ def test_a_gradient_that_comes_while_others_are_reduced(workers: list[Any], monk
     assert ended
 
 
+def test_rounds_that_share_a_sum_are_reduced_at_the_same_time(
+    workers: list[Any], servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither can use it: whoever waits in them stages its gradient again."""
+    ends = 0
+    both = threading.Event()
+    end = RunningSum.end
+
+    async def until_both(running: RunningSum) -> None:
+        nonlocal ends
+        ends += 1
+        if ends == 2 * len(servers):
+            both.set()
+        await asyncio.to_thread(both.wait, PATIENCE_SECONDS)
+        await end(running)
+
+    for worker, values in zip(workers[:2], (gradient(0), gradient(1)), strict=True):
+        stage(worker, values, 1)
+    monkeypatch.setattr(RunningSum, "end", until_both)
+    with ThreadPoolExecutor(2) as threads:
+        calls = [
+            threads.submit(each.push_pull, gradient(seed), 1, 1, worker_id=str(seed), request_id=number_of(each))
+            for seed, each in enumerate(workers[:2])
+        ]
+        for seed, call in enumerate(calls):
+            check(call.result(PATIENCE_SECONDS), mean(seed))
+
+
 def test_what_was_added_up_stays_while_another_gradient_of_the_round_is_missing(
     workers: list[Any], servers: list[LocalServer]
 ) -> None:
@@ -139,10 +169,10 @@ def test_nothing_is_copied(workers: list[Any]) -> None:
     assert workers[0].info().num_bytes == size, "one sum"
 
 
-def stage(accumulator: Any, values: dict[str, Any]) -> None:
+def stage(accumulator: Any, values: dict[str, Any], step: int = 0) -> None:
     """Stages a gradient, and leaves it at that."""
     wire, transport = accumulator._calls._wire, accumulator._transport
-    given = Given(wire._call(None), 0, wire.components.gradient(values), 1.0, is_kept=True)
+    given = Given(wire._call(None), step, wire.components.gradient(values), 1.0, is_kept=True)
     transport.run(wire._stage(given, None))
 
 

@@ -55,6 +55,8 @@ class RawShards:
         self.raw = [RawCalls(each.address) for each in servers]
         self.ref = accumulator_pb2.AccumulatorRef(name=NAME)
         self.incarnation = ""
+        self.epoch = 0
+        """The epoch in which gradients are staged; `stage` asks for it."""
 
     def create(self, **fields: Any) -> None:
         """Creates the accumulator on both servers, with some fields of its spec."""
@@ -100,6 +102,7 @@ class RawShards:
                 "request_id": request_id(number),
                 "home_incarnation": self.incarnation,
                 "local_step": step,
+                "epoch": self.epoch,
                 "gradient": [accumulator_pb2.ComponentGradient(name="w", dense=tensor)],
                 **fields,
             }
@@ -107,6 +110,8 @@ class RawShards:
 
     def stage(self, number: int, values: NDArray[np.float32], step: int = 0) -> list[bool]:
         """Stages a gradient on both servers; returns whether each had it already."""
+        asked = messages_pb2.GetNumAccumulatedRequest(accumulator=self.ref)
+        self.epoch = self.raw[HOME].call("GetNumAccumulated", asked).epoch
         return [
             self.raw[server].call("StageGradient", self.staging(server, number, values, step)).duplicate
             for server in range(len(ROWS))
@@ -118,7 +123,13 @@ class RawShards:
 
     def applying(self, number: int, step: int = 0, **fields: Any) -> messages_pb2.ApplyGradientRequest:
         return messages_pb2.ApplyGradientRequest(
-            accumulator=self.ref, request_id=request_id(number), local_step=step, **fields
+            **{
+                "accumulator": self.ref,
+                "request_id": request_id(number),
+                "local_step": step,
+                "epoch": self.epoch,
+                **fields,
+            }
         )
 
     def push(self, number: int, values: NDArray[np.float32], step: int = 0, **fields: Any) -> Any:

@@ -6,11 +6,17 @@ from typing import Any
 import pytest
 
 from gradserve.calls.accumulators.made import MadeAccumulators
+from gradserve_server.accumulators import changes
+from gradserve_server.accumulators.averages import KeptAverages
+from gradserve_server.accumulators.changes import RoundChanges
 from gradserve_server.accumulators.durable.records import FileRecords
 from gradserve_server.accumulators.durable.shard_journal import FileShardJournal
+from gradserve_server.accumulators.gradient import RoundParts
+from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory
 from gradserve_server.accumulators.incarnations import OrderedIncarnations
 from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.accumulators.rounds import Rounds
 from gradserve_server.accumulators.shard_journal import PartKey
 from gradserve_server.accumulators.sharding.decision import Decision
 from gradserve_server.accumulators.sharding.parts import PartIncarnations
@@ -97,6 +103,52 @@ def delete_at_the_home_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MadeAccumulators, "delete", delete)
 
 
+def forget_by_steps_of_an_earlier_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RoundParts, "may_need", lambda self, epoch, local_step: local_step >= self.oldest_step)
+
+
+def stay_in_the_epoch_when_the_step_is_set(patch: pytest.MonkeyPatch) -> None:
+    def set_global_step(self: Any, step: int) -> None:
+        self.global_step = step
+
+    patch.setattr(Rounds, "set_global_step", set_global_step)
+
+
+def count_gradients_of_an_earlier_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(changes, "check_epoch", lambda *_: None)
+
+
+def keep_what_stays_when_another_average_comes(patch: pytest.MonkeyPatch) -> None:
+    def all_kept(self: Any) -> Any:
+        return list(self._averages.values())[max(0, len(self._averages) + 1 - self._capacity) :]
+
+    patch.setattr(AverageHistory, "all_kept", property(all_kept))
+
+
+def keep_nothing_for_readers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KeptAverages, "hold", lambda *_: True)
+
+
+def hold_gradients_of_clients_that_have_ended(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Shard, "asks_for_old_gradients", lambda _: False)
+
+
+def withdraw_nothing(patch: pytest.MonkeyPatch) -> None:
+    async def withdraw(self: Any, keys: Any) -> None:
+        pass
+
+    patch.setattr(Shard, "withdraw", withdraw)
+
+
+def forget_what_counts(patch: pytest.MonkeyPatch) -> None:
+    async def end_epoch(self: Any) -> Any:
+        epoch, counted = await real(self)
+        return epoch, counted[:-1]
+
+    real: Any = RoundChanges._end_epoch
+    patch.setattr(RoundChanges, "_end_epoch", end_epoch)
+
+
 FAULTS: dict[str, Fault] = {
     "reduce what is there": reduce_what_is_there,
     "add in the order of arrival here": add_in_the_order_of_arrival_here,
@@ -109,4 +161,12 @@ FAULTS: dict[str, Fault] = {
     "decide in the order of arrival": decide_in_the_order_of_arrival,
     "count a call twice": count_a_call_twice,
     "delete at the home only": delete_at_the_home_only,
+    "forget by steps of an earlier epoch": forget_by_steps_of_an_earlier_epoch,
+    "stay in the epoch when the step is set": stay_in_the_epoch_when_the_step_is_set,
+    "count gradients of an earlier epoch": count_gradients_of_an_earlier_epoch,
+    "keep what stays when another average comes": keep_what_stays_when_another_average_comes,
+    "keep nothing for readers": keep_nothing_for_readers,
+    "hold gradients of clients that have ended": hold_gradients_of_clients_that_have_ended,
+    "withdraw nothing": withdraw_nothing,
+    "forget what counts": forget_what_counts,
 }

@@ -11,6 +11,7 @@ from gradserve_server.errors import ServiceError
 from tests.simulation.sharding.run import Run
 
 _DELAYS = [0.0, 0.0, 0.001, 0.02, 0.3]
+_SHORT_DELAYS = [0.0, 0.001, 0.02]
 _LOSS = 0.03
 """How likely a message is lost, in each direction."""
 _SECOND_COPY = 0.08
@@ -27,10 +28,13 @@ class Network:
         faults: How often each fault happened.
     """
 
-    def __init__(self, chance: random.Random, size: int, on_error: Callable[[BaseException], object]) -> None:
-        """Takes what is told of errors that are no answers."""
+    def __init__(
+        self, chance: random.Random, size: int, on_error: Callable[[BaseException], object], *, is_calm: bool = False
+    ) -> None:
+        """Takes what is told of errors that are no answers, and whether messages are fast and rarely lost."""
         self._chance = chance
         self._on_error = on_error
+        self._delays, self._loss = (_SHORT_DELAYS, _LOSS / 10) if is_calm else (_DELAYS, _LOSS)
         self.runs: list[Run | None] = [None] * size
         self.faults: Counter[str] = Counter()
         self._cut: set[tuple[str, int]] = set()
@@ -136,8 +140,8 @@ class Network:
             _fail(answer, reply)
 
     async def _arrives(self, client: str, target: int, fault: str) -> bool:
-        await asyncio.sleep(0.0 if self.is_healed else self._chance.choice(_DELAYS))
-        if (client, target) in self._cut or (not self.is_healed and self._chance.random() < _LOSS):
+        await asyncio.sleep(0.0 if self.is_healed else self._chance.choice(self._delays))
+        if (client, target) in self._cut or (not self.is_healed and self._chance.random() < self._loss):
             self.faults[fault] += 1
             return False
         return True
@@ -145,7 +149,7 @@ class Network:
     async def _tell_gone(self, client: str, target: int, copy: "asyncio.Task[None]") -> None:
         """Ends what a server does for a caller who has gone away, once it hears of that."""
         is_cut = (client, target) in self._cut
-        await asyncio.sleep(_KEEPALIVE if is_cut else self._chance.choice(_DELAYS))
+        await asyncio.sleep(_KEEPALIVE if is_cut else self._chance.choice(self._delays))
         if copy.cancel():
             self.faults["a call is cancelled"] += 1
 

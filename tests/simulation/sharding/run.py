@@ -64,6 +64,7 @@ class Run:
     Attributes:
         place: Its place in the cluster.
         is_gone: Whether it has been killed.
+        restored: The rounds whose averages it has kept from an earlier run, with the incarnations of accumulators.
         memory: The quota of bytes.
         registry: Its accumulators.
     """
@@ -78,6 +79,7 @@ class Run:
     ) -> None:
         self.place = place
         self.is_gone = False
+        self.restored: frozenset[tuple[str, int]] = frozenset()
         self._tasks: dict[asyncio.Task[Any], None] = {}
         run = ServerRun(lambda: f"{chance.getrandbits(128):032x}")
         clock = ServiceClock(monotonic, LONGEST_TICK)
@@ -143,6 +145,11 @@ class Run:
         if self.store is not None:
             await self._records.restore(self.registry, np.empty)
             self.store.start(lambda _: None)
+        self.restored = frozenset(
+            (accumulator.incarnation, each.round_number)
+            for accumulator in self.at_home()
+            for each in accumulator._averages.all_kept
+        )
         self.begin(self._expiry.run())
 
     async def answer(self, name: str, data: bytes) -> bytes:

@@ -8,13 +8,21 @@ from tests.simulation.sharding.world import FailedSeedError, World
 
 WORLDS = 100
 FIRST_WORLDS = {
-    "reduce what is there": 26,
+    "reduce what is there": 37,
     "add in the order of arrival here": 22,
-    "decide in the order of arrival": 12,
-    "count a call twice": 1,
-    "make parts of an earlier accumulator again": 799,
-    "delete parts of a later accumulator": 31,
+    "decide in the order of arrival": 17,
+    "count a call twice": 8,
+    "make parts of an earlier accumulator again": 831,
+    "delete parts of a later accumulator": 43,
     "number by the clock alone": 76,
+    "forget by steps of an earlier epoch": 9,
+    "stay in the epoch when the step is set": 93,
+    "count gradients of an earlier epoch": 1,
+    "keep what stays when another average comes": 9,
+    "keep nothing for readers": 9,
+    "hold gradients of clients that have ended": 13,
+    "withdraw nothing": 1,
+    "forget what counts": 9,
 }
 """Where to begin with faults that take a coincidence, so that the test is short."""
 

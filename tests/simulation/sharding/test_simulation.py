@@ -22,6 +22,7 @@ FAULTS = (
     "a server is killed with all others",
     "a server is not there",
     "an answer is lost",
+    "an old decision is repeated",
 )
 
 

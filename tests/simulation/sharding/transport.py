@@ -1,6 +1,7 @@
 """What carries a client's operations over the simulated network: the steps are those of the real transports."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -28,15 +29,21 @@ class SimulatedTransport:
 
     Attributes:
         decided: The latest average that a home has answered.
+        answered_by: The run of the server that has answered it, and when.
+        requests: All requests for parts of averages: the index of the server, the method, and the message.
     """
 
-    def __init__(self, client: str, network: Network, truth: Truth) -> None:
+    def __init__(self, client: str, network: Network, truth: Truth, pause: Callable[[], float]) -> None:
+        """Takes, among others, how many seconds it waits before it asks for a part of an average."""
         self._client = client
         self._network = network
         self._truth = truth
         self._contact = Contact()
         self._background: list[asyncio.Task[None]] = []
+        self._pause = pause
         self.decided: Any = None
+        self.answered_by: tuple[Any, float] = (None, 0.0)
+        self.requests: list[tuple[int, str, bytes]] = []
 
     async def run(self, operation: Operation[T], /) -> T:
         """See `AsyncTransport`."""
@@ -81,9 +88,16 @@ class SimulatedTransport:
         name = f"{call.service}/{call.method}"
         message: Any = call.request.message if isinstance(call.request, WithContents) else call.request
         self._truth.sent(call.method, message)
+        if call.method == "ReduceGradients":
+            self.requests.append((call.target, name, encode_message(call.request)))
+            await asyncio.sleep(self._pause())
+        run = self._network.runs[call.target]
         data = await self._network.ask(self._client, call.target, name, encode_message(call.request), timeout)
         reply = response_class(name).FromString(data)
         self._truth.answered(call.method, message, reply)
+        if call.method == "StageGradient":
+            self._truth.check_withdrawn(message, self._network.runs[call.target])
         if call.method != "ReduceGradients" and "average" in reply.DESCRIPTOR.fields_by_name:
             self.decided = reply.average if reply.HasField("average") else None
+            self.answered_by = run, asyncio.get_running_loop().time()
         return reply

@@ -1,7 +1,7 @@
 """What was sent, decided and answered, and what has to follow from it, whatever failed."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from typing import Any
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gradserve.calls.open_calls import CallId
 from gradserve.v1 import accumulator_pb2
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.shard_journal import PartKey
 from gradserve_server.accumulators.sharding.part_ids import part_id
 from tests.simulation.promises import check
 
@@ -45,9 +46,13 @@ class Life:
         rounds: The round of each gradient, by the id of its parts.
         accepted: The gradients that a client was told are accepted, and whether any of these answers promised it for
             longer than the server's life.
+        num_kills: How many servers had been killed before.
+        oldest: The oldest round that the home has said it keeps, when it said that last.
     """
 
     deterministic: bool
+    num_kills: int = 0
+    oldest: int = 0
     decisions: dict[int, Decision] = field(default_factory=dict)
     rounds: dict[str, int] = field(default_factory=dict)
     accepted: set[str] = field(default_factory=set)
@@ -61,13 +66,14 @@ class Truth:
         numbers: The gradients, by the ids of their parts.
         workers: The worker of each gradient, and the number of its call, likewise.
         num_averages: How many averages were looked at.
+        num_kills: How many servers have been killed.
     """
 
     def __init__(self) -> None:
         self.lives: dict[str, Life] = {}
         self.numbers: dict[str, int] = {}
         self.workers: dict[str, tuple[str, int]] = {}
-        self.num_averages = 0
+        self.num_averages = self.num_kills = 0
 
     def will_send(self, call: CallId, worker: str, number: int) -> None:
         """Notes which gradient a call sends."""
@@ -94,6 +100,8 @@ class Truth:
         ids = tuple([each.hex() for each in parts.part_ids])
         decision = Decision(ids, tuple(parts.weights), average.step, tuple(average.worker_ids))
         self.decided(parts.home_incarnation, average.round - 1, decision)
+        life = self.lives[parts.home_incarnation]
+        life.oldest = max(life.oldest, parts.oldest_round - 1)
 
     def observe(self, run: Any) -> None:
         """Looks at all rounds that a server keeps as the home of accumulators."""
@@ -101,7 +109,7 @@ class Truth:
             spec = accumulator.spec
             history = accumulator._averages.history
             newest = history.newest()
-            life = self.lives.setdefault(accumulator.incarnation, Life(spec.deterministic))
+            life = self.lives.setdefault(accumulator.incarnation, Life(spec.deterministic, self.num_kills))
             if newest is None or newest.round_number in life.decisions:
                 continue
             for step in history.steps:
@@ -109,6 +117,47 @@ class Truth:
                 if each.parts is not None:
                     decision = Decision(each.parts.ids, each.parts.weights, each.step, each.worker_ids)
                     self.decided(accumulator.incarnation, each.round_number, decision)
+
+    def check_reducible(self, home: Any, run: Any, names: Sequence[str], *, is_durable: Callable[[str], bool]) -> None:
+        """Checks that a server can reduce all rounds that a home keeps, unless it has lost them with its memory."""
+        there = {each.incarnation: each.shard for each in run.accumulators() if each.shard is not None}
+        for accumulator in home.at_home():
+            name, incarnation = accumulator.name.removeprefix("default/"), accumulator.incarnation
+            life = self.lives.get(incarnation)
+            if name not in names or incarnation not in there or life is None:
+                continue
+            if life.num_kills != self.num_kills and not is_durable(name):
+                continue
+            shard = there[incarnation]
+            for member in accumulator.rounds.members.held:
+                check(
+                    PartKey(incarnation, member.part) in shard._parts,
+                    f"server {home.place.index} has counted g{self.numbers[member.part]} in {name}, and server "
+                    f"{run.place.index} does not have it",
+                )
+            history, undelivered = accumulator._averages.history, accumulator._averages._undelivered
+            kept = {each.round_number: each for each in undelivered.averages}
+            kept |= {number: history.of_round(number) for number in history.rounds}
+            for number, each in kept.items():
+                if number < life.oldest and (incarnation, number) in home.restored:
+                    continue  # an earlier run has said that it is over, and was killed before that was on disk
+                held = [PartKey(incarnation, part_id) in shard._parts for part_id in each.parts.ids]
+                check(
+                    number in shard._reduced or all(held),
+                    f"server {home.place.index} keeps round {number} of {name}, and server {run.place.index} has "
+                    f"{sum(held)} of its {len(held)} gradients",
+                )
+
+    def check_withdrawn(self, request: Any, run: Any) -> None:
+        """Checks that a server that has answered a request no longer holds the gradients that it withdraws."""
+        gone = [
+            PartKey(request.home_incarnation, part_id(RequestId(request.request_id.client_id, sequence)))
+            for sequence in request.withdrawn
+        ]
+        for each in () if run is None else run.accumulators():
+            if each.shard is not None:
+                held = [key for key in gone if key in each.shard._parts]
+                check(not held, f"server {run.place.index} holds {held}, which their client has withdrawn")
 
     def decided(self, incarnation: str, number: int, decision: Decision) -> None:
         """Checks that a round has the members that it had before, of which none is in another round."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import gradserve
@@ -34,6 +35,7 @@ class Worker:
         self._world = world
         self._chance = chance
         self._generation = 0
+        self._is_slow = world.is_calm and chance.random() < 0.5
         self._failed: list[tuple[str, CallId, int, int, int]] = []
         """The calls with a gradient that have failed: accumulator, id of the call, number of the gradient, step, and
         how many gradients they wait for; 0 for those that do not wait."""
@@ -44,7 +46,7 @@ class Worker:
         self._generation += 1
         self._worker_id = f"{self.name}.{self._generation}"
         network = self._world.network
-        self.transport = SimulatedTransport(self.name, network, self._world.truth)
+        self.transport = SimulatedTransport(self.name, network, self._world.truth, self._pause)
         self._ids = RequestIds(f"{self._chance.getrandbits(64):x}")
         addresses = [f"server {target}" for target in range(len(network.runs))]
         calls = ClientCalls(self._ids, TIMES, cluster=Cluster(addresses))
@@ -59,15 +61,17 @@ class Worker:
             (0.35, self._push_pull),
             (0.25, self._apply),
             (0.12, self._take),
-            (0.12, self._read),
+            (0.3 if self._world.is_calm else 0.12, self._read),
             (0.10, self._send_again),
-            (0.03, self._set_step),
+            (0.1 if self._world.is_calm else 0.03, self._set_step),
             (self._world.deletions, self._delete),
             (0.015, self._private),
         ]
+        if self._world.is_calm:
+            actions.append((0.2, self._repeat_old_decision))
         weights = [weight for weight, _ in actions]
         while True:
-            await asyncio.sleep(self._chance.choice([0.0, 0.001, 0.05, 0.3]))
+            await asyncio.sleep(self._chance.choice([0.0, 0.001, 0.05, 0.0 if self._world.is_calm else 0.3]))
             ((_, action),) = self._chance.choices(actions, weights)
             doing = asyncio.ensure_future(self._tried(action))
             if self._chance.random() < 0.03:
@@ -78,6 +82,10 @@ class Worker:
                     await doing
                 finally:
                     doing.cancel()
+
+    def _pause(self) -> float:
+        """Returns how long the worker takes from the home's answer to its next request; some are slower than rounds."""
+        return self._chance.choice([0.5, 1.5]) if self._is_slow and not self._world.network.is_healed else 0.0
 
     async def _die(self, doing: "asyncio.Task[None]") -> None:
         """Ends the client in the middle of what it does, as the end of the process does."""
@@ -107,7 +115,7 @@ class Worker:
         self._world.note(f"{self.name} {action.__name__} {name}: {type(error).__name__}: {error}"[:300])
         self._world.count(type(error).__name__)
         if isinstance(error, gradserve.AbortedError) and error.field == LOST_FIELD:
-            self._world.check_may_be_lost(self.transport.decided, str(error))
+            self._world.check_may_be_lost(self.transport, str(error))
         elif isinstance(error, gradserve.LostError):
             is_shared = error.accumulator in NAMES
             check(not (is_shared and self._world.is_durable(error.accumulator)), f"it is durable, and {error}")
@@ -135,7 +143,9 @@ class Worker:
 
     async def _push_pull(self, name: str) -> None:
         chance = self._chance
-        await self._with_gradient(name, self._world.new_gradient(), None, chance.choice([1, 2, 2, 3]))
+        await self._with_gradient(
+            name, self._world.new_gradient(), None, chance.choice([1, 1, 1, 2] if self._world.is_calm else [1, 2, 2, 3])
+        )
 
     async def _apply(self, name: str) -> None:
         await self._with_gradient(name, self._world.new_gradient(), None, 0)
@@ -184,20 +194,39 @@ class Worker:
     async def _take(self, name: str) -> None:
         acc = await self.accumulator(name)
         await self._checked(
-            name, acc.take_grad(self._chance.choice([1, 2, 3]), timeout=self._chance.choice([0.5, 5.0]))
+            name,
+            acc.take_grad(
+                1 if self._world.is_calm else self._chance.choice([1, 2, 3]), timeout=self._chance.choice([0.5, 5.0])
+            ),
         )
 
     async def _read(self, name: str) -> None:
         acc = await self.accumulator(name)
         step = self._chance.choice([None, self._steps.get(name, 0), self._steps.get(name, 0) + 1])
-        await self._checked(name, acc.read_average(step, timeout=self._chance.choice([0.0, 0.5, 3.0])))
+        timeout = 0.0 if self._world.is_calm else self._chance.choice([0.0, 0.5, 3.0])
+        await self._checked(name, acc.read_average(step, timeout=timeout))
 
     async def _set_step(self, name: str) -> None:
         acc = await self.accumulator(name)
-        step = max(self._steps.get(name, 0) + self._chance.randint(-2, 3), 0)
+        by = self._chance.choice([-100, -2, 1]) if self._world.is_calm else self._chance.randint(-2, 3)
+        step = max(self._steps.get(name, 0) + by, 0)
         self._world.note(f"{self.name} sets the step of {name} to {step}")
         await self._checked(name, acc.set_global_step(step))
         self._steps[name] = step
+        if self._world.is_calm:
+            await self._apply(name)
+            await self._repeat_old_decision(name)
+
+    async def _repeat_old_decision(self, _name: str) -> None:
+        """Has a server see what a home has said long ago, as a message does that was on its way for long."""
+        requests = self.transport.requests
+        if not requests:
+            return
+        target, method, data = self._chance.choice(requests)
+        self._world.note(f"{self.name} tells server {target} again what a home has said")
+        self._world.count("an old decision is repeated")
+        with suppress(gradserve.AbortedError, gradserve.NotFoundError, gradserve.UnavailableError, TimeoutError):
+            await self._world.network.ask(self.name, target, method, data, 5.0)
 
     async def _delete(self, name: str) -> None:
         self._world.note(f"{self.name} deletes {name}")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from unittest.mock import patch
 import gradserve
 from gradserve.wire import shard_plan
 from gradserve_server.cluster import Member
+from gradserve_server.resources import ResourceKey
 from gradserve_server.state.files import store as store_module
 from gradserve_server.state.files.segments import Segments
 from tests.simulation.clock import StuckError, VirtualLoop
@@ -56,6 +58,8 @@ class World:
         truth: What was sent, decided and answered.
         network: What carries the calls.
         specs: The accumulators.
+        is_calm: Whether the network is fast and servers are killed rarely, so that there are many rounds, whose steps
+            are often set back, and old decisions that arrive late.
         deletions: How likely a worker deletes an accumulator, and not something else.
         deleting: Those that somebody has begun to delete.
         trace: What happened.
@@ -68,6 +72,7 @@ class World:
         self.faults: Counter[str] = Counter()
         self._chance = chance = random.Random(seed)
         self._clocks = random.Random(f"clocks {seed}")
+        self.is_calm = seed % 4 == 1
         self._size = chance.choice([2, 3])
         kind = chance.choices(["all", "none", "some"], [0.55, 0.3, 0.15])[0]
         self._has_disk = [kind == "all" or (kind == "some" and chance.random() < 0.5) for _ in range(self._size)]
@@ -75,7 +80,9 @@ class World:
         self.specs = {
             name: Spec(chance.choice(levels), chance.random() < 0.4, chance.choice([1, 1, 2])) for name in NAMES
         }
-        self.deletions = 0.3 if seed % 4 == 3 else 0.015
+        self._loses_disk = self._one_that_loses_its_disk()
+        self._has_lost_disk = False
+        self.deletions = 0.3 if seed % 4 == 3 else 0.005 if self.is_calm else 0.015
         self.truth = Truth()
         self.deleting: set[str] = set()
         self._num_gradients = self._num_turns = 0
@@ -100,7 +107,7 @@ class World:
             self._folder = Path(folder)
             loop.set_task_factory(make_task)
             loop.set_exception_handler(self._unexpected)
-            self.network = Network(self._chance, self._size, self._fail)
+            self.network = Network(self._chance, self._size, self._fail, is_calm=self.is_calm)
             main = loop.create_task(self._main())
             main.add_done_callback(lambda _: self._stop())
             try:
@@ -135,16 +142,32 @@ class World:
         """Returns True if nothing of an accumulator may be lost."""
         return all(self._has_disk) and self.specs[name].durability != "none"
 
-    def check_may_be_lost(self, decided: Any, message: str) -> None:
+    def _is_never_lost(self, name: str) -> bool:
+        return self.is_durable(name) and not self._has_lost_disk
+
+    def _one_that_loses_its_disk(self) -> int | None:
+        """Returns the index of a server that is started again without its disk, None for none; no home does that."""
+        if not self.is_calm or not all(self._has_disk):
+            return None
+        members = [Member("train", index, self._size) for index in range(self._size)]
+        keys = [ResourceKey("default", name) for name in NAMES]
+        found = [each.index for each in members if not any(map(each.is_home, keys))]
+        return found[0] if found else None
+
+    def check_may_be_lost(self, transport: Any, message: str) -> None:
         """Checks that a client could be told that a round is lost: it was, or is over for long."""
+        decided = transport.decided
         check(decided is not None, f"lost without an answer of the home: {message}")
         incarnation = decided.parts.home_incarnation
         life = self.truth.lives[incarnation]
-        is_over = max(life.decisions) > decided.round - 1
+        run, answered_at = transport.answered_by
+        is_forgotten = run not in self._running or self._loop.time() > answered_at + UNDELIVERED_LEASE
+        is_over = max(life.decisions) > decided.round - 1 and is_forgotten
         there = {each.incarnation: each for run in self._running for each in run.at_home()}
         at_home = there.get(incarnation)
         is_deleted = at_home is None
         is_kept = all(self._has_disk) and at_home is not None and at_home.spec.durability.name != "NONE"
+        is_kept = (is_kept and not self._has_lost_disk) or life.num_kills == self.truth.num_kills
         check(is_over or is_deleted or not is_kept, f"it is durable, and not over: {message}")
 
     @property
@@ -177,6 +200,8 @@ class World:
         for _ in range(chance.randint(8, 30)):
             await asyncio.sleep(chance.uniform(0.05, 1.0))
             event, target = chance.random(), chance.randrange(self._size)
+            if self.is_calm:
+                event = 0.55 if event < 0.06 else 1.0
             if event < 0.25:
                 self.network.cut(f"w{chance.randrange(_NUM_WORKERS)}", target)
             elif event < 0.45:
@@ -196,9 +221,12 @@ class World:
             check(self._num_turns < _MOST_TURNS, "somebody does the same again and again")
             for run in self._running:
                 self.truth.observe(run)
+            for run in self._running:
+                for each in self._running:
+                    self.truth.check_reducible(run, each, NAMES, is_durable=self._is_never_lost)
         except Exception as error:
             self._fail(error)
-        if self._is_troubled and self._chance.random() < _KILL:
+        if self._is_troubled and not self.is_calm and self._chance.random() < _KILL:
             target = self._chance.randrange(self._size)
             if self.network.runs[target] is not None:
                 self._kill(target, "between two turns")
@@ -215,7 +243,8 @@ class World:
 
     def _wall_clock(self, target: int) -> Callable[[], int]:
         """Returns a clock that a server with a disk starts with: it may have been set back."""
-        ahead = self._clocks.uniform(0.0, 30.0) if self._has_disk[target] else 30.0 * target
+        is_remembered = self._has_disk[target] and target != self._loses_disk
+        ahead = self._clocks.uniform(0.0, 30.0) if is_remembered else 30.0 * target
         return lambda: int((1_800_000_000 + ahead + self._loop.time()) * 1e9)
 
     def _kill(self, target: int, when: str) -> None:
@@ -224,6 +253,7 @@ class World:
         self.truth.observe(run)
         self.network.runs[target] = None
         run.kill()
+        self.truth.num_kills += 1
         self.note(f"server {target} is killed")
         self.count(f"a server is killed {when}")
         task = self._loop.create_task(self._start_again(target, run))
@@ -232,6 +262,10 @@ class World:
 
     async def _start_again(self, target: int, run: Run) -> None:
         await run.bury()
+        if target == self._loses_disk and self._clocks.random() < 0.5:
+            shutil.rmtree(self._folder / str(target))
+            self._has_lost_disk = True
+            self.count("a server loses its disk")
         await asyncio.sleep(self._chance.choice([0.01, 0.5, 3.0]))
         if self.network.runs[target] is None and self._is_troubled:
             await self._start(target)
@@ -270,7 +304,7 @@ class World:
                 await workers[0]._checked(name, acc.take_grad(left, timeout=60.0))
             except gradserve.AbortedError as error:
                 check(error.field == LOST_FIELD, str(error))
-                self.check_may_be_lost(workers[0].transport.decided, str(error))
+                self.check_may_be_lost(workers[0].transport, str(error))
         step = 0
         for _ in range(4):
             await asyncio.sleep(UNDELIVERED_LEASE + 1.0)
@@ -282,7 +316,7 @@ class World:
             )
         if self.is_durable(name):
             self.truth.check_counted(life)
-        self._check_parts(name, life, step)
+        self._check_parts(name, life)
 
     async def _opened(self, name: str, workers: list[Worker]) -> Any:
         """Opens an accumulator, of which nothing can be lost any more."""
@@ -291,12 +325,11 @@ class World:
             await acc.info()
         return workers[0]._made[name]
 
-    def _check_parts(self, name: str, incarnation: str, step: int) -> None:
-        """Checks that servers hold nothing of workers that are gone, and only the averages that the home keeps.
-
-        Gradients of later steps than the present one may be needed yet.
-        """
+    def _check_parts(self, name: str, incarnation: str) -> None:
+        """Checks that servers hold nothing of workers that are gone, and only the averages that the home keeps."""
+        (home,) = [each for run in self._running for each in run.at_home() if each.incarnation == incarnation]
         kept = self.specs[name].keep_averages
+        counted = {part_id for each in home._averages.all_kept for part_id in each.parts.ids}
         for run in self._running:
             for each in run.accumulators():
                 if each.name == f"default/{name}" and each.shard is not None:
@@ -305,11 +338,7 @@ class World:
                         each.incarnation == incarnation,
                         f"server {run.place.index} has {each.incarnation} of {name}, not {incarnation}",
                     )
-                    parts = [
-                        key
-                        for key, part in each.shard._parts.items()
-                        if key.home_incarnation != incarnation or part.local_step < step - kept
-                    ]
+                    parts = [key for key in each.shard._parts if key.id not in counted]
                     check(not parts, f"server {run.place.index} holds gradients of {name} that no round needs: {parts}")
                     check(rounds <= kept + 1, f"server {run.place.index} keeps {rounds} averages of {name}, not {kept}")
 

@@ -24,6 +24,7 @@ from gradserve.calls.accumulators.sharding.choice import as_wish, is_sharded
 from gradserve.calls.accumulators.sharding.parts import Parts
 from gradserve.calls.accumulators.sharding.shard import is_of_earlier
 from gradserve.calls.accumulators.sharding.specs import add_plan
+from gradserve.calls.accumulators.sharding.uncounted import Uncounted
 from gradserve.calls.accumulators.sharding.wire import ShardedWire
 from gradserve.calls.accumulators.watch import Watch
 from gradserve.calls.accumulators.wire import AccumulatorWire
@@ -56,6 +57,7 @@ class MadeAccumulators:
             memory: The memory of the gradients that it keeps.
         """
         self._ids = ids
+        self._uncounted = Uncounted()
         self._cluster = cluster
         self._servers = [
             _AccumulatorsOfServer(ids, cluster, target, each, memory) for target, each in enumerate(private)
@@ -177,6 +179,7 @@ class MadeAccumulators:
             parts=parts,
             members=members,
             creations=creations,
+            uncounted=self._uncounted,
             idle_lease=None if options.idle_lease is None else float(options.idle_lease),
         )
 

@@ -32,6 +32,7 @@ RequestOfAccumulator: TypeAlias = (
     | messages_pb2.ReadAverageRequest
     | messages_pb2.GetNumAccumulatedRequest
     | messages_pb2.SetGlobalStepRequest
+    | messages_pb2.EndEpochRequest
     | messages_pb2.GetAccumulatorRequest
 )
 
@@ -44,6 +45,7 @@ class AccumulatorSession:
 
     Attributes:
         ref: The accumulator's name, with its incarnation and the server's.
+        epoch: The epoch of a sharded accumulator at its home, as far as is known.
         kept: The gradients that are not durable yet; None if the client keeps none.
         is_private: Whether the accumulator ends with this client.
     """
@@ -68,6 +70,7 @@ class AccumulatorSession:
         """
         self.is_private = is_private
         self.ref = _named(info)
+        self.epoch = info.epoch
         self._create = create
         self._keeping = keeping
         self._lock = threading.Lock()
@@ -249,7 +252,7 @@ class AccumulatorSession:
                 )
         elif ref.incarnation != self.ref.incarnation:
             self._lose_all(info)
-        self.ref = ref
+        self.ref, self.epoch = ref, info.epoch
 
     def _send_again(self, kept: KeptGradients, ref: accumulator_pb2.AccumulatorRef) -> Operation[tuple[int, str]]:
         """Sends gradients that a run of the server has lost to another one; returns how many cannot be, and why."""

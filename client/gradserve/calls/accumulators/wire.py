@@ -35,9 +35,12 @@ from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.payload import AnyArray
 
 _NumberedRequest: TypeAlias = (
-    messages_pb2.ApplyGradientRequest | messages_pb2.PushPullRequest | messages_pb2.TakeGradientRequest
+    messages_pb2.ApplyGradientRequest
+    | messages_pb2.PushPullRequest
+    | messages_pb2.TakeGradientRequest
+    | messages_pb2.ReadAverageRequest
 )
-"""A request of a call that counts once."""
+"""A request of a call that has a number."""
 Awaiting: TypeAlias = messages_pb2.PushPullRequest | messages_pb2.TakeGradientRequest | messages_pb2.ReadAverageRequest
 """A request of a call that waits for an average."""
 
@@ -258,6 +261,11 @@ class AccumulatorWire:
         request = messages_pb2.ReadAverageRequest(
             accumulator=self._checked_ref(), **fields, placement=_AUTO, timeout=encode_timeout(timeout)
         )
+        return (yield from self._read(request, timeout, progress, in_place=in_place))
+
+    def _read(
+        self, request: messages_pb2.ReadAverageRequest, timeout: float, progress: Progress | None, *, in_place: bool
+    ) -> Operation[Average]:
         call = self._unary("ReadAverage", request, timeout, in_place=in_place)
         reply = yield from self._waited(Whole(call, progress=progress))
         return (yield from self._receive_average(request, reply, progress, in_place=in_place))
@@ -267,6 +275,7 @@ class AccumulatorWire:
         request = messages_pb2.GetNumAccumulatedRequest(accumulator=self._checked_ref())
         reply: messages_pb2.GetNumAccumulatedResponse = yield self._unary("GetNumAccumulated", request)
         self._session.learned(request, reply.num_rounds)
+        self._session.epoch = reply.epoch
         return reply.num_accumulated
 
     def set_global_step(self, global_step: int) -> Operation[None]:

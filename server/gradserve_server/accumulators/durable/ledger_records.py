@@ -14,8 +14,10 @@ def ledger_record(ledger: Ledger) -> Record:
     rounds, members = ledger.rounds, ledger.rounds.members
     return {
         "global_step": rounds.global_step,
+        "epoch": rounds.epoch,
         "round": rounds.current.number,
         "members": [members.count, members.total_weight, members.num_nameless, list(members.workers)],
+        "members_epoch": members.epoch,
         "held": [contribution_record(each) for each in members.held],
         "all_workers_known": rounds.all_workers_known,
         "missing": list(rounds.missing_workers),
@@ -40,10 +42,12 @@ def ledger_of(record: Record, calls: CallMemory[Answer]) -> Ledger:
     ledger = Ledger(calls)
     rounds = ledger.rounds
     rounds.global_step = record["global_step"]
+    rounds.epoch = record.get("epoch", 0)  # earlier servers had no epochs
     rounds.current = Round(record["round"])
     count, total_weight, num_nameless, workers = record["members"]
     held = [contribution_of(each) for each in record.get("held", ())]  # without sharded accumulators, there were none
-    rounds.members = Members(count, total_weight, num_nameless, dict.fromkeys(workers), held)
+    epoch = record.get("members_epoch")
+    rounds.members = Members(count, total_weight, num_nameless, dict.fromkeys(workers), held, epoch)
     rounds.all_workers_known = record["all_workers_known"]
     rounds.expect(record["missing"])
     known = {rounds.current.number: rounds.current}

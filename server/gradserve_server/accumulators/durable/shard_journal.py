@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from gradserve_server.accumulators.durable.spec_records import joined, split
 from gradserve_server.accumulators.gradient import Gradient
-from gradserve_server.accumulators.shard_journal import PartKey
+from gradserve_server.accumulators.shard_journal import PartKey, Staged
 from gradserve_server.state.files.store import Change, StateStore
 from gradserve_server.state.files.values import Allocate
 
@@ -21,7 +21,7 @@ class FileShardJournal:
         self._blobs: dict[PartKey, int] = {}
         self._ended = False
 
-    async def accept(self, key: PartKey, local_step: int, gradient: Gradient) -> asyncio.Future[None] | None:
+    async def accept(self, key: PartKey, staged: Staged, gradient: Gradient) -> asyncio.Future[None] | None:
         """See `ShardJournal`."""
         space = await self._store.reserve(gradient.nbytes)
         change = Change()
@@ -33,13 +33,22 @@ class FileShardJournal:
         layout, arrays = split(dict(gradient.values))
         change.put(blob, arrays, space, live=gradient.live)
         change.execute(
-            "INSERT INTO part (accumulator, home, id, local_step, names, blob) VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO part (accumulator, home, id, epoch, local_step, names, blob) VALUES (?, ?, ?, ?, ?, ?, ?)",
             self._number,
-            key.home_incarnation,
-            key.id,
-            local_step,
+            *key,
+            *staged,
             json.dumps(layout),
             blob,
+        )
+        return self._store.submit(change)
+
+    def stage_again(self, key: PartKey, epoch: int) -> asyncio.Future[None] | None:
+        """See `ShardJournal`."""
+        if self._ended or key not in self._blobs:
+            return None
+        change = Change()
+        change.execute(
+            "UPDATE part SET epoch = ? WHERE accumulator = ? AND home = ? AND id = ?", epoch, self._number, *key
         )
         return self._store.submit(change)
 
@@ -60,18 +69,19 @@ class FileShardJournal:
         blobs, self._blobs = list(self._blobs.values()), {}
         return blobs
 
-    def read(self, allocate: Allocate) -> Iterator[tuple[PartKey, int, Gradient]]:
-        """Yields what was held before the server was started again, with the local steps.
+    def read(self, allocate: Allocate) -> Iterator[tuple[PartKey, Staged, Gradient]]:
+        """Yields what was held before the server was started again, with what was said of it.
 
         Raises:
             StateError: Something is damaged.
             ValueError, TypeError, KeyError: A record is damaged.
         """
         rows = self._store.rows(
-            "SELECT home, id, local_step, names, blob FROM part WHERE accumulator = ? ORDER BY blob", self._number
+            "SELECT home, id, epoch, local_step, names, blob FROM part WHERE accumulator = ? ORDER BY blob",
+            self._number,
         )
-        for home, part_id, local_step, names, blob in rows:
+        for home, part_id, epoch, local_step, names, blob in rows:
             key = PartKey(home, part_id)
             self._blobs[key] = blob
             values = joined(json.loads(names), self._store.read(blob, allocate))
-            yield key, local_step, Gradient(values, owned=True, finite=frozenset(values))
+            yield key, Staged(epoch, local_step), Gradient(values, owned=True, finite=frozenset(values))

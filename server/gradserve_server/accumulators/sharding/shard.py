@@ -1,8 +1,9 @@
 """What one server has of a sharded accumulator."""
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gradserve_server.accumulators.gradient import (
     Average,
@@ -15,7 +16,7 @@ from gradserve_server.accumulators.gradient import (
 )
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.round_sum import RoundSum
-from gradserve_server.accumulators.shard_journal import PartKey, ShardJournal
+from gradserve_server.accumulators.shard_journal import PartKey, ShardJournal, Staged
 from gradserve_server.accumulators.sharding.running_sum import RunningSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError
@@ -30,9 +31,14 @@ _PARTS_FIELD = "average.parts.part_ids"
 
 @dataclass(eq=False)
 class _Part:
-    """A gradient that is held: alone in a sum of its own, which counts its memory."""
+    """A gradient that is held.
 
-    local_step: int
+    Attributes:
+        staged: What was said of it.
+        sum: The gradient, alone in a sum of its own, which counts its memory.
+    """
+
+    staged: Staged
     sum: RoundSum
 
 
@@ -47,7 +53,7 @@ class _Reduced:
     """
 
     parts: RoundParts
-    answer: asyncio.Task[Average]
+    answer: asyncio.Task[Average] = field(init=False)
     nbytes: int = 0
 
 
@@ -56,8 +62,12 @@ class Shard:
 
     All of it is of one incarnation of the accumulator at its home. It decides nothing. A gradient that is held has no
     effect until somebody who knows the home's decision asks for the average of its round. Then all who ask for that
-    round get the same average, whichever other gradients are there. What no round needs any more is forgotten, as the
-    home's decisions say.
+    round get the same average, whichever other gradients are there.
+
+    What no round needs any more is forgotten: rounds that the home no longer keeps, and gradients that can be in no
+    other one, as its answers say (`RoundParts.may_need`); gradients that their client withdraws, as they do not count;
+    and those of which the home has said that they do not count and never will (`forget`). All of these stay true, so it
+    does not matter in which order they arrive.
 
     Lives on one event loop; threads do the arithmetic.
     """
@@ -72,6 +82,8 @@ class Shard:
         memory: Quota,
         bookkeeping: Quota,
         journal: ShardJournal,
+        clock: Callable[[], float] = time.monotonic,
+        call_seconds: float = 60.0,
     ) -> None:
         """Takes its parts.
 
@@ -83,6 +95,9 @@ class Shard:
             memory: The quota of bytes of averages.
             bookkeeping: The quota of bytes of what is kept beside tensors.
             journal: Takes the gradients that are held.
+            clock: A monotonic clock, in seconds.
+            call_seconds: How long the call of a gradient may come after it, if it was staged without an epoch; after
+                that time, somebody has to ask the home about it.
         """
         self.sum_spec = spec
         """What this server has of the accumulator."""
@@ -94,15 +109,22 @@ class Shard:
         self._bookkeeping = Account(bookkeeping)
         self._place = make_sum().place
         self._parts: dict[PartKey, _Part] = {}
-        self._running: dict[int, RunningSum] = {}
-        """By their local steps."""
+        self._since: dict[PartKey, float] = {}
+        """When these were staged, or the home has last said that they count; the earliest first."""
+        self._running: dict[Staged, RunningSum] = {}
+        """By what was said of their gradients."""
         self._staging: dict[PartKey, asyncio.Task[None]] = {}
         self._reduced: dict[int, _Reduced] = {}
         """By the numbers of the rounds."""
+        self._reducing: list[_Reduced] = []
+        """The rounds whose averages are being computed, even if they are over."""
         self._averaged: set[PartKey] = set()
         """The gradients in these rounds, which need not be held again."""
-        self._oldest: tuple[int, int] | None = None
-        """The oldest round and step that were heard of."""
+        self._told: tuple[int, int, int, int] | None = None
+        """What the latest answer of the home has said of what is over."""
+        self._clock = clock
+        self._call_seconds = call_seconds
+        self._asked_at = clock()
         self._tasks = OwnTasks()
         self._closed: ServiceError | None = None
 
@@ -134,6 +156,7 @@ class Shard:
         weight: float = 1.0,
         can_stage_again: bool = False,
         is_sum: bool = False,
+        epoch: int | None = None,
     ) -> bool:
         """Holds a gradient; returns whether it was there already. Once it has begun, nobody can cancel it.
 
@@ -146,6 +169,7 @@ class Shard:
                 once if it is in memory of the client, which would have to be copied.
             is_sum: Whether it is a sum of gradients, whose values are in the dtypes of the sums. It is always held: if
                 the client is killed, nobody has the sum any more.
+            epoch: The epoch of the accumulator in which it is staged, the only one in which it may count; None: any.
 
         Raises:
             InvalidArgumentError: The gradient is not valid here; nothing has changed.
@@ -153,7 +177,8 @@ class Shard:
         """
         self._check_open()
         under_way = self._staging.get(key)
-        running = self._running.get(local_step)
+        staged = Staged(epoch, local_step)
+        running = self._running.get(staged)
         is_there = key in self._parts or key in self._averaged or (running is not None and key.id in running.weights)
         if is_there or under_way is not None:
             if under_way is not None:
@@ -164,18 +189,25 @@ class Shard:
                         raise
                     # The first caller, that is: this one brings the gradient again.
                     return await self.stage(
-                        key, local_step, open_gradient, weight=weight, can_stage_again=can_stage_again, is_sum=is_sum
+                        key,
+                        local_step,
+                        open_gradient,
+                        weight=weight,
+                        can_stage_again=can_stage_again,
+                        is_sum=is_sum,
+                        epoch=epoch,
                     )
+            await self._stage_again_in(key, epoch)
             await open_gradient(drop)
             return True
         weight_if_kept = weight if can_stage_again and not is_sum else None
-        task = self._tasks.begin(self._stage(key, local_step, open_gradient, weight_if_kept, is_sum=is_sum))
+        task = self._tasks.begin(self._stage(key, staged, open_gradient, weight_if_kept, is_sum=is_sum))
         self._staging[key] = task
         task.add_done_callback(lambda _: self._staging.pop(key, None))
         await asyncio.shield(task)
         return False
 
-    async def stage_again(self, key: PartKey, local_step: int, gradient: Gradient) -> None:
+    async def stage_again(self, key: PartKey, staged: Staged, gradient: Gradient) -> None:
         """Holds a gradient that was held before the server was started again.
 
         Raises:
@@ -183,7 +215,7 @@ class Shard:
         """
         dtypes = {name: value.dtype for name, value in gradient.dense.items()}
         is_sum = any(dtypes[each.name] != each.dtype for each in self.sum_spec.dense_components)
-        self._hold(key, await self._held(local_step, gradient, None, is_sum=is_sum))
+        self._hold(key, await self._held(staged, gradient, None, is_sum=is_sum))
 
     async def reduce(self, decided: Average) -> Average:
         """Returns what this server has of an average.
@@ -202,7 +234,9 @@ class Shard:
         number = decided.round_number
         known = self._reduced.get(number)
         if known is None:
-            known = self._reduced[number] = _Reduced(parts, self._tasks.begin(self._reduce(decided, parts)))
+            known = self._reduced[number] = _Reduced(parts)
+            self._reducing.append(known)
+            known.answer = self._tasks.begin(self._reduce(known, decided))
         elif (known.parts.ids, known.parts.weights, known.parts.sums) != (parts.ids, parts.weights, parts.sums):
             raise InvalidArgumentError(
                 f"expected the gradients with which round {number + 1} of accumulator {self._name!r} was reduced here, "
@@ -210,8 +244,48 @@ class Shard:
                 field=_PARTS_FIELD,
             )
         average = await asyncio.shield(known.answer)
-        await self._forget_before(parts)
+        await self._tasks.finish(self._forget_before(parts))
         return average
+
+    async def withdraw(self, keys: Collection[PartKey]) -> None:
+        """Forgets gradients that do not count, as their client says to whom the home has said it."""
+        self._check_open()
+        await self._tasks.finish(self._forget([key for key in keys if key in self._parts]))
+
+    async def forget(self, epoch: int, counted: Collection[str]) -> int:
+        """Forgets gradients of earlier epochs that do not count; returns how many.
+
+        Args:
+            epoch: The epoch that the home has begun.
+            counted: The ids of all gradients of earlier ones that count, as the home said then.
+        """
+        self._check_open()
+        now = self._clock()
+        unneeded = []
+        for key, part in self._parts.items():
+            if key.id in counted:
+                self._note(key)
+            elif part.staged.epoch is None:
+                if self._since[key] <= now - self._call_seconds:
+                    unneeded.append(key)
+            elif part.staged.epoch < epoch:
+                unneeded.append(key)
+        sums = [
+            staged
+            for staged, each in self._running.items()
+            if (staged.epoch is None or staged.epoch < epoch) and each.weights.keys().isdisjoint(counted)
+        ]
+        await self._tasks.finish(self._forget(unneeded, sums))
+        return len(unneeded)
+
+    def asks_for_old_gradients(self) -> bool:
+        """Returns True from time to time if some gradients are so old that the home should be asked about them."""
+        oldest = next(iter(self._since.values()), None)
+        now = self._clock()
+        if oldest is None or max(oldest, self._asked_at) > now - self._call_seconds:
+            return False
+        self._asked_at = now
+        return True
 
     def close(self, error: ServiceError) -> None:
         """Refuses later calls with `error`, and frees the memory."""
@@ -219,6 +293,7 @@ class Shard:
         for each in self._sums:
             each.close()
         self._parts.clear()
+        self._since.clear()
         self._running.clear()
         self._reduced.clear()
         self._averaged.clear()
@@ -227,16 +302,16 @@ class Shard:
     async def _stage(
         self,
         key: PartKey,
-        local_step: int,
+        staged: Staged,
         open_gradient: OpenGradient,
         weight_if_kept: float | None,
         *,
         is_sum: bool,
     ) -> None:
         async def hold(given: Gradient) -> None:
-            if weight_if_kept is not None and await self._added(key, local_step, given, weight_if_kept):
+            if weight_if_kept is not None and await self._added(key, staged, given, weight_if_kept):
                 return
-            part = await self._held(local_step, given, key, is_sum=is_sum)
+            part = await self._held(staged, given, key, is_sum=is_sum)
             if self._closed is not None:
                 part.sum.close()
                 raise self._closed
@@ -245,42 +320,57 @@ class Shard:
 
         await open_gradient(hold)
 
+    async def _stage_again_in(self, key: PartKey, epoch: int | None) -> None:
+        """Notes, on disk, too, that a gradient that is held was staged again in a later epoch."""
+        held = self._parts.get(key)
+        if held is None or epoch is None or (held.staged.epoch is not None and held.staged.epoch >= epoch):
+            return
+        held.staged = held.staged._replace(epoch=epoch)
+        written = self._journal.stage_again(key, epoch)
+        if written is not None:
+            await written
+
     def _hold(self, key: PartKey, part: _Part) -> None:
         self._parts[key] = part
+        self._note(key)
 
-    async def _added(self, key: PartKey, local_step: int, given: Gradient, weight: float) -> bool:
+    def _note(self, key: PartKey) -> None:
+        self._since.pop(key, None)
+        self._since[key] = self._clock()
+
+    async def _added(self, key: PartKey, staged: Staged, given: Gradient, weight: float) -> bool:
         """Adds a gradient to others of its step; returns False if it has to be held."""
         if self._make_running_sum is None or not given.live:
             return False
-        running = self._running.get(local_step)
+        running = self._running.get(staged)
         if running is None:
-            running = self._running[local_step] = RunningSum(self._make_running_sum())
+            running = self._running[staged] = RunningSum(self._make_running_sum())
         return await running.add(key.id, weight, given, self._check_rows)
 
-    async def _held(self, local_step: int, given: Gradient, key: PartKey | None, *, is_sum: bool) -> _Part:
+    async def _held(self, staged: Staged, given: Gradient, key: PartKey | None, *, is_sum: bool) -> _Part:
         """Returns a gradient in a sum of its own, once it is on disk under its key, if it has one."""
         own = self._make_sum()
         self._bookkeeping.grow(_PART_BYTES)
         try:
             gradient = await own.check(given, joins=False, is_sum=is_sum)
             self._check_rows(gradient)
-            staged = await own.stage(gradient, Contribution())
+            change = await own.stage(gradient, Contribution())
             try:
                 given.check_lenders()
                 if key is not None:
-                    written = await self._journal.accept(key, local_step, gradient)
+                    written = await self._journal.accept(key, staged, gradient)
                     if written is not None:
                         await written
             except BaseException:
                 own.settle()
                 raise
-            await own.commit(staged)
+            await own.commit(change)
         except BaseException:
             self._settle()
             raise
         finally:
             await own.finish()
-        return _Part(local_step, own)
+        return _Part(staged, own)
 
     def _check_rows(self, gradient: Gradient) -> None:
         """Checks that rows have the component's sizes: those of a round must go together, and nobody else compares."""
@@ -293,28 +383,33 @@ class Shard:
                         field=f"{component.field}.sparse.values.shape",
                     )
 
-    async def _reduce(self, decided: Average, parts: RoundParts) -> Average:
+    async def _reduce(self, reduced: _Reduced, decided: Average) -> Average:
+        number, parts = decided.round_number, reduced.parts
         try:
             average = await self._reduced_average(decided, parts)
         except BaseException:
-            self._reduced.pop(decided.round_number, None)  # it may succeed later
+            if self._reduced.get(number) is reduced:
+                del self._reduced[number]  # it may succeed later
             raise
-        self._reduced[decided.round_number].nbytes = average.nbytes
+        finally:
+            self._reducing.remove(reduced)
         members = [PartKey(parts.home_incarnation, each) for each in parts.ids]
-        self._averaged.update(members)
+        if self._reduced.get(number) is reduced:  # the round may be over meanwhile
+            reduced.nbytes = average.nbytes
+            self._averaged.update(members)
         await self._drop(members)
         return average
 
     async def _reduced_average(self, decided: Average, parts: RoundParts) -> Average:
-        step = await self._step_of_running(decided, dict(zip(parts.ids, parts.weights, strict=True)))
-        added = () if step is None else self._running[step].weights
+        staged = await self._in_running(decided, dict(zip(parts.ids, parts.weights, strict=True)))
+        added = () if staged is None else self._running[staged].weights
         contributions = {
             part_id: contribution for part_id, contribution in parts.contributions.items() if part_id not in added
         }
         held = self._members(decided, parts.home_incarnation, contributions)
-        total = self._make_sum() if step is None else self._running.pop(step).sum
+        total = self._make_sum() if staged is None else self._running.pop(staged).sum
         try:
-            if step is None:
+            if staged is None:
                 await total.borrow([each.sum for each in held], contributions.values())
             else:
                 for part, contribution in zip(held, contributions.values(), strict=True):
@@ -326,19 +421,24 @@ class Shard:
         self._check_open()
         return replace(decided, values=values, parts=None)
 
-    async def _step_of_running(self, decided: Average, weights: Mapping[str, float]) -> int | None:
-        """Ends the running sum that has gradients of a round; returns its local step, None if there is none.
+    async def _in_running(self, decided: Average, weights: Mapping[str, float]) -> Staged | None:
+        """Ends the running sum that has gradients of a round; returns what was said of these, None if there is none.
 
         Raises:
             AbortedError: It has others, too, or is not the only one: they are of no use, and gone now.
         """
-        found = [step for step, each in self._running.items() if not weights.keys().isdisjoint(each.weights)]
-        for step in found:
-            await self._running[step].end()  # one more may have been under way
-        if not found or (len(found) == 1 and self._running[found[0]].weights.items() <= weights.items()):
-            return found[0] if found else None
-        for step in found:
-            self._running.pop(step).close()
+        found = {staged: each for staged, each in self._running.items() if not weights.keys().isdisjoint(each.weights)}
+        for each in found.values():
+            await each.end()  # one more may have been under way
+        # Meanwhile another round with gradients of the same sum may have used it, or found that it is of no use.
+        found = {staged: each for staged, each in found.items() if self._running.get(staged) is each}
+        if not found:
+            return None
+        (staged, running), *others = found.items()
+        if not others and running.weights.items() <= weights.items():
+            return staged
+        for staged in found:
+            self._running.pop(staged).close()
         raise AbortedError(
             f"gradients of round {decided.round_number + 1} of accumulator {self._name!r} were added up with others, "
             "which the home has not accepted: stage them again",
@@ -358,30 +458,44 @@ class Shard:
 
     async def _forget_before(self, parts: RoundParts) -> None:
         """Forgets what no round from the oldest one on needs."""
-        oldest = parts.oldest_round, parts.oldest_step
-        if self._oldest == oldest:
+        told = parts.oldest_round, parts.epoch, parts.oldest_step, parts.oldest_epoch
+        if self._told == told:
             return
-        self._oldest = oldest
-        rounds = [number for number in self._reduced if number < parts.oldest_round]
-        for step in [step for step in self._running if step < parts.oldest_step]:
-            self._running.pop(step).close()
+        self._told = told
         home = parts.home_incarnation
-        gone = [PartKey(home, part_id) for number in rounds for part_id in self._reduced.pop(number).parts.ids]
-        unneeded = [key for key, part in self._parts.items() if part.local_step < parts.oldest_step]
+        over = [number for number in self._reduced if number < parts.oldest_round]
+        gone = [PartKey(home, part_id) for number in over for part_id in self._reduced.pop(number).parts.ids]
         self._averaged.difference_update(gone)
-        if gone or unneeded:
-            self._journal.forget([*gone, *unneeded])
-            await self._tasks.finish(self._drop(unneeded))
+        self._journal.forget(gone)
+        sums = [step for step in self._running if not _may_need(parts, step)]
+        held = [
+            key
+            for key, part in self._parts.items()
+            if part.staged.epoch is not None and not _may_need(parts, part.staged)
+        ]
+        await self._forget(held, sums)
+
+    async def _forget(self, keys: Collection[PartKey], sums: Collection[Staged] = ()) -> None:
+        """Forgets gradients, but for those of rounds that are being reduced, which need them yet, and running sums."""
+        busy = {part_id for each in self._reducing for part_id in each.parts.ids}
+        forgotten = [key for key in keys if key.id not in busy]
+        self._journal.forget(forgotten)
+        discarded = [self._running.pop(step) for step in sums]
+        await self._drop(forgotten)
+        for each in discarded:
+            await each.end()
+            each.close()
 
     async def _drop(self, keys: Sequence[PartKey]) -> None:
-        """Frees the memory of gradients, a few in each turn of the event loop."""
-        for start in range(0, len(keys), _PARTS_AT_ONCE):
+        """Lets gradients go at once, and frees their memory, a few in each turn of the event loop."""
+        dropped = [self._parts.pop(key) for key in keys if key in self._parts]
+        for key in keys:
+            self._since.pop(key, None)
+        for start in range(0, len(dropped), _PARTS_AT_ONCE):
             if start:
                 await asyncio.sleep(0)
-            for key in keys[start : start + _PARTS_AT_ONCE]:
-                part = self._parts.pop(key, None)
-                if part is not None:
-                    part.sum.close()
+            for part in dropped[start : start + _PARTS_AT_ONCE]:
+                part.sum.close()
         self._settle()
 
     def _settle(self) -> None:
@@ -391,3 +505,7 @@ class Shard:
     def _check_open(self) -> None:
         if self._closed is not None:
             raise self._closed.with_traceback(None)
+
+
+def _may_need(parts: RoundParts, staged: Staged) -> bool:
+    return parts.may_need(parts.epoch if staged.epoch is None else staged.epoch, staged.local_step)

@@ -1,5 +1,8 @@
 """Reads what the home of a sharded accumulator has decided, from requests to the servers that have the values."""
 
+from collections.abc import Iterable
+
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
 from gradserve_server.accumulators.gradient import Average, RoundParts
 from gradserve_server.accumulators.sharding.part_ids import NUM_BYTES
@@ -7,6 +10,16 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import MAX_WORKER_ID_BYTES, check_length
 
 _FIELD = "average.parts"
+
+
+def decode_counted(request: messages_pb2.ForgetGradientsRequest) -> frozenset[str]:
+    """Returns the ids of the gradients that a home has counted.
+
+    Raises:
+        InvalidArgumentError: They are no such ids.
+    """
+    _check_ids(request.part_ids, "part_ids")
+    return frozenset([each.hex() for each in request.part_ids])
 
 
 def decode_decided(average: accumulator_pb2.Average) -> Average:
@@ -25,11 +38,7 @@ def decode_decided(average: accumulator_pb2.Average) -> Average:
             f"{len(parts.weights)} weights",
             field=f"{_FIELD}.part_ids",
         )
-    for each in parts.part_ids:
-        if len(each) != NUM_BYTES:
-            raise InvalidArgumentError(
-                f"expected ids of {NUM_BYTES} bytes, got one of {len(each)}", field=f"{_FIELD}.part_ids"
-            )
+    _check_ids(parts.part_ids, f"{_FIELD}.part_ids")
     if any(not 0 <= place < len(ids) for place in parts.sums) or len(set(parts.sums)) < len(parts.sums):
         raise InvalidArgumentError(
             f"expected different places of {len(ids)} ids, got {list(parts.sums)[:10]}", field=f"{_FIELD}.sums"
@@ -53,5 +62,13 @@ def decode_decided(average: accumulator_pb2.Average) -> Average:
             oldest_round=parts.oldest_round - 1,
             oldest_step=parts.oldest_step,
             sums=tuple(parts.sums),
+            epoch=parts.epoch,
+            oldest_epoch=parts.oldest_epoch,
         ),
     )
+
+
+def _check_ids(ids: Iterable[bytes], field: str) -> None:
+    for each in ids:
+        if len(each) != NUM_BYTES:
+            raise InvalidArgumentError(f"expected ids of {NUM_BYTES} bytes, got one of {len(each)}", field=field)

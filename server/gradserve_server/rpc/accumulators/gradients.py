@@ -1,5 +1,6 @@
 """Reads the gradients of requests, and the ids of their calls."""
 
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -60,16 +61,26 @@ def decode_gradient(
     return _gradient_id(request, contribution, given, user), contribution, given
 
 
+def decode_read_id(request: messages_pb2.ReadAverageRequest, user: Identity = ANONYMOUS) -> RequestId | None:
+    """Returns the id of a read, None if it has none."""
+    return _request_id(request.request_id, b"", user) if request.HasField("request_id") else None
+
+
 def decode_staged(
     request: messages_pb2.StageGradientRequest, payload: Payload, user: Identity = ANONYMOUS
-) -> tuple[PartKey, GivenGradient]:
-    """Reads the name of a gradient that is to be held for a round, and its components.
+) -> tuple[PartKey, Sequence[PartKey], GivenGradient]:
+    """Reads the name of a gradient that is to be held for a round, those that its client withdraws, and its components.
 
     Raises:
         InvalidArgumentError: It has too many parts, or no name.
     """
+    check_count(request.withdrawn, MAX_UNANSWERED, "numbers", "withdrawn")
     call = _request_id(request.request_id, b"", user)
-    return PartKey(request.home_incarnation, part_id(call)), _given_gradient(request, payload, user)
+    key, *withdrawn = [
+        PartKey(request.home_incarnation, part_id(RequestId(call.client_id, sequence)))
+        for sequence in (call.sequence, *request.withdrawn)
+    ]
+    return key, withdrawn, _given_gradient(request, payload, user)
 
 
 def _given_gradient(request: _WithGradient, payload: Payload, user: Identity) -> GivenGradient:
@@ -167,6 +178,11 @@ def weight_of(request: _WithGradient) -> float:
     return request.weight if request.HasField("weight") else 1.0
 
 
+def epoch_of(request: _WithGradient) -> int | None:
+    """Returns the epoch of a gradient for a sharded accumulator; None if the request does not say."""
+    return request.epoch if request.HasField("epoch") else None
+
+
 def counts_one_per_worker(request: messages_pb2.PushPullRequest) -> bool:
     """Returns True if a push_pull counts only the first gradient of its worker, which is the default."""
     return request.one_per_worker if request.HasField("one_per_worker") else True
@@ -189,6 +205,7 @@ def _contribution(request: GradientRequest, user: Identity) -> Contribution:
         worker_id=request.worker_id,
         sequence=request.request_id.sequence,
         sum_of=sum_of,
+        epoch=epoch_of(request),
     )
 
 

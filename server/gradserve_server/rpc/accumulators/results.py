@@ -158,4 +158,6 @@ def _encode_parts(parts: RoundParts) -> accumulator_pb2.RoundParts:
         oldest_round=parts.oldest_round + 1,
         oldest_step=parts.oldest_step,
         sums=parts.sums,
+        epoch=parts.epoch,
+        oldest_epoch=parts.oldest_epoch,
     )

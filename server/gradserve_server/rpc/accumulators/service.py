@@ -25,13 +25,15 @@ from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
 from gradserve_server.errors import AbortedError, InvalidArgumentError
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
-from gradserve_server.rpc.accumulators.decided import decode_decided
+from gradserve_server.rpc.accumulators.decided import decode_counted, decode_decided
 from gradserve_server.rpc.accumulators.gradients import (
     GradientRequest,
     counts_one_per_worker,
     decode_gradient,
+    decode_read_id,
     decode_staged,
     decode_take_id,
+    epoch_of,
     weight_of,
 )
 from gradserve_server.rpc.accumulators.results import (
@@ -168,7 +170,8 @@ class AccumulatorServicer:
             self._delivery(request.placement, call) as delivery,
         ):
             step = request.step if request.HasField("step") else None
-            average = await accumulator.read_average(step, wait_timeout(request, call))
+            read = decode_read_id(request, call.identity)
+            average = await accumulator.read_average(step, wait_timeout(request, call), read)
             return await encode_read(average, delivery, self._compute)
 
     async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
@@ -194,8 +197,11 @@ class AccumulatorServicer:
         self, request: messages_pb2.GetNumAccumulatedRequest, call: Call
     ) -> messages_pb2.GetNumAccumulatedResponse:
         with self._deciding(request.accumulator, call) as accumulator:
+            rounds = accumulator.rounds
             return messages_pb2.GetNumAccumulatedResponse(
-                num_accumulated=accumulator.num_accumulated, num_rounds=accumulator.rounds.current.number
+                num_accumulated=accumulator.num_accumulated,
+                epoch=rounds.epoch if accumulator.spec.num_shards else 0,
+                num_rounds=rounds.current.number,
             )
 
     async def SetGlobalStep(
@@ -214,7 +220,9 @@ class AccumulatorServicer:
                 check_may_add(accumulator.name, accumulator.spec, "is_sum")
             check_is_of(request.home_incarnation, accumulator.name, accumulator.incarnation, "home_incarnation")
             sent = (request, call.payload, call.identity)
-            key, given = await self._compute.run(PIECE_BYTES * len(request.gradient), decode_staged, *sent)
+            key, withdrawn, given = await self._compute.run(PIECE_BYTES * len(request.gradient), decode_staged, *sent)
+            if withdrawn:
+                await shard.withdraw(withdrawn)
             opening = await self._opening(shard, given, call, is_sum=request.is_sum)
             duplicate = await shard.stage(
                 key,
@@ -223,8 +231,28 @@ class AccumulatorServicer:
                 weight=weight_of(request),
                 can_stage_again=request.can_stage_again,
                 is_sum=request.is_sum,
+                epoch=epoch_of(request),
             )
-            return messages_pb2.StageGradientResponse(duplicate=duplicate)
+            return messages_pb2.StageGradientResponse(
+                duplicate=duplicate, has_old_gradients=shard.asks_for_old_gradients()
+            )
+
+    async def EndEpoch(self, request: messages_pb2.EndEpochRequest, call: Call) -> messages_pb2.EndEpochResponse:
+        with self._deciding(request.accumulator, call) as accumulator:
+            epoch, counted = await accumulator.end_epoch()
+            work = PIECE_BYTES * len(counted)
+            return messages_pb2.EndEpochResponse(
+                epoch=epoch, part_ids=await self._compute.run(work, lambda: [bytes.fromhex(each) for each in counted])
+            )
+
+    async def ForgetGradients(
+        self, request: messages_pb2.ForgetGradientsRequest, call: Call
+    ) -> messages_pb2.ForgetGradientsResponse:
+        with self._using(request.accumulator, call) as accumulator:
+            shard = _shard_of(accumulator)
+            check_is_of(request.home_incarnation, accumulator.name, accumulator.incarnation, "home_incarnation")
+            counted = await self._compute.run(PIECE_BYTES * len(request.part_ids), decode_counted, request)
+            return messages_pb2.ForgetGradientsResponse(num_forgotten=await shard.forget(request.epoch, counted))
 
     async def ReduceGradients(self, request: messages_pb2.ReduceGradientsRequest, call: Call) -> WithContents:
         with (

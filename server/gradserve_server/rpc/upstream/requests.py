@@ -41,6 +41,8 @@ def waiting_request(request: _Waits, user: Identity, timeout: float | None) -> _
     sent.CopyFrom(request)
     if isinstance(sent, messages_pb2.TakeGradientRequest):
         _own(sent, user)
+    else:
+        sent.ClearField("request_id")  # averages are read once for all who ask
     sent.placement.CopyFrom(placement_of(keep=False))
     _set_timeout(sent, timeout)
     return sent

@@ -363,6 +363,14 @@ class AggregatingServicer:
     ) -> messages_pb2.StageGradientResponse:
         raise _no_shard(request.accumulator)
 
+    async def EndEpoch(self, request: messages_pb2.EndEpochRequest, call: Call) -> messages_pb2.EndEpochResponse:
+        raise _no_shard(request.accumulator)
+
+    async def ForgetGradients(
+        self, request: messages_pb2.ForgetGradientsRequest, call: Call
+    ) -> messages_pb2.ForgetGradientsResponse:
+        raise _no_shard(request.accumulator)
+
     async def ReduceGradients(self, request: messages_pb2.ReduceGradientsRequest, call: Call) -> WithContents:
         raise _no_shard(request.accumulator)
 

@@ -1,5 +1,6 @@
 """An accumulator that is sharded over the servers upstream."""
 
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -11,9 +12,11 @@ from gradserve.calls.accumulators.sharding.choice import is_sharded
 from gradserve.calls.accumulators.sharding.parts import Parts
 from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Shard, Step
 from gradserve.calls.accumulators.sharding.specs import add_plan
-from gradserve.calls.accumulators.sharding.wire import USES_PER_LEASE
+from gradserve.calls.accumulators.sharding.uncounted import Uncounted
+from gradserve.calls.accumulators.sharding.wire import EPOCH_FIELD, USES_PER_LEASE
 from gradserve.calls.cluster import Cluster
 from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
+from gradserve.calls.identity import RequestIds
 from gradserve.calls.together import aimed_call, all_ended, at_target, together, with_beside
 from gradserve.errors import AbortedError, GradserveError, NotFoundError
 from gradserve.results import IndexedSlices
@@ -58,6 +61,10 @@ class UpstreamShards:
         self._cluster = cluster
         self._home = cluster.home_of(ref.container, ref.name)
         self._incarnation = ref.incarnation
+        self._epoch = info.epoch
+        self._key = (ref.container, ref.name)
+        self._uncounted = Uncounted()
+        self._reads = RequestIds(uuid.uuid4().hex)
         self._names = [each.name for each in spec.components]
         plan = {each.name: [Piece(*piece) for piece in each.pieces] for each in spec.components}
         self._parts = Parts(_components_of(spec), plan)
@@ -118,11 +125,22 @@ class UpstreamShards:
             ref = request.accumulator
             yield from self._address(ref)
             parts = self._parts.of_gradient({name: _sent(value) for name, value in values.items()})
-            staging = yield from self._staging(request)
             shards = yield from self._shards(ref)
-            again = {each.target: partial(self._stage, each, staging, parts[each.target]) for each in shards}
-            yield from together(*[stage() for stage in again.values()])
-            message = (yield from self._asked(method, request, wait)).message
+            message: Any = None
+            again: dict[int, Step] = {}
+            while message is None:
+                staging = yield from self._staging(request)
+                again = {each.target: partial(self._stage, each, staging, parts[each.target]) for each in shards}
+                yield from together(*[stage() for stage in again.values()])
+                request.epoch = staging.epoch
+                try:
+                    message = (yield from self._asked(method, request, wait)).message
+                except AbortedError as error:
+                    if error.field != EPOCH_FIELD:
+                        raise
+                    asked = messages_pb2.GetNumAccumulatedRequest(accumulator=ref)
+                    self._epoch = (yield aimed_call(self._home, Unary(_SERVICE, "GetNumAccumulated", asked))).epoch
+            yield from self._forget_uncounted(shards, ref)
             if not isinstance(message, messages_pb2.PushPullResponse) or not message.HasField("average"):
                 return message, None
             is_stale = message.outcome == accumulator_pb2.APPLY_OUTCOME_STALE
@@ -150,7 +168,13 @@ class UpstreamShards:
             shards = yield from self._shards(request.accumulator)
             return reply.message, (yield from self._reduced(shards, reply.message.average, {}, wait))
 
-        message, received = await self._link.run(operation())
+        if not isinstance(request, messages_pb2.ReadAverageRequest):
+            message, received = await self._link.run(operation())
+            return message, await self._average(message.average, received)
+        # Its number keeps the average until all servers have computed it.
+        with self._reads.open_calls.opened(self._key, self._reads.new_call, may_come_again=False) as call:
+            self._reads.write(request.request_id, call, self._key)
+            message, received = await self._link.run(operation())
         return message, await self._average(message.average, received)
 
     @property
@@ -225,6 +249,7 @@ class UpstreamShards:
             local_step=local_step,
             is_sum=bool(request.sum_of),
             release_handles=True,
+            epoch=self._epoch,
         )
         # Servers hold it, and do not add it to others at once: its workers cannot stage it again without this server.
         staging.request_id.client_id = request.request_id.client_id
@@ -235,10 +260,23 @@ class UpstreamShards:
         self, shard: Shard, staging: messages_pb2.StageGradientRequest, values: Mapping[str, Sent]
     ) -> Operation[None]:
         try:
-            yield from shard.stage(staging, values)
+            reply = yield from shard.stage(staging, values)
         except GradserveError as error:
             self._parts.name_field(shard.target, error)
             raise
+        if reply is not None:
+            self._uncounted.answered(staging, reply, self._key, shard.target)
+
+    def _forget_uncounted(self, shards: Sequence[Shard], ref: accumulator_pb2.AccumulatorRef) -> Operation[None]:
+        """Has servers forget gradients of clients that have ended, if they have asked for that."""
+        asking = self._uncounted.take_asking(self._key)
+        if asking:
+            with suppress(GradserveError):  # they will ask again
+                asked = messages_pb2.EndEpochRequest(accumulator=ref)
+                answer: messages_pb2.EndEpochResponse = yield aimed_call(self._home, Unary(_SERVICE, "EndEpoch", asked))
+                self._epoch = answer.epoch
+                of = [each for each in shards if each.target in asking]
+                yield from all_ended(*[each.forget(self._incarnation, answer) for each in of])
 
     def _reduced(
         self, shards: Sequence[Shard], average: accumulator_pb2.Average, again: Mapping[int, Step], wait: float

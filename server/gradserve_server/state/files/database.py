@@ -119,6 +119,7 @@ CREATE TABLE directory (        -- the state directory that this file belongs to
     commits INTEGER NOT NULL    -- the number of the newest commit
 ) STRICT;
 INSERT INTO directory VALUES (0, lower(hex(randomblob(16))), 0);
+ALTER TABLE part ADD COLUMN epoch INTEGER;  -- the only one in which it counts; NULL: any
 """
 
 _UPGRADES: dict[int, str] = {0: _FIRST, 1: _SECOND, 2: _THIRD}

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from google.protobuf.message import Message
+
 from gradserve.calls.accumulators.components import Sent
 from gradserve.calls.accumulators.gradients import add_gradient, arrays_of, receive_values
 from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
@@ -65,8 +67,8 @@ class Shard:
         staging: messages_pb2.StageGradientRequest,
         values: Mapping[str, Sent],
         progress: Progress | None = None,
-    ) -> Operation[None]:
-        """Brings what the server gets of a gradient there, unless the home has another incarnation meanwhile.
+    ) -> Operation[messages_pb2.StageGradientResponse | None]:
+        """Brings what the server gets of a gradient there; None if the home has another incarnation meanwhile.
 
         Args:
             staging: The request, without the accumulator and the gradient.
@@ -83,23 +85,41 @@ class Shard:
 
         arrays, _ = arrays_of(values)
 
-        def staged() -> Operation[Reply]:
+        def staged() -> Operation[messages_pb2.StageGradientResponse]:
             call = call_with_arrays(_SERVICE, "StageGradient", arrays, request, released=True, progress=progress)
-            return at_target(self.target, call)
+            reply = yield from at_target(self.target, call)
+            response: messages_pb2.StageGradientResponse = reply.message
+            return response
 
         incarnation = staging.home_incarnation
         try:
-            yield from staged()
+            return (yield from staged())
         except AbortedError as error:
             if not is_of_earlier(error) or (yield from self._is_there(incarnation)):
                 raise
         except NotFoundError:
             if (yield from self._is_made_again(incarnation)):
                 try:
-                    yield from staged()
+                    return (yield from staged())
                 except (NotFoundError, AbortedError):
                     if (yield from self._is_there(incarnation)):
                         raise
+        return None
+
+    def forget(self, incarnation: str, answer: messages_pb2.EndEpochResponse) -> Operation[None]:
+        """Has the server forget the gradients that were staged in earlier epochs and do not count.
+
+        Args:
+            incarnation: The incarnation of the accumulator at its home.
+            answer: What the home has said of the gradients that count.
+        """
+        request = messages_pb2.ForgetGradientsRequest(
+            accumulator=self.ref, home_incarnation=incarnation, epoch=answer.epoch, part_ids=answer.part_ids
+        )
+        try:
+            yield from at_target(self.target, _reply(Unary(_SERVICE, "ForgetGradients", request)))
+        except (NotFoundError, AbortedError):
+            return  # the server was started again, and holds nothing, or has a later accumulator
 
     def reduce(
         self,
@@ -180,3 +200,8 @@ class Shard:
             f"round. Go on with the next one, with local_step={average.step}",
             field=LOST_FIELD,
         )
+
+
+def _reply(call: Unary) -> Operation[Message]:
+    reply: Message = yield call
+    return reply

@@ -1,9 +1,10 @@
 """The operations on an accumulator that is sharded over several servers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
@@ -14,19 +15,38 @@ from gradserve.calls.accumulators.session import RequestOfAccumulator
 from gradserve.calls.accumulators.sharding.parts import Parts
 from gradserve.calls.accumulators.sharding.progress import received_together, sent_together
 from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Shard
+from gradserve.calls.accumulators.sharding.uncounted import Uncounted
 from gradserve.calls.accumulators.wire import AccumulatorWire, Awaiting, Given
 from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
 from gradserve.calls.progress import Progress
 from gradserve.calls.together import aimed_call, all_ended, at_target, with_beside
-from gradserve.errors import AbortedError, GradserveError, InvalidArgumentError, NotFoundError
+from gradserve.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    GradserveError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
 from gradserve.results import AccumulatorInfo, Average, TensorHandle, Value
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.durations import decode_duration
 from gradserve.wire.payload import AnyArray
 
+EPOCH_FIELD = "epoch"
+"""The field of the error of a home that is in another epoch than the one in which a gradient was staged."""
+_NOT_COUNTED_FIELD = "worker_id"
+"""The field of the error of a push_pull in vain whose gradient does not count, as another one of its worker does."""
 USES_PER_LEASE = 3
 """How often a call that waits uses the parts of other servers, in the time of their idle lease."""
+
+
+class _Staged(NamedTuple):
+    """The incarnation of the accumulator at its home, and the epoch there, for which a gradient is staged."""
+
+    incarnation: str
+    epoch: int
 
 
 class ShardedWire(AccumulatorWire):
@@ -42,6 +62,7 @@ class ShardedWire(AccumulatorWire):
         parts: Parts,
         members: Mapping[int, str],
         creations: Mapping[int, Callable[[str], Operation[object]]],
+        uncounted: Uncounted,
         idle_lease: float | None = None,
         **kwargs: Any,
     ) -> None:
@@ -52,6 +73,7 @@ class ShardedWire(AccumulatorWire):
             parts: What each server has.
             members: The servers that have something, as requests name them.
             creations: Creates the parts of those servers that are not the home, of an incarnation there.
+            uncounted: What the client has staged that does not count.
             idle_lease: Seconds without use after which a server deletes its part; None: never.
             **kwargs: See `AccumulatorWire`.
         """
@@ -60,6 +82,15 @@ class ShardedWire(AccumulatorWire):
         self._creations = creations
         self._idle_lease = idle_lease
         self._shards = {target: self._shard(target, members[target]) for target in parts.servers}
+        self._uncounted = uncounted
+
+    def _read(
+        self, request: messages_pb2.ReadAverageRequest, timeout: float, progress: Progress | None, *, in_place: bool
+    ) -> Operation[Average]:
+        # Its number keeps the average for it until all servers have computed it.
+        with self._ids.open_calls.opened(self._key, self._ids.new_call, may_come_again=False) as call:
+            self._address(request, call)
+            return (yield from super()._read(request, timeout, progress, in_place=in_place))
 
     def info(self) -> Operation[AccumulatorInfo]:
         """Describes the accumulator, with the memory that it uses on all servers."""
@@ -104,20 +135,54 @@ class ShardedWire(AccumulatorWire):
         progress: Progress | None,
     ) -> Operation[Reply]:
         """Stages a gradient on all servers, and then makes the call that applies it."""
-        staged = yield from self._stage(given, progress)
-        message: Any = request(())
-        while message.accumulator.incarnation != staged:
-            staged = yield from self._stage(given, None)
-            message = request(())
-        call = self._unary(method, message, wait, in_place=in_place)
+        while True:
+            staged = yield from self._stage(given, progress)
+            progress = None
+            message: Any = request(())
+            if message.accumulator.incarnation != staged.incarnation:
+                continue
+            message.epoch = staged.epoch
+            try:
+                reply = yield from self._applied(given, self._unary(method, message, wait, in_place=in_place))
+            except AbortedError as error:
+                if error.field != EPOCH_FIELD:
+                    raise
+                yield from self.num_accumulated()  # which says in which epoch the gradient counts
+            except DeadlineExceededError as error:
+                if error.field == _NOT_COUNTED_FIELD:
+                    self._uncounted.withdraw(self._key, self._shards, given.call)
+                raise
+            else:
+                if reply.message.outcome != accumulator_pb2.APPLY_OUTCOME_ACCEPTED:
+                    self._uncounted.withdraw(self._key, self._shards, given.call)
+                asking = self._uncounted.take_asking(self._key)
+                if asking:
+                    yield from self._forget_uncounted(asking)
+                return reply
+
+    def _applied(self, given: Given, call: Unary) -> Operation[Reply]:
+        message: Any = call.request
 
         def renewed() -> Operation[None]:
             if call.renewal is not None:
                 yield from call.renewal()
             # The accumulator may have been made anew: then nothing is staged for it.
-            yield from self._stage(given, None)
+            message.epoch = (yield from self._stage(given, None)).epoch
 
-        return (yield from self._waited(Whole(call._replace(renewal=renewed))))
+        return self._waited(Whole(call._replace(renewal=renewed)))
+
+    def _forget_uncounted(self, targets: Collection[int]) -> Operation[None]:
+        """Ends the epoch, and has servers forget what was staged in it and does not count; as far as that succeeds."""
+        asked = messages_pb2.EndEpochRequest(accumulator=self.ref)
+        with suppress(GradserveError):
+            answer: messages_pb2.EndEpochResponse = yield self._unary("EndEpoch", asked)
+            incarnation = asked.accumulator.incarnation
+            self._learn(incarnation, answer.epoch)
+            yield from all_ended(*[self._shards[target].forget(incarnation, answer) for target in targets])
+
+    def _learn(self, incarnation: str, epoch: int) -> None:
+        if incarnation == self.ref.incarnation:
+            self._session.epoch = max(self._session.epoch, epoch)
 
     def _waited(self, call: Whole) -> Operation[Reply]:
         """Makes a call that may wait at the home, and uses the parts of the other servers meanwhile."""
@@ -135,36 +200,46 @@ class ShardedWire(AccumulatorWire):
                 except GradserveError:
                     continue  # it has no lease while it cannot be reached, and begins a new one after that
 
-    def _stage(self, given: Given, progress: Progress | None) -> Operation[str]:
-        """Stages a gradient on all servers; returns the incarnation of the accumulator at its home that it is for."""
+    def _stage(self, given: Given, progress: Progress | None) -> Operation[_Staged]:
+        """Stages a gradient on all servers; returns what it is staged for."""
         parts = self._parts.of_gradient(given.values)
         num_bytes = sum(array.nbytes for values in parts.values() for array in arrays_of(values)[0])
+        is_full = False
         while True:
-            incarnation = self.ref.incarnation
-            stage = [
-                partial(self._staged, each, given, parts[each.target], incarnation) for each in self._shards.values()
-            ]
-            yield from sent_together(progress, num_bytes, stage)
-            if self.ref.incarnation == incarnation:
-                return incarnation
+            staged = _Staged(self.ref.incarnation, self._session.epoch)
+            stage = [partial(self._staged, each, given, parts[each.target], staged) for each in self._shards.values()]
+            try:
+                yield from sent_together(progress, num_bytes, stage)
+            except ResourceExhaustedError:
+                if is_full:
+                    raise
+                is_full = True  # perhaps of gradients that do not count
+                yield from self._forget_uncounted(self._shards)
+                continue
+            if self.ref.incarnation == staged.incarnation:
+                return staged
 
     def _staged(
-        self, shard: Shard, given: Given, values: Mapping[str, Sent], incarnation: str, progress: Progress | None
+        self, shard: Shard, given: Given, values: Mapping[str, Sent], staged: _Staged, progress: Progress | None
     ) -> Operation[None]:
         """Stages what one server gets of a gradient."""
         staging = messages_pb2.StageGradientRequest(
-            home_incarnation=incarnation,
+            home_incarnation=staged.incarnation,
             local_step=given.local_step,
             weight=given.weight,
             can_stage_again=given.is_kept,
             release_handles=True,
+            epoch=staged.epoch,
         )
         staging.request_id.client_id, staging.request_id.sequence = given.call
+        self._uncounted.address(staging, self._key, shard.target)
         try:
-            yield from shard.stage(staging, values, progress)
+            reply = yield from shard.stage(staging, values, progress)
         except GradserveError as error:
             self._parts.name_field(shard.target, error)
             raise
+        if reply is not None:
+            self._uncounted.answered(staging, reply, self._key, shard.target)
 
     def _receive_average(
         self,
@@ -192,6 +267,8 @@ class ShardedWire(AccumulatorWire):
         given: Given | None,
     ) -> Operation[dict[str, Value]]:
         """Has all servers reduce the gradients that the home has named, and puts the average together."""
+        parts = reply.message.average.parts
+        self._learn(parts.home_incarnation, parts.epoch)
         timeout = decode_duration(request, "timeout")
         patience = PATIENCE_SECONDS if timeout is None else min(timeout, PATIENCE_SECONDS)
         if given is not None and _is_stale(reply):
@@ -212,7 +289,9 @@ class ShardedWire(AccumulatorWire):
     ) -> Operation[dict[str, Value]]:
         again = None
         if given is not None:
-            again = partial(self._stage_again, shard, given, average.parts.home_incarnation)
+            again = partial(
+                self._stage_again, shard, given, _Staged(average.parts.home_incarnation, self._session.epoch)
+            )
         return shard.reduce(
             average,
             self._parts.num_bytes(shard.target),
@@ -222,9 +301,9 @@ class ShardedWire(AccumulatorWire):
             in_place=in_place,
         )
 
-    def _stage_again(self, shard: Shard, given: Given, incarnation: str) -> Operation[None]:
+    def _stage_again(self, shard: Shard, given: Given, staged: _Staged) -> Operation[None]:
         values = self._parts.of_gradient(given.values)[shard.target]
-        return self._staged(shard, given._replace(is_kept=False), values, incarnation, None)
+        return self._staged(shard, given._replace(is_kept=False), values, staged, None)
 
     @property
     def _others(self) -> list[Shard]:

@@ -12,7 +12,7 @@ from gradserve_server.accumulators.durable.moving.rows import Key, number_of
 from gradserve_server.accumulators.durable.records import read_ledger
 from gradserve_server.accumulators.durable.spec_records import joined, split
 from gradserve_server.accumulators.gradient import Array, SparseSlices, Value
-from gradserve_server.accumulators.shard_journal import PartKey
+from gradserve_server.accumulators.shard_journal import PartKey, Staged
 from gradserve_server.state.files.errors import DAMAGES, StateError
 from gradserve_server.state.files.store import Change, StateStore
 
@@ -53,10 +53,10 @@ def needed(store: StateStore, number: int) -> dict[int, frozenset[str]]:
     return rounds | {ledger.rounds.current.number: held} if held else rounds
 
 
-def parts_of(store: StateStore, number: int) -> dict[PartKey, int]:
-    """Returns the gradients that are held for an accumulator, with their local steps, in the order of their arrival."""
-    rows = store.rows("SELECT home, id, local_step FROM part WHERE accumulator = ? ORDER BY blob", number)
-    return {PartKey(home, part_id): local_step for home, part_id, local_step in rows}
+def parts_of(store: StateStore, number: int) -> dict[PartKey, Staged]:
+    """Returns the gradients held for an accumulator, with what was said of them, in the order of their arrival."""
+    rows = store.rows("SELECT home, id, epoch, local_step FROM part WHERE accumulator = ? ORDER BY blob", number)
+    return {PartKey(home, part_id): Staged(*staged) for home, part_id, *staged in rows}
 
 
 def read_part(store: StateStore, number: int, part: PartKey) -> dict[str, Value]:
@@ -97,7 +97,7 @@ def slices_of(
 def addition_of_parts(
     store: StateStore,
     key: Key,
-    parts: Mapping[PartKey, int],
+    parts: Mapping[PartKey, Staged],
     names: Sequence[str],
     given: Sequence[Mapping[PartKey, Slices]],
 ) -> Change:
@@ -112,16 +112,16 @@ def addition_of_parts(
     """
     number = number_of(store, key, incoming=True)
     change = Change()
-    for part, local_step in parts.items():
+    for part, staged in parts.items():
         values = {name: _put_together([each[part][name] for each in given if name in each[part]]) for name in names}
         layout, arrays = split(values)
         blob = store.new_blob()
         change.put(blob, arrays)
         change.execute(
-            "INSERT INTO part (accumulator, home, id, local_step, names, blob) VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO part (accumulator, home, id, epoch, local_step, names, blob) VALUES (?, ?, ?, ?, ?, ?, ?)",
             number,
             *part,
-            local_step,
+            *staged,
             json.dumps(layout),
             blob,
         )

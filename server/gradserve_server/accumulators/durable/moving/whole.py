@@ -69,7 +69,7 @@ async def _averages(
     of_server = spec.shard(0)
     assert of_server is not None, "all of it is here"
     shard = _shard(of_server)
-    local_steps = parts_of(store, number)
+    staged = parts_of(store, number)
     found = []
     for each in sorted(decided, key=lambda each: each.place):  # A shard forgets what later rounds do not need.
         average, answered = average_of(json.loads(each.record), {})
@@ -77,7 +77,7 @@ async def _averages(
         for part_id in average.parts.ids:
             part = PartKey(average.parts.home_incarnation, part_id)
             values = read_part(store, number, part)
-            await shard.stage_again(part, local_steps[part], Gradient(values, finite=frozenset(values)))
+            await shard.stage_again(part, staged[part], Gradient(values, finite=frozenset(values)))
         values = dict((await shard.reduce(average)).values)
         record = average_record(replace(average, parts=None), answered)
         found.append(_stored(each.place, record, values))

@@ -1,0 +1,80 @@
+"""What one server has of a sharded accumulator, without a server."""
+
+import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+
+from gradserve_server.accumulators.average_memory import NoAverageMemory
+from gradserve_server.accumulators.gradient import Average, Gradient, RoundParts
+from gradserve_server.accumulators.places.host_place import HostPlace
+from gradserve_server.accumulators.round_sum import RoundSum
+from gradserve_server.accumulators.shard_journal import MemoryShardJournal, PartKey
+from gradserve_server.accumulators.sharding.shard import Shard
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape, Reduction
+from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.errors import AbortedError
+from gradserve_server.tensors.quotas import Quota
+from tests.accumulators.bench import F32, opened
+
+P = ParamSpec("P")
+T = TypeVar("T")
+HOME = "0" * 31 + "1"
+SPEC = AccumulatorSpec((ComponentSpec("w", F32, PartialShape((4,)), Layout.DENSE),), Reduction.MEAN, deterministic=True)
+
+
+class _Held(InlineCompute):
+    """Holds the next piece of work until it may go on."""
+
+    def __init__(self) -> None:
+        self.holds_next = False
+        self.is_held, self.may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def run(self, num_bytes: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self.holds_next:
+            self.holds_next = False
+            self.is_held.set()
+            await self.may_go_on.wait()
+        return function(*args, **kwargs)
+
+
+async def test_a_round_that_is_over_while_it_is_reduced_is_reduced_to_its_end() -> None:
+    compute, quota = _Held(), Quota(1 << 40, "bytes")
+    place = HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, compute, quota)
+
+    def make_sum() -> RoundSum:
+        return RoundSum(SPEC, place, memory=quota, make_room=lambda: False, average_memory=NoAverageMemory())
+
+    shard = Shard(
+        "a",
+        SPEC,
+        make_sum=make_sum,
+        make_running_sum=None,
+        memory=quota,
+        bookkeeping=quota,
+        journal=MemoryShardJournal(),
+    )
+    for step in (0, 1):
+        values = {"w": np.full(4, step + 1, np.float32)}
+        await shard.stage(PartKey(HOME, str(step)), step, opened(Gradient(values)), epoch=0)
+    compute.holds_next = True
+    first = asyncio.create_task(shard.reduce(decided(0)))
+    await compute.is_held.wait()
+    second = await shard.reduce(decided(1))
+    compute.may_go_on.set()
+    for step, average in enumerate((await first, second)):
+        value = average.values["w"]
+        assert isinstance(value, np.ndarray)
+        assert value.tolist() == [step + 1] * 4
+    assert shard.num_parts == 0
+    shard.close(AbortedError("it was deleted"))
+    assert quota.used == 0
+
+
+def decided(number: int) -> Average:
+    """Returns what the home says of a round with one gradient, of the step with the number of the round."""
+    parts = RoundParts(HOME, (str(number),), (1.0,), oldest_round=number, oldest_step=number)
+    return Average({}, number + 1, number, 1, 1.0, (), parts=parts)
