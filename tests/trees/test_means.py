@@ -1,6 +1,8 @@
 """Averages through an aggregator, compared with float64: of accumulators on one server, and sharded over two."""
 
 from collections.abc import Iterator
+from functools import reduce
+from operator import add
 from typing import Any
 
 import ml_dtypes
@@ -79,7 +81,7 @@ def test_averages_are_exact(
     expected = terms.sum(axis=0) / divisor
     bound = last * np.abs(expected) + 2 * WORKERS * each * np.abs(terms).sum(axis=0) / divisor
     assert (np.abs(average["w"].astype(np.float64) - expected) <= bound + 2**-25 * (dtype == np.float16)).all()
-    assert (average.num_gradients, average.total_weight, average.step) == (WORKERS, sum(weights), 1)
+    assert (average.num_gradients, average.total_weight, average.step) == (WORKERS, reduce(add, weights), 1)
     assert sorted(average.worker_ids) == [f"w{number}" for number in range(WORKERS)]
 
 

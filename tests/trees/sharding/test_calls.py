@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -65,7 +67,7 @@ def test_the_bits_are_those_of_a_whole_accumulator(tree: Tree, name: str, num_di
             assert {each.info().num_shards for each in made} == {2 * sharded}
         for each in results:
             assert (each.step, each.num_gradients) == (1, 2 + num_direct)
-            assert each.total_weight == sum(WEIGHTS[: 2 + num_direct])
+            assert each.total_weight == reduce(add, WEIGHTS[: 2 + num_direct]), "from left to right"
             assert list(each.components) == list(DENSE)
         found.append([{key: value.tobytes() for key, value in each.items()} for each in results])
     assert found[0] == found[1]
@@ -122,6 +124,8 @@ def test_every_call(tree: Tree, name: str, way: str) -> None:
         late = made[1].push_pull(gradient(1), 1, 3, on_stale="return")
         assert (late.outcome, late.global_step) == (gradserve.STALE, 7)
         same(late["kernel"], expected["kernel"])
+        for step, acc in ((7, made[0]), (8, direct)):
+            assert acc.push_pull(gradient(2), 1, step).step == step + 1, "whoever has not heard of the new epoch"
 
 
 def test_errors_name_the_place_in_the_whole_gradient(tree: Tree, name: str) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,7 @@ def push_pull(acc: Any, at: int, num_required: int, step: int) -> Any:
 def check(average: Any, *seeds: int) -> None:
     """Checks that an average is the weighted mean of some gradients."""
     weights = [WEIGHTS[seed] for seed in seeds]
-    assert (average.num_gradients, average.total_weight) == (len(seeds), sum(weights))
+    assert (average.num_gradients, average.total_weight) == (len(seeds), reduce(add, weights))
     for name in gradient(0):
         terms = [gradient(seed)[name].astype(np.float64) for seed in seeds]
         expected = np.average(terms, axis=0, weights=weights)
