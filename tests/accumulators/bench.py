@@ -27,6 +27,7 @@ from gradserve_server.devices.compute import Compute, InlineCompute
 from gradserve_server.devices.device import Allocate
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.errors import AbortedError
 from gradserve_server.leases.lifetime import SHARED, Lifetime
 from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.resources import ResourceKey
@@ -123,6 +124,18 @@ async def push_pull(
 
 def value_of(average: Any) -> list[float]:
     return average.values[""].tolist()  # type: ignore[no-any-return]
+
+
+class Left:
+    """A gradient in the memory of a caller who leaves before it has been read."""
+
+    def __init__(self) -> None:
+        self.is_opened, self.may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, _use: object) -> Any:
+        self.is_opened.set()
+        await self.may_go_on.wait()
+        raise AbortedError("the caller has left", caller_left=True)
 
 
 async def turns(count: int = 5) -> None:

@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 
+from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.spec import (
     ComponentSpec,
@@ -20,6 +21,7 @@ from tests.accumulators.bench import (
     ID,
     Bench,
     HeldCompute,
+    Left,
     apply,
     push_pull,
     take,
@@ -35,6 +37,20 @@ class TestExactlyOnce:
         again, duplicate_again = await apply(acc, 1, call=ID)
         assert (duplicate, duplicate_again) == (False, True)
         assert again is first
+        assert acc.num_accumulated == 1
+
+    async def test_a_call_comes_again_right_when_its_first_caller_has_left(self, bench: Bench) -> None:
+        acc, left = bench.accumulator(), Left()
+        first = asyncio.create_task(acc.apply(ID, Contribution(), left))
+        await left.is_opened.wait()
+        await turns()
+        left.may_go_on.set()
+        # Its first step comes when the task of the other has ended, and before anybody has been told.
+        second = asyncio.create_task(apply(acc, 1, call=ID))
+        with pytest.raises(AbortedError, match="has left"):
+            await first
+        _, duplicate = await second
+        assert not duplicate
         assert acc.num_accumulated == 1
 
     async def test_second_stale_apply_stays_stale(self, bench: Bench) -> None:

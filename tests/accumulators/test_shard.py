@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import numpy as np
+import pytest
 
 from gradserve_server.accumulators.average_memory import NoAverageMemory
 from gradserve_server.accumulators.gradient import Average, Gradient, RoundParts
@@ -18,7 +19,7 @@ from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import AbortedError
 from gradserve_server.tensors.quotas import Quota
-from tests.accumulators.bench import F32, opened
+from tests.accumulators.bench import F32, Left, opened, turns
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,14 +42,13 @@ class _Held(InlineCompute):
         return function(*args, **kwargs)
 
 
-async def test_a_round_that_is_over_while_it_is_reduced_is_reduced_to_its_end() -> None:
-    compute, quota = _Held(), Quota(1 << 40, "bytes")
+def shard_with(compute: InlineCompute, quota: Quota) -> Shard:
     place = HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, compute, quota)
 
     def make_sum() -> RoundSum:
         return RoundSum(SPEC, place, memory=quota, make_room=lambda: False, average_memory=NoAverageMemory())
 
-    shard = Shard(
+    return Shard(
         "a",
         SPEC,
         make_sum=make_sum,
@@ -57,6 +57,26 @@ async def test_a_round_that_is_over_while_it_is_reduced_is_reduced_to_its_end() 
         bookkeeping=quota,
         journal=MemoryShardJournal(),
     )
+
+
+async def test_a_gradient_comes_again_right_when_its_first_caller_has_left() -> None:
+    shard, left = shard_with(InlineCompute(), Quota(1 << 40, "bytes")), Left()
+    first = asyncio.create_task(shard.stage(PartKey(HOME, "0"), 0, left, epoch=0))
+    await left.is_opened.wait()
+    await turns()
+    left.may_go_on.set()
+    # Its first step comes when the task of the other has ended, and before anybody has been told.
+    values = opened(Gradient({"w": np.ones(4, np.float32)}))
+    second = asyncio.create_task(shard.stage(PartKey(HOME, "0"), 0, values, epoch=0))
+    with pytest.raises(AbortedError, match="has left"):
+        await first
+    assert not await second
+    assert shard.num_parts == 1
+
+
+async def test_a_round_that_is_over_while_it_is_reduced_is_reduced_to_its_end() -> None:
+    compute, quota = _Held(), Quota(1 << 40, "bytes")
+    shard = shard_with(compute, quota)
     for step in (0, 1):
         values = {"w": np.full(4, step + 1, np.float32)}
         await shard.stage(PartKey(HOME, str(step)), step, opened(Gradient(values)), epoch=0)

@@ -317,13 +317,18 @@ class Accumulator:
                 assert call is not None, "only calls with ids are known"
                 raise call.other_content()
             self._observer.on_repeat()
-            try:
-                applied = known if isinstance(known, Applied) else await asyncio.shield(known)
-            except AbortedError as error:
-                if not error.caller_left:
-                    raise
-                # The first caller, that is: this one brings the gradient again.
-                return await self._apply_once(call, contribution, open_gradient, pull, one_per_worker)
+            if isinstance(known, Applied):
+                applied = known
+            else:
+                try:
+                    applied = await asyncio.shield(known)
+                except AbortedError as error:
+                    if not error.caller_left:
+                        raise
+                    # The first caller, that is: this one brings the gradient again. It may be here before the first
+                    # one's callback, and must not join that call once more.
+                    self._under_way.end(call, known)
+                    return await self._apply_once(call, contribution, open_gradient, pull, one_per_worker)
             # Frees what a repeated call brought along as the first call did, unless it is the same.
             with contextlib.suppress(ServiceError):
                 await open_gradient(drop)

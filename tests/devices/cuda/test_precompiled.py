@@ -169,7 +169,7 @@ def test_the_command_says_what_does_not_compile(tmp_path: Path, nvrtc: Nvrtc) ->
     nvrtc.refused = " reserve_tag("
     result = run(tmp_path, "sm_90")
     assert (result.exit_code, nvrtc.open) == (1, 0)
-    assert result.output.endswith("Error: NVRTC_ERROR_COMPILATION (6)\nkernel.cu(1): error\n")
+    assert result.output.endswith("Error: NVRTC_ERROR_COMPILATION (6)\n  kernel.cu(1): error\n")
 
 
 def test_the_command_says_what_cannot_be_written(tmp_path: Path, nvrtc: Nvrtc) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gradserve_server.accumulators.gradient import (
     Average,
@@ -187,7 +188,9 @@ class Shard:
                 except AbortedError as error:
                     if not error.caller_left:
                         raise
-                    # The first caller, that is: this one brings the gradient again.
+                    # The first caller, that is: this one brings the gradient again. It may be here before the first
+                    # one's callback, and must not join that call once more.
+                    self._end_staging(key, under_way)
                     return await self.stage(
                         key,
                         local_step,
@@ -203,9 +206,14 @@ class Shard:
         weight_if_kept = weight if can_stage_again and not is_sum else None
         task = self._tasks.begin(self._stage(key, staged, open_gradient, weight_if_kept, is_sum=is_sum))
         self._staging[key] = task
-        task.add_done_callback(lambda _: self._staging.pop(key, None))
+        task.add_done_callback(partial(self._end_staging, key))
         await asyncio.shield(task)
         return False
+
+    def _end_staging(self, key: PartKey, task: asyncio.Task[None]) -> None:
+        """Notes that a task that stages a gradient has ended; another one may have begun since."""
+        if self._staging.get(key) is task:
+            del self._staging[key]
 
     async def stage_again(self, key: PartKey, staged: Staged, gradient: Gradient) -> None:
         """Holds a gradient that was held before the server was started again.
