@@ -8,6 +8,10 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.resources import ResourceKey
 
 
+class MisplacedError(InvalidArgumentError):
+    """An accumulator does not belong to this server of the cluster, or not to a cluster of this size."""
+
+
 @dataclass(frozen=True)
 class Member:
     """One server of a cluster.
@@ -38,11 +42,11 @@ class Member:
         """Checks that an accumulator of this name belongs here.
 
         Raises:
-            InvalidArgumentError: It belongs to another server of the cluster.
+            MisplacedError: It belongs to another server of the cluster.
         """
         home = home_of(key.container, key.name, self.size)
         if home != self.index:
-            raise InvalidArgumentError(
+            raise MisplacedError(
                 f"accumulator {str(key)!r} belongs to server {home} of cluster {self.cluster!r}, and this is server "
                 f"{self.index} of {self.size}: connect to all of them, in their order",
                 field="accumulator.name",
@@ -58,13 +62,13 @@ def check_place(member: Member | None, key: ResourceKey, num_shards: int) -> Non
         num_shards: The number of servers over which it is sharded; 0 if it is on one.
 
     Raises:
-        InvalidArgumentError: It belongs to another server, or is sharded over another number of servers.
+        MisplacedError: It belongs to another server, or is sharded over another number of servers.
     """
     if num_shards:
         size = 0 if member is None else member.size
         if size != num_shards:
             what = "in no cluster" if member is None else str(member)
-            raise InvalidArgumentError(
+            raise MisplacedError(
                 f"accumulator {str(key)!r} is sharded over {num_shards} servers, and this server is {what}",
                 field="spec.num_shards",
             )

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -132,7 +132,7 @@ class Left:
     def __init__(self) -> None:
         self.is_opened, self.may_go_on = asyncio.Event(), asyncio.Event()
 
-    async def __call__(self, _use: object) -> Any:
+    async def __call__(self, use: Callable[[Gradient], Awaitable[Any]]) -> Any:
         self.is_opened.set()
         await self.may_go_on.wait()
         raise AbortedError("the caller has left", caller_left=True)

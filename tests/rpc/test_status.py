@@ -17,13 +17,14 @@ from gradserve.calls.progress import CallbackError
 from gradserve.transport.status import ERRORS, error_from_status
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 from gradserve_server import errors as server_errors
+from gradserve_server.cluster import MisplacedError
 from gradserve_server.config import LimitsConfig
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.chain import Interceptor
 from gradserve_server.rpc.boundary.faults import Faults
 from gradserve_server.rpc.boundary.handlers import make_handler
 from gradserve_server.rpc.boundary.service import Service
-from gradserve_server.rpc.boundary.status import STATUS_CODES
+from gradserve_server.rpc.boundary.status import STATUS_CODES, status_code
 from gradserve_server.rpc.boundary.traffic import Traffic
 from gradserve_server.rpc.services import SERVICES
 from tests.servers.polling import PATIENCE_SECONDS
@@ -90,8 +91,12 @@ def as_exception(error: Any) -> gradserve.GradserveError:
 
 
 def test_every_domain_error_has_a_status_code_of_its_own() -> None:
-    assert set(STATUS_CODES) == set(subclasses(server_errors.ServiceError))
+    assert set(STATUS_CODES) == set(server_errors.ServiceError.__subclasses__())
     assert len(set(STATUS_CODES.values())) == len(STATUS_CODES)
+
+
+def test_an_error_of_a_narrower_kind_has_the_status_code_of_the_wider_one() -> None:
+    assert status_code(MisplacedError("no")) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_every_status_code_has_an_exception() -> None:

@@ -18,6 +18,7 @@ from gradserve_server.accumulators.journal import AccumulatorJournal, MemoryJour
 from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.cluster import MisplacedError
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.resources import ResourceKey
@@ -157,7 +158,7 @@ class FileRecords:
                         await made.shard.stage_again(*part)
             except ResourceExhaustedError:
                 raise
-            except InvalidArgumentError as error:
+            except MisplacedError as error:
                 raise StateError(
                     f"{self._store.path}: {error}; the directory is whole: start each server on its own directory, and "
                     "as many of them as there were, or change their number with `gradserve cluster resize`"

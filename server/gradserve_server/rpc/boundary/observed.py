@@ -14,7 +14,7 @@ from gradserve_server.observe.calls import Calls, MethodCalls
 from gradserve_server.observe.logs.failures import FailureLog
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.chain import Handle
-from gradserve_server.rpc.boundary.status import CODE_NAMES
+from gradserve_server.rpc.boundary.status import status_code
 
 _log = logging.getLogger("gradserve_server.calls")
 
@@ -41,7 +41,7 @@ class ObservedCalls:
         """Notes a call that was refused before the chain, because its payload could not be received."""
         calls = self._calls_of(method)
         calls.started += 1
-        code = CODE_NAMES[type(error)]
+        code = status_code(error).name
         self._calls.failed(method.full_name, code, error.message)
         record = CallRecord(method.full_name, time.monotonic(), origin)
         self._failures.failed(record, code, error.message)
@@ -67,7 +67,7 @@ class ObservedCalls:
                 response = await handle(request, call)
                 code = "OK"
             except ServiceError as error:
-                code = CODE_NAMES[type(error)]
+                code = status_code(error).name
                 all_calls.failed(name, code, error.message)
                 failures.failed(record, code, error.message)
                 raise

@@ -26,7 +26,7 @@ from gradserve_server.errors import (
 
 _log = logging.getLogger(__name__)
 
-STATUS_CODES: dict[type[ServiceError], grpc.StatusCode] = {
+STATUS_CODES: dict[type, grpc.StatusCode] = {
     InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
     NotFoundError: grpc.StatusCode.NOT_FOUND,
     AlreadyExistsError: grpc.StatusCode.ALREADY_EXISTS,
@@ -39,8 +39,7 @@ STATUS_CODES: dict[type[ServiceError], grpc.StatusCode] = {
     PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
     InternalError: grpc.StatusCode.INTERNAL,
 }
-CODE_NAMES: dict[type[ServiceError], str] = {kind: code.name for kind, code in STATUS_CODES.items()}
-"""The names of the codes, e.g. "NOT_FOUND"."""
+"""The codes of the kinds of errors; see `status_code`."""
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _MAX_MESSAGE_BYTES = 2000
@@ -50,10 +49,15 @@ Trailers = tuple[tuple[str, str | bytes], ...]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+def status_code(error: ServiceError) -> grpc.StatusCode:
+    """Returns the code of an error: that of its class, or of the nearest base that has one."""
+    return next(STATUS_CODES[kind] for kind in type(error).__mro__ if kind in STATUS_CODES)
+
+
 async def end_with(error: ServiceError, context: Context) -> NoReturn:
     """Ends a call with the status of an error."""
     status = status_message(error)
-    code = STATUS_CODES[type(error)]
+    code = status_code(error)
     aborting: Awaitable[NoReturn] = context.abort(code, status.message, _details(status))
     try:
         await aborting
@@ -69,7 +73,7 @@ async def end_with(error: ServiceError, context: Context) -> NoReturn:
 
 def status_message(error: ServiceError) -> status_pb2.Status:
     """Returns the status of an error as a message, with its field, and when to try again, as details."""
-    status = status_pb2.Status(code=STATUS_CODES[type(error)].value[0], message=_cut(error.message))
+    status = status_pb2.Status(code=status_code(error).value[0], message=_cut(error.message))
     if error.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(field=_cut(error.field), description=status.message)
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))

@@ -11,7 +11,7 @@ from gradserve_server.errors import ServiceError
 from gradserve_server.observe.call_record import current_call
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.chain import Handle
-from gradserve_server.rpc.boundary.status import CODE_NAMES
+from gradserve_server.rpc.boundary.status import status_code
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
@@ -58,7 +58,7 @@ class TracedCalls:
                     if hasattr(message, "DESCRIPTOR"):
                         span.set_attributes(message_attributes(message))
             except ServiceError as error:
-                code = CODE_NAMES[type(error)]
+                code = status_code(error).name
                 _fail(span, code, error.message)
                 raise
             except asyncio.CancelledError:
