@@ -95,7 +95,7 @@ def no_tables(path: Path) -> None:
 def of_an_earlier_format(path: Path) -> None:
     database_of_another_directory(path)
     database = sqlite3.connect(path / "metadata.sqlite", isolation_level=None)
-    database.executescript("DROP TABLE directory; PRAGMA user_version = 2")
+    database.executescript("DROP TABLE directory; ALTER TABLE part DROP COLUMN epoch; PRAGMA user_version = 2")
     database.close()
 
 
