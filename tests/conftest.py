@@ -21,16 +21,21 @@ from tests.servers.kernels import compile_once
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.suite import selection, tables
 from tests.suite.progress import Progress
-from tests.suite.selection import pytest_addoption, pytest_ignore_collect
+from tests.suite.selection import pytest_ignore_collect
 from tests.suite.tables import pytest_runtest_protocol
 
 __all__ = ["gpu_client", "gpu_process", "gpu_server", "gpu_settings", "stand_in"]  # fixtures of every test
-__all__ += ["pytest_addoption", "pytest_ignore_collect", "pytest_runtest_protocol"]  # hooks
+__all__ += ["pytest_ignore_collect", "pytest_runtest_protocol"]  # hooks
 
 os.environ["GRADSERVE_RESTART_PATIENCE"] = "0"  # servers that are gone do not come back, but for the tests of that
 os.environ["GRADSERVE_WARM_UP"] = "false"  # most servers in processes of their own need no kernels: a second for each
 settings.register_profile("no limit of time", deadline=None)  # a busy machine is slow
 settings.load_profile("no limit of time")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    selection.pytest_addoption(parser)
+    tables.pytest_addoption(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,7 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for item in items:
                 if item.get_closest_marker("cuda"):
                     item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and CuPy"))
-        tables.fold(items)
+        if not config.getoption("--each-case"):
+            tables.fold(items)
     config.hook.pytest_deselected(items=left_out)
 
 

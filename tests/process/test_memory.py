@@ -33,7 +33,8 @@ _UPLOAD_BYTES = 4 * _MIB
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path, "--warm-up", "false") as running:
+    # All of a test's calls come over one connection.
+    with ServerProcess(tmp_path, "--warm-up", "false", "--max-connection-calls", "1024") as running:
         yield running
 
 

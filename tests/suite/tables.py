@@ -2,7 +2,8 @@
 
 Pytest and pytest-xdist spend about 4 ms on every test that they schedule, send and report, often more than its body
 takes. So the cases of a long table run one after the other as one test. Each keeps its own fixtures, marks and skips;
-those that fail are reported together, by name. A case that is selected by itself runs by itself.
+those that fail are reported together, by name. A case that is selected by itself runs by itself;
+`--each-case` makes a test of every one.
 """
 
 import itertools
@@ -69,6 +70,11 @@ def _failures(failed: Sequence[tuple[pytest.Function, pytest.TestReport]], num_c
     for case, report in failed:
         yield f"\n{case.nodeid} failed in its {report.when}:"
         yield report.longreprtext
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option of runs that look at every case."""
+    parser.addoption("--each-case", action="store_true", help="run each case of a long table as a test of its own")
 
 
 def fold(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ from benchmarks.gpu import accumulators, copies
 from benchmarks.gpu.check import all_tests, claims, kernels
 from benchmarks.gpu.check.part import Part
 
-_PYTEST = (sys.executable, "-m", "pytest", "-q", "-m", "cuda")
+_PYTEST = (sys.executable, "-m", "pytest", "--suite", "all", "--each-case", "-m", "cuda")
 
 PARTS = (
     Part(
