@@ -106,7 +106,7 @@ class TestWaiting:
         behind = asyncio.create_task(take(acc, 1, timeout=PATIENCE_SECONDS))
         await turns()
         now = loop.time
-        loop.time = lambda: now() + 61  # type: ignore[method-assign]
+        loop.time = lambda: now() + PATIENCE_SECONDS + 1  # type: ignore[method-assign]
         with pytest.raises(DeadlineExceededError):
             await behind
         assert not task.done()

@@ -109,7 +109,10 @@ def an_aggregator() -> Iterator[list[str]]:
 SERVERS = {"one server": one, "sharded": several, "an aggregator": an_aggregator}
 
 
-@pytest.fixture(scope="module", params=SERVERS, ids=list(SERVERS))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=() if each == "one server" else pytest.mark.exhaustive) for each in SERVERS],
+)
 def addresses(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     with SERVERS[request.param]() as found:
         yield found
