@@ -10,6 +10,7 @@ from typing import Self
 
 from gradserve_server.app import Server
 from gradserve_server.testing import LocalServer
+from tests.servers.polling import eventually
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Held:
 
 
 def held_by(local: LocalServer) -> Held:
+    eventually(lambda: local.inspect(_has_all_its_own))
     gc.collect()
 
     def look(server: Server) -> Held:
@@ -54,6 +56,11 @@ def held_by(local: LocalServer) -> Held:
         )
 
     return local.inspect(look)
+
+
+def _has_all_its_own(server: Server) -> bool:
+    """True when the thread of the HTTP port, which begins after everything else, has its event loop."""
+    return server.observation.address is None or server.observation.is_served
 
 
 def _open_files() -> Iterator[str]:

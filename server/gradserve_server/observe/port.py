@@ -36,6 +36,11 @@ class ObservationPort:
         """The address as a URL; empty if there is no port."""
         return "" if self.address is None else f"http{'s' if self._shown.tls else ''}://{self.address}/"
 
+    @property
+    def is_served(self) -> bool:
+        """True while the thread of the port takes requests."""
+        return self._serving is not None
+
     def bind(self) -> None:
         """Binds the address. If there is no free port on the loopback interface for "auto", there is no HTTP port.
 
