@@ -115,15 +115,15 @@ async def test_a_pause_keeps_what_is_seen(opened: OpenPage, documents: Documents
 async def test_a_token_is_asked_for_and_kept_in_the_tab(opened: OpenPage, documents: DocumentsServer) -> None:
     opened.expected = ("401",)
     await documents.stop()
-    documents.token = "the right one"
+    documents.token = "the-right-one"
     documents.start()
     page = await opened.at(documents.url, shown="#token-value")
     await expect(page.locator("#token-value")).to_be_focused()
     assert await violations(page) == ""
-    await page.keyboard.type("a wrong one")
+    await page.keyboard.type("a-wrong-one")
     await page.keyboard.press("Enter")
     await expect(page.locator("#token-error")).to_have_text("That did not work: the token is not one of this server's.")
-    await page.keyboard.type("the right one")
+    await page.keyboard.type("the-right-one")
     await page.keyboard.press("Enter")
     await expect(page.locator("#connection")).to_have_text("Live")
     assert await page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
