@@ -149,8 +149,9 @@ class Carrier(Generic[ConnectionT]):
         if isinstance(error, UnavailableError):
             if self.connections.is_closed:
                 raise closed() from None
-            self.connections.drop_idle()
-            self._choice.broke(str(error))
+            if not connection.is_interrupted:
+                self.connections.drop_idle()
+                self._choice.broke(str(error))
         elif isinstance(error, DeadlineExceededError) and connection.is_sending:
             self._choice.broke(f"the connection to {connection.place} stalled in the middle of a request")
 

@@ -55,7 +55,8 @@ class Connection:
         self._has_decided = False
         self._has_ended = False
         """Whether the server has closed its side. It does so only when it no longer reads this client's memory."""
-        self._is_interrupted = False
+        self.is_interrupted = False
+        """True once `interrupt` has ended its call: that it broke says nothing about the server or the way."""
         self._socket = connected
         self._settings = settings
         self._arrivals = select.poll()
@@ -89,7 +90,7 @@ class Connection:
 
     def interrupt(self) -> None:
         """Ends the call that another thread or task makes on it, which must not have ended: see `ConnectionPool`."""
-        self._is_interrupted = True  # from here on, the end of the connection says nothing about the server
+        self.is_interrupted = True
         self._shut_down()
 
     def _shut_down(self) -> None:
@@ -107,7 +108,7 @@ class Connection:
         for each in (self._socket, *self._strands):
             each.close()
         self.inbox.close()
-        if self._has_ended and not self._is_interrupted:
+        if self._has_ended and not self.is_interrupted:
             self.payloads.returned()
         else:
             self.payloads.withdraw()

@@ -361,6 +361,17 @@ def test_operations_together(server_address: str, way: Any) -> None:
         assert threading.active_count() < 50
 
 
+def test_a_call_that_is_given_up_says_nothing_about_the_way(server_address: str) -> None:
+    with gradserve.connect(server_address) as client:
+        acc = client.conditional_accumulator("float32", LARGE.shape)
+        acc.apply_grad(LARGE)
+        before = client._transport._servers[0].info  # type: ignore[attr-defined]
+        with pytest.raises(gradserve.InvalidArgumentError):
+            client._transport.run(together(acc._calls.take_grad(9), acc._calls.apply_grad(LARGE[:1])))
+        eventually(lambda: acc.info().num_waiting == 0)
+        assert client._transport._servers[0].info == before  # type: ignore[attr-defined]
+
+
 def test_more_calls_at_once_than_connections(own_server: LocalServer) -> None:
     settings = replace(QUICK, sockets=SocketSettings(max_connections=2))
     with connect_with(own_server.address, settings) as client, ThreadPoolExecutor(5) as threads:
