@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,16 @@ def _no_proxies() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for variable in (*PROXY_VARIABLES, "no_grpc_proxy", "no_proxy"):
             patch.delenv(variable, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_runtime_folder() -> Iterator[None]:
+    """Servers of other tests and of other users of this machine are not found, and not waited for."""
+    # Not in pytest's folders: a socket's path has at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="gs-") as folder, pytest.MonkeyPatch.context() as patch:
+        Path(folder).chmod(0o1777)  # some tests' servers are other users'
+        patch.setenv("XDG_RUNTIME_DIR", folder)
         yield
 
 

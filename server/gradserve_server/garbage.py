@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+_CHECK_SECONDS = 10.0
 _LOOK_SECONDS = 600.0
 _SELDOM_SECONDS = 3600.0
+_GROWTH, _FREE_GROWTH = 1.25, 50_000
+"""How much more may be put aside than there was after the last look at everything: a factor, and objects besides."""
 _MANY = 500_000
 """A look at so many objects takes about 0.1 s."""
 
@@ -18,17 +21,21 @@ class ShortPauses:
 
     A full collection looks at all objects, which takes 0.4 s on a server with a million of them, while all calls wait.
     So what has survived one is put aside. Garbage that it turns into later is found by a look at everything, every ten
-    minutes; on a server with very many objects, every hour. Most garbage is in no cycle, and not affected.
+    minutes (on a server with very many objects, every hour), and earlier if much more has been put aside since the
+    last one: each call that waits during a full collection is, and gRPC makes a cycle of it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Takes the clock."""
         self._clock = clock
         self._last_look = clock()
+        self._left = 0
+        """The number of objects that were put aside just after the last look."""
 
     def __enter__(self) -> Self:
         """Puts aside the objects made so far."""
         gc.freeze()
+        self._left = gc.get_freeze_count()
         gc.callbacks.append(self._collected)
         return self
 
@@ -40,19 +47,22 @@ class ShortPauses:
         gc.unfreeze()
 
     async def look_at_all(self) -> None:
-        """Looks at everything once in a while, until it is cancelled."""
+        """Looks at everything whenever that is due, until it is cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_CHECK_SECONDS)
             self.look_if_due()
 
     def look_if_due(self) -> bool:
-        """Looks at everything, unless it would take long and has been done within the hour; returns True if it did."""
-        now = self._clock()
-        if gc.get_freeze_count() > _MANY and now - self._last_look < _SELDOM_SECONDS:
+        """Looks at everything if that is due; returns True if it did."""
+        put_aside = gc.get_freeze_count()
+        passed = self._clock() - self._last_look
+        has_grown = put_aside > self._left * _GROWTH + _FREE_GROWTH
+        if passed < (_SELDOM_SECONDS if put_aside > _MANY else _LOOK_SECONDS) and not has_grown:
             return False
-        self._last_look = now
+        self._last_look = self._clock()
         gc.unfreeze()
-        gc.collect()
+        gc.collect()  # which puts aside what it finds in use
+        self._left = gc.get_freeze_count()
         return True
 
     def _collected(self, phase: str, info: Mapping[str, Any]) -> None:

@@ -58,7 +58,7 @@ def test_garbage_that_is_new_is_found_as_before() -> None:
 
 
 def test_garbage_that_was_put_aside_is_found_by_a_look_at_everything(
-    pauses: ShortPauses, monkeypatch: pytest.MonkeyPatch
+    pauses: ShortPauses, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(garbage, "_MANY", 10**9)  # this process may have more objects than servers
     node = Node()
@@ -67,6 +67,7 @@ def test_garbage_that_was_put_aside_is_found_by_a_look_at_everything(
     del node
     gc.collect()
     assert left() is not None
+    clock.now = 600.0
     assert pauses.look_if_due()
     assert left() is None
 
@@ -85,3 +86,19 @@ def test_afterwards_the_collector_is_as_before() -> None:
     with ShortPauses():
         assert gc.callbacks != before
     assert (gc.callbacks, gc.get_freeze_count()) == (before, 0)
+
+
+def test_a_look_comes_early_where_much_more_was_put_aside(
+    pauses: ShortPauses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(garbage, "_GROWTH", 1.0)
+    monkeypatch.setattr(garbage, "_FREE_GROWTH", 10_000)
+    pauses.look_if_due()  # at what the test run has made meanwhile
+    nodes = [Node() for _ in range(20_000)]
+    gc.collect()
+    left = weakref.ref(nodes[0])
+    nodes.clear()
+    assert left() is not None
+    assert pauses.look_if_due()
+    assert left() is None
+    assert not pauses.look_if_due()
