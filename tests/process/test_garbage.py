@@ -88,9 +88,7 @@ def test_afterwards_the_collector_is_as_before() -> None:
     assert (gc.callbacks, gc.get_freeze_count()) == (before, 0)
 
 
-def test_a_look_comes_early_where_much_more_was_put_aside(
-    pauses: ShortPauses, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_comes_early_where_much_more_was_put_aside(pauses: ShortPauses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "_GROWTH", 1.0)
     monkeypatch.setattr(garbage, "_FREE_GROWTH", 10_000)
     pauses.look_if_due()  # at what the test run has made meanwhile
