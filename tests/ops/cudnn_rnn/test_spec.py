@@ -335,12 +335,13 @@ class TestTaken:
             (2**31 - 1, 2**31 - 1, 0x7FFFFFFF_7FFFFFFF),
             (-1, 5, 0xFFFFFFFF_00000005),
             (-(2**31), 0, 0x80000000_00000000),
-            (3, -1, 0xFFFFFFFF_FFFFFFFF),
-            (3, -2, 0xFFFFFFFF_FFFFFFFE),
+            (3, -1, 0x00000003_FFFFFFFF),
+            (4, -1, 0x00000004_FFFFFFFF),
+            (3, -2, 0x00000003_FFFFFFFE),
         ],
     )
     def test_seed(self, seed: int, seed2: int, combined: int) -> None:
-        """As C++ combines two ints: seed2 is extended with its sign."""
+        """Each pair is another seed. TensorFlow extends seed2 with its sign, so that a negative one swallows seed."""
         assert plan_forward(FORWARD, ForwardAttributes(seed=seed, seed2=seed2)).problem.seed == combined
 
     def test_missing_lengths_and_host_reserved(self) -> None:

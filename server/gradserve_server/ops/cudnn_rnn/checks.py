@@ -209,7 +209,7 @@ def _problem(inputs: ForwardInputs | BackpropInputs, attributes: RnnAttributes, 
         batch=batch,
         time_major=attributes.time_major,
         dropout=attributes.dropout if is_training and num_layers > 1 else 0.0,
-        seed=(attributes.seed << 32 | attributes.seed2) % 2**64,
+        seed=attributes.seed % 2**32 << 32 | attributes.seed2 % 2**32,
         is_training=is_training,
     )
 

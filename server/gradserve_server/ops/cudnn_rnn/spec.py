@@ -163,8 +163,8 @@ class Problem:
         time_major: Whether time is the first dimension, rather than the batch.
         dropout: The probability of dropping an element of a layer's input, except the first layer's. 0 if not training,
             or with only one layer.
-        seed: The seed of the dropout: 64 bits, the upper half from the attribute seed and the lower from seed2, which
-            sets all bits of the upper half if it is negative.
+        seed: The seed of the dropout: 64 bits, the upper half from the attribute seed and the lower from seed2, so that
+            no two pairs are the same seed.
         is_training: Whether there is a reserve_space.
     """
 
