@@ -77,7 +77,7 @@ def _no_proxies() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_runtime_folder() -> Iterator[None]:
-    """Servers of other tests and of other users of this machine are not found, and not waited for."""
+    """Servers of these tests find no sockets of other processes, and wait for none."""
     # Not in pytest's folders: a socket's path has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="gs-") as folder, pytest.MonkeyPatch.context() as patch:
         Path(folder).chmod(0o1777)  # some tests' servers are other users'

@@ -11,7 +11,7 @@ _CHECK_SECONDS = 10.0
 _LOOK_SECONDS = 600.0
 _SELDOM_SECONDS = 3600.0
 _GROWTH, _FREE_GROWTH = 1.25, 50_000
-"""How much more may be put aside than there was after the last look at everything: a factor, and objects besides."""
+"""Growth since the last look, as a factor and a number of objects on top, that makes the next look due early."""
 _MANY = 500_000
 """A look at so many objects takes about 0.1 s."""
 
@@ -22,7 +22,7 @@ class ShortPauses:
     A full collection looks at all objects, which takes 0.4 s on a server with a million of them, while all calls wait.
     So what has survived one is put aside. Garbage that it turns into later is found by a look at everything, every ten
     minutes (on a server with very many objects, every hour), and earlier if much more has been put aside since the
-    last one: each call that waits during a full collection is, and gRPC makes a cycle of it.
+    last one: each call that waits during a full collection is put aside, and gRPC makes a cycle of it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,12 +54,12 @@ class ShortPauses:
 
     def look_if_due(self) -> bool:
         """Looks at everything if that is due; returns True if it did."""
-        put_aside = gc.get_freeze_count()
-        passed = self._clock() - self._last_look
+        now, put_aside = self._clock(), gc.get_freeze_count()
+        interval = _SELDOM_SECONDS if put_aside > _MANY else _LOOK_SECONDS
         has_grown = put_aside > self._left * _GROWTH + _FREE_GROWTH
-        if passed < (_SELDOM_SECONDS if put_aside > _MANY else _LOOK_SECONDS) and not has_grown:
+        if now - self._last_look < interval and not has_grown:
             return False
-        self._last_look = self._clock()
+        self._last_look = now
         gc.unfreeze()
         gc.collect()  # which puts aside what it finds in use
         self._left = gc.get_freeze_count()
