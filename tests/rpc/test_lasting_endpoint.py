@@ -1,5 +1,6 @@
 """A call of a method whose name is not UTF-8 ends gRPC's server for asyncio, and not ours."""
 
+import asyncio
 import signal
 import socket
 from collections.abc import Callable
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 
 import gradserve
+from gradserve.address import Address
 from gradserve.testing import ServerProcess
 from gradserve_server.rpc.health.check import check_health
+from gradserve_server.rpc.listeners.endpoint import Endpoint
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.raw_http2 import GOAWAY, HELLO, call, kinds_of, send
 
@@ -80,3 +83,21 @@ def test_a_server_that_stops_stops(tmp_path: Path) -> None:
         assert process.wait() == 0
         sending.result(PATIENCE_SECONDS)
     assert "Traceback" not in process.log
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_start_that_is_cancelled_leaves_an_endpoint_that_stops(turns: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A stop may find the next endpoint at any step of its start, after `turns` of the event loop."""
+
+    async def run() -> None:
+        endpoint = Endpoint([], [], [], ["127.0.0.1"])
+        endpoint.bind([Address.to_listen("127.0.0.1:0")])
+        starting = asyncio.create_task(endpoint.start())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await endpoint.stop(0)
+
+    asyncio.run(run())
+    assert not caplog.messages

@@ -51,9 +51,14 @@ class Endpoint:
         return [self._ports.bind(address) for address in addresses]
 
     async def start(self) -> None:
-        """Starts serving."""
+        """Starts serving. A cancellation waits until it serves: gRPC's server fails if its start is broken off."""
         self._has_started = True
-        await self._server.start()
+        starting = asyncio.ensure_future(self._server.start())
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await starting
+            raise
 
     async def failure(self) -> Exception | None:
         """Waits until it no longer serves; returns the reason, or None if it was stopped."""
