@@ -6,6 +6,7 @@ exhaustive and, last and one at a time, what depends on time.
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests", allow_abbrev=False)
     parser.add_argument("--suite", choices=("short", "rest", "all"), default="short")
     chosen, others = parser.parse_known_args(arguments)
+    # A shell lets its background jobs ignore SIGINT, and so would every program that a test interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     _compile_kernels()
     statuses = []
     for suite in ("short", "rest") if chosen.suite == "all" else (chosen.suite,):
