@@ -1,10 +1,13 @@
 """Workers that come later, die, or are started again."""
 
 import itertools
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -280,10 +283,15 @@ class TestCheckpoint:
             assert repeats.num_loaded == 0
 
 
+WITH_AND_WITHOUT_STATE = pytest.mark.parametrize(
+    "flags", [(), ("--state-dir",)], ids=["without a state directory", "with one"]
+)
+
+
 class TestRestartOfTheServer:
     """The workers go on by themselves."""
 
-    @pytest.mark.parametrize("flags", [(), ("--state-dir",)], ids=["without a state directory", "with one"])
+    @WITH_AND_WITHOUT_STATE
     def test_between_two_steps(
         self,
         tmp_path: Path,
@@ -311,6 +319,120 @@ class TestRestartOfTheServer:
                     server.restart()
             one.worker.close()
             two.worker.close()
+
+    @WITH_AND_WITHOUT_STATE
+    @pytest.mark.parametrize("num_joined", [0, 1], ids=["nobody has joined before", "a worker has joined before"])
+    def test_before_others_join_and_all_end(
+        self, tmp_path: Path, name: str, flags: tuple[str, ...], num_joined: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What it has lost of earlier answers stops neither the end of a block nor those who join later."""
+        monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
+        state = (*flags, str(tmp_path / "state")) if flags else ()
+        with (
+            ServerProcess(tmp_path, "--warm-up", "false", *state) as server,
+            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
+            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as other_client,
+        ):
+            with Replica(client, name, "a", 1).begin() as first:
+                first.train()
+                for number in range(num_joined):
+                    with Replica(other_client, name, f"b-{number}", 1) as joined, training(first):
+                        joined.begin()
+                        assert joined.num_loaded == 1
+                server.kill()
+                server.restart()
+                first.train()
+                with Replica(other_client, name, "c", 1) as late, training(first):
+                    late.begin()
+                    assert late.num_loaded == 1
+                first.train()
+            with Replica(other_client, name, "d", 1).begin() as last:
+                assert have_equal_weights(first, last)
+
+    def test_while_a_worker_waits_for_a_state(
+        self, tmp_path: Path, name: str, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
+        with (
+            ServerProcess(tmp_path, "--warm-up", "false", "--state-dir", str(tmp_path / "state")) as server,
+            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
+            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as other_client,
+        ):
+            with Replica(client, name, "a", 1).begin() as first:
+                first.train()
+                joining = threads.submit(Replica(other_client, name, "b", 1).begin)
+                eventually(first.worker._joining.requesters)
+                server.kill()
+                server.restart()
+                with training(first):
+                    assert joining.result().num_loaded == 1
+            joining.result().worker.close()
+
+
+@contextmanager
+def training(replica: Replica) -> Iterator[None]:
+    """Lets a worker train in a thread during a block."""
+    is_over = threading.Event()
+
+    def train() -> None:
+        while not is_over.wait(0.01):
+            replica.train()
+
+    with ThreadPoolExecutor(1) as pool:
+        trained = pool.submit(train)
+        try:
+            yield
+        finally:
+            is_over.set()
+        trained.result()
+
+
+class TestTheEndOfABlock:
+    """What only others need is no error for a worker that has finished, but one warning."""
+
+    def warned_of(self, caplog: pytest.LogCaptureFixture) -> str:
+        (record,) = [each for each in caplog.records if each.name == "gradserve.training.worker"]
+        assert record.levelname == "WARNING"
+        return record.getMessage()
+
+    def test_after_the_server_has_gone(self, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+        with (
+            ServerProcess(tmp_path, "--warm-up", "false") as server,
+            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
+            Replica(client, name, "a", 1).begin() as replica,
+        ):
+            replica.train()
+            server.kill()
+        assert "worker 'a' has left" in self.warned_of(caplog)
+        assert "at step 1" in self.warned_of(caplog)
+
+    @pytest.mark.parametrize(
+        ("state", "message"),
+        [
+            (lambda: State({"w": np.zeros(2)}, {"made_by": object()}), "made_by|JSON"),
+            (lambda: 1 / 0, "division by zero"),
+        ],
+        ids=["one that cannot travel", "one whose description fails"],
+    )
+    def test_with_a_state(
+        self, client: gradserve.Client, name: str, caplog: pytest.LogCaptureFixture, state: Any, message: str
+    ) -> None:
+        with Replica(client, name, "a", 1).begin() as replica:
+            replica.train()
+            replica.worker._state = state
+        assert re.search(message, self.warned_of(caplog))
+
+    def test_when_nobody_has_joined_for_so_long_that_answers_are_gone(
+        self, client: gradserve.Client, name: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with Replica(client, name, "a", 1).begin() as replica:
+            replica.train()
+            for each in client.list_accumulators():
+                if each.name.startswith(f"{name}/") and each.name.endswith(("/answers", "/requests")):
+                    client.delete_accumulator(each.name)
+        with Replica(client, name, "b", 1).begin() as later:
+            assert have_equal_weights(replica, later)
+        assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
 
 def test_an_accumulator_that_is_deleted_is_not_made_again(client: gradserve.Client, name: str) -> None:

@@ -5,16 +5,28 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gradserve.accumulators import GradientAccumulator
 from gradserve.client import Client
-from gradserve.errors import AbortedError, DeadlineExceededError, GradserveError, NotFoundError, OutOfRangeError
+from gradserve.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    GradserveError,
+    LostError,
+    NotFoundError,
+    OutOfRangeError,
+)
 from gradserve.results import DenseSpec
 from gradserve.training.state import TEXT, Carried, State, as_text, of_text, restored, specs_of
 
+_T = TypeVar("_T")
+GONE = (AbortedError, LostError, NotFoundError)
+"""The errors of accumulators that a restart has lost, that somebody has deleted, or that nobody has used for long."""
+ATTEMPTS = 4
+"""How often something is tried if accumulators are gone: each of the three may say so once, and a restart is rare."""
 _NEVER_STALE = 1 << 62
 """A local step that no accumulator reaches: what is sent here has no step."""
 _MOST_ANSWERS = 10
@@ -51,7 +63,8 @@ class Joining:
 
     NAME is that of the training run, with what distinguishes it from earlier runs of the same name.
 
-    They need no memory on a disk: a request that is lost in a restart of the server is made again.
+    They need no memory on a disk: what a restart of the server has lost is made again, as are accumulators that have
+    gone because nobody has joined for a day.
     """
 
     def __init__(self, client: Client, name: str, container: str, worker_id: str) -> None:
@@ -59,12 +72,23 @@ class Joining:
         self._name = name
         self._container = container
         self._worker_id = worker_id
+        self._open()
+
+    def _open(self) -> None:
         self._requests = self._accumulator("requests", {"request": DenseSpec("float32", ())})
         self._answers = self._accumulator("answers", {"text": TEXT}, keep_averages=_ANSWERS_KEPT)
 
+    def _despite_loss(self, attempt: Callable[[], _T]) -> _T:
+        """Returns what an attempt returns; makes accumulators that are gone again, and tries again."""
+        for _ in range(ATTEMPTS - 1):
+            with contextlib.suppress(*GONE):
+                return attempt()
+            self._open()
+        return attempt()
+
     def requesters(self) -> Collection[str]:
         """Returns the ids of the workers that wait for a state."""
-        return self._requests.info().worker_ids
+        return self._despite_loss(lambda: self._requests.info().worker_ids)
 
     def answer(self, carried: Carried, step: int) -> None:
         """Sends a state to all who wait for one.
@@ -76,6 +100,9 @@ class Joining:
         Raises:
             InvalidArgumentError: JSON cannot express its metadata.
         """
+        self._despite_loss(lambda: self._answer(carried, step))
+
+    def _answer(self, carried: Carried, step: int) -> None:
         layout = carried.layout
         kept = self._send(self._states(layout), carried.tensors)
         text = {"step": step, "kept": kept, "layout": layout, "metadata": carried.metadata}
@@ -92,7 +119,16 @@ class Joining:
 
         Raises:
             DeadlineExceededError: Nobody has answered, or each of several answers was too old when it had arrived.
+            AbortedError, LostError, NotFoundError: Requests or answers were gone, and are there again. Try again unless
+                the run itself is gone, too.
         """
+        try:
+            return self._receive(timeout, is_new_enough)
+        except GONE:
+            self._open()
+            raise
+
+    def _receive(self, timeout: float | None, is_new_enough: Callable[[int], bool]) -> Received:
         received = self._read(is_new_enough)
         if received is not None:
             return received
@@ -119,7 +155,7 @@ class Joining:
     def _ask(self) -> int:
         """Makes a request, unless there is one of this worker; returns how often requests had been answered before."""
         answered = self._requests.info().global_step
-        if self._worker_id not in self.requesters():
+        if self._worker_id not in self._requests.info().worker_ids:
             request = {"request": np.float32(1)}
             self._requests.apply_grad(request, local_step=_NEVER_STALE, worker_id=self._worker_id)
         return answered
@@ -131,12 +167,12 @@ class Joining:
         """
         # It may be answered just now, or gone with the server; what `receive` has to say matters more.
         with contextlib.suppress(GradserveError):
-            if self._worker_id in self.requesters():
+            if self._worker_id in self._requests.info().worker_ids:
                 self._requests.take_grad(1, timeout=0.0)
 
     def newest_step(self) -> int:
         """Returns the step of the state that was sent last, -1 if there is none."""
-        return next((int(answer["step"]) for answer in self._latest_answers()), -1)
+        return self._despite_loss(lambda: next((int(answer["step"]) for answer in self._latest_answers()), -1))
 
     def _latest_answers(self) -> Iterator[dict[str, Any]]:
         """Returns the answers that are kept, the latest first."""
@@ -151,8 +187,8 @@ class Joining:
                 continue
             try:
                 average = self._states(text["layout"]).read_average(text["kept"], timeout=0.0)
-            except (AbortedError, DeadlineExceededError, NotFoundError, OutOfRangeError):
-                continue  # another worker has sent its state since
+            except (DeadlineExceededError, OutOfRangeError, *GONE):
+                continue  # another worker has sent its state since, or it is gone
             return Received(State(restored(average, text["layout"]), text["metadata"]), text["step"])
         return None
 

@@ -1,5 +1,6 @@
 """One worker's part in a training run."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from gradserve.errors import (
 from gradserve.results import Average, DenseSpec, Outcome, PushPullResult
 from gradserve.training.attendant import Attendant
 from gradserve.training.initial import agreed_initial_state
-from gradserve.training.joining import Joining, Received
+from gradserve.training.joining import ATTEMPTS, GONE, Joining, Received
 from gradserve.training.state import Carried, State
 from gradserve.training.worker_ids import new_worker_id
 
@@ -139,12 +140,25 @@ class Worker:
     def leave(self) -> None:
         """Sends this worker's state, unless there is a newer one, so that late workers get to it when all have left.
 
-        A `with` block that ends without an error does so.
+        A `with` block that ends without an error does so. As only others need it, a state that cannot be sent, or a
+        server that is gone, is no error here, but a warning in the log.
         """
-        if self._attendant is not None and self._joining.newest_step() < self.step:
-            state = self._state()
-            if state is not None:
-                self._joining.answer(Carried.of(state), self.step)
+        if self._attendant is None:
+            return
+        try:
+            if self._joining.newest_step() < self.step:
+                state = self._state()
+                if state is not None:
+                    self._joining.answer(Carried.of(state), self.step)
+        except Exception as error:
+            _log.warning(
+                "worker %r has left training run %r at step %d without sending its state to late workers: %s",
+                self.worker_id,
+                self._name,
+                self.step,
+                error,
+                exc_info=not isinstance(error, GradserveError),
+            )
 
     def close(self) -> None:
         """Ends this worker's part in the run; the others go on, and the accumulator stays. Can be called again."""
@@ -307,15 +321,24 @@ class Worker:
     def _join(self, reached: int) -> Received:
         kept = self._options["keep_averages"]
         try:
-            received = self._joining.receive(
-                self._timeout, lambda step: self.accumulator.info().global_step - step <= kept
-            )
+            received = self._received()
         except DeadlineExceededError as error:
             is_too_far_behind = self._attendant is not None and reached - self.step > kept
             error.add_note(self._too_far_behind(reached) if is_too_far_behind else self._nobody_answers(reached))
             raise
         self.step = received.step
         return received
+
+    def _received(self) -> Received:
+        """Returns the state of another worker, despite a restart of the server that the run has survived."""
+        kept = self._options["keep_averages"]
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(*GONE):
+                return self._joining.receive(
+                    self._timeout, lambda step: self.accumulator.info().global_step - step <= kept
+                )
+            self.accumulator.info()  # raises an error if the run is gone, too
+        raise AbortedError(f"the requests and answers of training run {self._name!r} are deleted again and again")
 
     def _nobody_answers(self, reached: int) -> str:
         return (
