@@ -237,6 +237,38 @@ class TestScripts:
             for gradient, parameter in zip(gradients, workers[1].model.parameters(), strict=True):
                 torch.testing.assert_close(parameter.grad, gradient / 2)
 
+    def test_a_parameter_that_nobody_used_stays_as_it_is(self, server_address: str, name: str) -> None:
+        with trainings(server_address, name, 3, optimizers=adam, num_required=2, missing="zeros") as workers:
+            first, second, late = workers
+            before = first.model[2].bias.detach().clone()
+
+            def step(worker: Training, uses_all: bool) -> None:
+                worker.optimizer.zero_grad()
+                hidden = worker.model[1](worker.model[0](torch.ones(3, 4)))
+                (worker.model[2](hidden) if uses_all else hidden @ worker.model[2].weight.T).sum().backward()
+                worker.optimizer.step()
+                worker.scheduler.step()
+
+            for _ in range(3):
+                together(*(partial(step, worker, False) for worker in (first, second)))
+            step(late, True)  # which comes too late, and takes the steps of the others
+            for worker in workers:
+                assert worker.model[2].bias.grad is None
+                assert torch.equal(worker.model[2].bias, before)
+                assert worker.everything == first.everything
+            together(partial(step, first, False), partial(step, second, True))
+            assert first.model[2].bias.grad is not None
+            assert not torch.equal(first.model[2].bias, before)
+            assert first.everything == second.everything
+
+    def test_gradients_that_are_all_zero_are_not_missing(self, server_address: str, name: str) -> None:
+        with Training(server_address, name, adam, missing="zeros") as training:
+            before = training.model[2].weight.detach().clone()
+            (0 * training.model(torch.ones(3, 4))).sum().backward()
+            training.optimizer.step()
+            assert torch.equal(training.model[2].weight.grad, torch.zeros_like(before))
+            assert not torch.equal(training.model[2].weight, before)  # it decays
+
 
 class TestMistakes:
     def test_a_parameter_without_a_gradient(self, server_address: str, name: str) -> None:

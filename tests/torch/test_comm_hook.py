@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,10 +35,23 @@ class Complex(torch.nn.Module):
         self.w = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
 
 
+_OF_THE_REPLICA = ("bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view")
+
+
+def _value(gradient: torch.Tensor | None) -> float | None:
+    return None if gradient is None else gradient.item()
+
+
+def _share(used: tuple[str, str], part: str) -> float | None:
+    """Returns the mean of gradients of 1 by the workers that have used a part; None if nobody has."""
+    number = sum(part in each for each in used)
+    return number / 2 if number else None
+
+
 def replica_of(
     client: gradserve.Client, model: torch.nn.Module, name: str, num_required: int = 1, **options: Any
 ) -> DistributedDataParallel:
-    buckets = {key: options.pop(key) for key in list(options) if key in ("bucket_cap_mb", "find_unused_parameters")}
+    buckets = {key: options.pop(key) for key in list(options) if key in _OF_THE_REPLICA}
     replica = DistributedDataParallel(model, **buckets)
     replica.register_comm_hook(None, comm_hook(client, replica, num_required=num_required, name=name, **options))
     return replica
@@ -118,7 +132,7 @@ def test_a_group_is_averaged_while_the_pass_goes_on(client: gradserve.Client, na
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
             last_layer = client.gradient_accumulator(
-                {"2.bias": gradserve.DenseSpec("float32", (1,))},
+                {name: gradserve.DenseSpec("float32", (1,)) for name in ("2.bias", "gradserve/present")},
                 shared_name=f"{name}/gradients-0",
                 keep_averages=4,
                 idle_lease=24 * 3600.0,
@@ -228,6 +242,29 @@ class TestMistakes:
             backward(replica, torch.ones(2, 4))
         zeros = replica_of(client, Half(), f"{name}-zeros", find_unused_parameters=True)
         backward(zeros, torch.ones(2, 4))
+
+    @pytest.mark.parametrize("as_view", [False, True])
+    def test_parameters_that_some_workers_did_not_use(self, client: gradserve.Client, name: str, as_view: bool) -> None:
+        class Parts(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.a, self.b, self.c = (torch.nn.Linear(1, 1, bias=False) for _ in range(3))
+
+            def forward(self, x: torch.Tensor, used: str) -> torch.Tensor:
+                return torch.stack([self.get_submodule(part)(x) for part in used]).sum()
+
+        options = {"find_unused_parameters": True, "gradient_as_bucket_view": as_view}
+        replicas = [replica_of(client, Parts(), name, num_required=2, **options) for _ in range(2)]
+
+        def step(replica: DistributedDataParallel, used: str) -> dict[str, float | None]:
+            replica.zero_grad()
+            replica(torch.ones(1, 1), used).backward()
+            return {part: _value(replica.module.get_submodule(part).weight.grad) for part in "abc"}
+
+        for used in (("a", "ab"), ("ab", "b")):
+            mine, theirs = together(*(partial(step, *each) for each in zip(replicas, used, strict=True)))
+            assert mine == theirs
+            assert mine == {part: _share(used, part) for part in "abc"}
 
     @pytest.mark.usefixtures("_small_groups")
     def test_a_pass_that_was_interrupted(self, client: gradserve.Client, name: str) -> None:

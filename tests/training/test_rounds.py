@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gradserve
+from gradserve.training import State, Worker
 from tests.training.replicas import SIZE, Replica, have_equal_weights
 
 
@@ -88,3 +89,30 @@ def test_a_worker_that_gave_up_waiting_waits_on(client: gradserve.Client, name: 
                 continue
         assert other.result().averages[0].num_gradients == 2
         assert have_equal_weights(impatient, slow)
+
+
+def test_a_parameter_that_no_worker_had_is_not_in_the_average(client: gradserve.Client, name: str) -> None:
+    """A late worker gets the same: what was missing travels with the averages."""
+    weights = {"a": np.ones(2, np.float32), "b": np.ones(3, np.float32)}
+    workers = [
+        Worker(client, weights, name=name, num_required=1, worker_id=each, missing="zeros")
+        for each in ("early", "late")
+    ]
+    for worker in workers:
+        worker.begin(lambda: State(weights))
+    early, late = workers
+    zeros, ones = np.zeros(3, np.float32), np.ones(2, np.float32)
+    gradients = ({"a": ones}, {"a": ones, "b": None}, {"a": ones, "b": zeros})
+    given = [early.exchange(each).averages for each in gradients]
+    assert [[list(average) for average in each] for each in given] == [[["a"]], [["a"]], [["a", "b"]]]
+    assert [list(average) for average in late.exchange({"b": zeros}).averages] == [["a"], ["a"], ["a", "b"]]
+    for worker in workers:
+        worker.close()
+
+
+def test_all_workers_treat_missing_gradients_alike(client: gradserve.Client, name: str) -> None:
+    weights = {"a": np.ones(2, np.float32)}
+    Worker(client, weights, name=name, num_required=1, missing="zeros")
+    with pytest.raises(gradserve.AlreadyExistsError) as raised:
+        Worker(client, weights, name=name, num_required=1)
+    assert "num_required, keep_averages and missing" in raised.value.__notes__[0]

@@ -57,7 +57,9 @@ def average_gradients(
         worker_id: This worker's id, different from that of every other worker. None: a new one.
         start_step: The number of steps of this run that the weights have behind them, if they come from a checkpoint.
             None: the weights are taken over from other workers, or are those of a new run.
-        missing: Whether a parameter without a gradient is an error, or has zeros as its gradient.
+        missing: Whether a parameter without a gradient is an error, or has zeros as its gradient. One of which no
+            worker of a round had a gradient stays without one, `grad = None`, so the optimizer leaves it alone. The
+            same for all workers.
         keep_averages: The number of averages that the server keeps for late workers.
         timeout: Seconds to wait for other workers. None: the client's timeout. math.inf: no limit.
 
@@ -84,6 +86,7 @@ def average_gradients(
         worker_id=worker_id,
         keep_averages=keep_averages,
         timeout=timeout,
+        missing=missing,
     )
     gradients = Gradients(parameters, zeros_for_missing=missing == "zeros")
     return Averaging(

@@ -1,7 +1,7 @@
 """The buckets and groups of one backward pass."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,12 +35,16 @@ class _Arrivals:
     Attributes:
         group: The group.
         gradients: Those of its members, by name.
+        used: The members that this worker has used; the gradients of the others are zeros.
+        present: The members that any worker has used, once they are averaged.
         ready: For those on a GPU, the events after which they are there.
         buckets: The buckets that they are in.
     """
 
     group: Group
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    present: frozenset[str] = frozenset()
     ready: list[Any] = field(default_factory=list)
     buckets: list[_Bucket] = field(default_factory=list)
 
@@ -62,8 +66,8 @@ class BackwardPass:
         """Returns True if the gradient of a parameter is there."""
         return name in self._arrivals[self._group_of[name]].gradients
 
-    def add(self, buffer: torch.Tensor, gradients: Mapping[str, torch.Tensor]) -> Any:
-        """Takes the gradients of a bucket, by the names of their parameters.
+    def add(self, buffer: torch.Tensor, gradients: Mapping[str, torch.Tensor], used: Collection[str]) -> Any:
+        """Takes the gradients of a bucket, by the names of their parameters, and which of these the pass has used.
 
         Returns:
             A torch.futures.Future of the bucket's buffer. After an error it has whatever is in the buffer; see
@@ -81,7 +85,10 @@ class BackwardPass:
             future.set_result(buffer)
             return future
         for name, gradient in gradients.items():
-            self._arrivals[self._group_of[name]].gradients[name] = gradient
+            arrivals = self._arrivals[self._group_of[name]]
+            arrivals.gradients[name] = gradient
+            if name in used:
+                arrivals.used.add(name)
         for group in sorted(groups, key=lambda each: each.number):
             arrivals = self._arrivals[group]
             arrivals.ready += ready
@@ -99,9 +106,18 @@ class BackwardPass:
         ]
         return without_gradient(missing) if missing else None
 
+    def used_by_others(self) -> Mapping[str, torch.Tensor]:
+        """Returns the averages, by name, of the parameters that only other workers have used. After the pass."""
+        return {
+            name: arrivals.gradients[name]
+            for arrivals in self._arrivals.values()
+            for name in arrivals.present - arrivals.used
+        }
+
     def _average(self, arrivals: _Arrivals) -> None:
         try:
-            self._averages[arrivals.group].average(arrivals.gradients, arrivals.ready)
+            average = self._averages[arrivals.group]
+            arrivals.present = average.average(arrivals.gradients, arrivals.ready, arrivals.used)
         except BaseException as error:  # whatever it is, `backward()` raises it in the user's thread
             with self._lock:
                 self._error = self._error or error

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -13,6 +14,7 @@ from gradserve.torch.group_average import GroupAverage
 from gradserve.torch.groups import Group, groups_of
 from gradserve.torch.rounds import Membership, Rounds
 from gradserve.torch.trained import trained_parameters
+from gradserve.training.presence import PRESENCE, presence_spec
 
 
 def comm_hook(
@@ -63,8 +65,9 @@ def comm_hook(
     averages = {}
     for group in groups_of(parameters.items()):
         components = {each: specs[each] for each in group.names}
+        components[PRESENCE] = presence_spec(len(group.names))
         rounds = Rounds(member.accumulator(client, f"gradients-{group.number}", components), member, step)
-        averages[group] = GroupAverage(rounds)
+        averages[group] = GroupAverage(rounds, group.names)
     return CommHook(parameters, averages)
 
 
@@ -77,6 +80,10 @@ class CommHook:
         )
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._averages = averages
+        self._used: set[str] = set()
+        """The parameters that this worker has used since the last averages; others of a bucket have zeros."""
+        for parameter, parameter_name in self._names.items():
+            parameter.register_post_accumulate_grad_hook(partial(_note, self._used, parameter_name))
         self._threads = ThreadPoolExecutor(len(averages), thread_name_prefix="gradserve-comm-hook")
         self._pass: BackwardPass | None = None
         self._failure: BaseException | None = None
@@ -112,7 +119,7 @@ class CommHook:
             # What is queued now runs before DistributedDataParallel takes averages from futures. What that queues runs
             # after it, and can raise an error without leaving DistributedDataParallel in the middle of a pass.
             engine.queue_callback(lambda: engine.queue_callback(self._end))
-        return self._pass.add(bucket.buffer(), dict(zip(names, bucket.gradients(), strict=True)))
+        return self._pass.add(bucket.buffer(), dict(zip(names, bucket.gradients(), strict=True)), self._used)
 
     def _check(self, buffer: torch.Tensor, names: Sequence[str]) -> None:
         if "" in names:
@@ -139,3 +146,14 @@ class CommHook:
             self._failure = ended.failure()
         if self._failure is not None:
             raise self._failure
+        self._used.clear()
+        if ended is not None:
+            averages = ended.used_by_others()
+            for parameter, name in self._names.items():
+                # DistributedDataParallel leaves parameters alone that no process of its own group has used.
+                if name in averages:
+                    parameter.grad = averages[name].view_as(parameter).clone()
+
+
+def _note(used: set[str], name: str, _parameter: torch.Tensor) -> None:
+    used.add(name)

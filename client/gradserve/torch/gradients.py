@@ -16,12 +16,12 @@ class Gradients:
     """The gradients of the parameters that are averaged."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], *, zeros_for_missing: bool) -> None:
-        """Takes the parameters by name, and whether parameters without a gradient have zeros."""
+        """Takes the parameters by name, and whether a parameter may be without a gradient: zeros count for it."""
         self._parameters = parameters
         self._zeros_for_missing = zeros_for_missing
 
     def to_send(self) -> dict[str, torch.Tensor]:
-        """Returns the gradients, in the memory where they are.
+        """Returns the gradients that there are, in the memory where they are.
 
         Raises:
             InvalidArgumentError: A parameter has none, or a sparse one; the message names it.
@@ -29,20 +29,22 @@ class Gradients:
         missing = [name for name, parameter in self._parameters.items() if parameter.grad is None]
         if missing and not self._zeros_for_missing:
             raise without_gradient(missing)
-        for name, parameter in self._parameters.items():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if parameter.grad.layout is not torch.strided:
+        found = {name: each.grad for name, each in self._parameters.items() if each.grad is not None}
+        for name, gradient in found.items():
+            if gradient.layout is not torch.strided:
                 raise InvalidArgumentError(
                     f"expected dense gradients, got a sparse one of parameter {name!r}; make its embedding with "
                     "sparse=False",
                     field="model",
                 )
-        return {name: parameter.grad for name, parameter in self._parameters.items()}
+        return found
 
     def replace(self, average: Mapping[str, NDArray[Any]]) -> None:
-        """Replaces the gradients by an average: one copy."""
+        """Replaces the gradients by an average: one copy. A parameter that it does not have is left without one."""
         for name, parameter in self._parameters.items():
+            if name not in average:
+                parameter.grad = None
+                continue
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(tensor_of(average[name]))

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from gradserve.accumulators import GradientAccumulator
@@ -25,6 +25,7 @@ from gradserve.results import Average, DenseSpec, Outcome, PushPullResult
 from gradserve.training.attendant import Attendant
 from gradserve.training.initial import agreed_initial_state
 from gradserve.training.joining import ATTEMPTS, GONE, Joining, Received
+from gradserve.training.presence import PRESENCE, presence_of, presence_spec, present_names
 from gradserve.training.state import Carried, State
 from gradserve.training.worker_ids import new_worker_id
 
@@ -38,7 +39,8 @@ class Advance:
     """What brings a worker from its step to a newer one.
 
     Attributes:
-        averages: What to apply, in this order: usually one average; several if the worker was late.
+        averages: What to apply, in this order: usually one average; several if the worker was late. With
+            `missing="zeros"`, an average has only the parameters of which at least one worker had a gradient.
         state: What to load before, or None. A worker whose missed averages are no longer kept gets another one's state.
         was_late: Whether the worker's gradient was dropped, because its round had ended without it.
         step: The step to which this leads.
@@ -94,7 +96,8 @@ class Worker:
                 much memory as the parameters. A worker that is later gets the state of another.
             deterministic: Whether the same gradients give the same bits in whatever order they arrive.
             missing: What to do with a parameter without a gradient. "error": raise InvalidArgumentError. "zeros": count
-                zeros for it.
+                zeros for it; if no worker of a round had a gradient of it, the average does not have it either, so that
+                the optimizer leaves it alone. The same for all workers.
             device: Where the server sums, as in `Client.gradient_accumulator`.
 
         Raises:
@@ -121,6 +124,10 @@ class Worker:
             "agreement": {"num_required": str(self._num_required)},
         }
         self._parameters = dict(parameters)
+        self._names = tuple(self._parameters)
+        self._is_partial = missing == "zeros"
+        if self._is_partial:
+            self._parameters[PRESENCE] = presence_spec(len(self._names))
         self._incarnation = client.server_info().incarnation
         self.accumulator = self._found()
         self._joining = self._new_joining()
@@ -215,11 +222,12 @@ class Worker:
         self._attendant = Attendant(self._joining, self.worker_id, state)
         return loaded
 
-    def exchange(self, gradients: Mapping[str, ArrayLike], weight: float = 1.0) -> Advance:
+    def exchange(self, gradients: Mapping[str, ArrayLike | None], weight: float = 1.0) -> Advance:
         """Sends the gradient of this worker's parameters, waits until its round ends, and returns what to apply.
 
         Args:
-            gradients: The gradient of each parameter, by name: arrays of any library.
+            gradients: The gradient of each parameter, by name: arrays of any library. With `missing="zeros"`, those
+                without a gradient are None or left out.
             weight: The weight of the gradient in the mean: the size of the batch, if batches differ.
 
         Returns:
@@ -243,9 +251,20 @@ class Worker:
         self.step = advance.step
         if advance.averages:
             self._members = advance.averages[-1].worker_ids
-        return advance
+        return replace(advance, averages=tuple(map(self._of_those_present, advance.averages)))
 
-    def _sent(self, gradients: Mapping[str, ArrayLike], weight: float) -> PushPullResult:
+    def _of_those_present(self, average: Average) -> Average:
+        """Returns an average without the parameters of which no worker had a gradient."""
+        if not self._is_partial:
+            return average
+        present = present_names(self._names, average)
+        return replace(
+            average,
+            components={name: each for name, each in average.components.items() if name in present},
+            gradients={name: each for name, each in average.gradients.items() if name in present},
+        )
+
+    def _sent(self, gradients: Mapping[str, ArrayLike | None], weight: float) -> PushPullResult:
         try:
             return self._push_pull(gradients, weight)
         except (AbortedError, NotFoundError, LostError) as error:
@@ -260,7 +279,10 @@ class Worker:
             self._incarnation = incarnation
         return self._push_pull(gradients, weight)
 
-    def _push_pull(self, gradients: Mapping[str, ArrayLike], weight: float) -> PushPullResult:
+    def _push_pull(self, gradients: Mapping[str, ArrayLike | None], weight: float) -> PushPullResult:
+        if self._is_partial:
+            present = {name for name in self._names if gradients.get(name) is not None}
+            gradients = {**gradients, PRESENCE: presence_of(self._names, present)}
         return self.accumulator.push_pull(
             gradients,
             self._num_required,
@@ -363,8 +385,9 @@ class Worker:
             return self._client.gradient_accumulator(self._parameters, shared_name=self._name, **self._options)
         except AlreadyExistsError as error:
             error.add_note(
-                f"All workers of training run {self._name!r} need the same parameters and the same num_required. If "
-                "this is another run, give it another name; if the run is over, delete the accumulator."
+                f"All workers of training run {self._name!r} need the same parameters and the same num_required, "
+                "keep_averages and missing. If this is another run, give it another name; if the run is over, delete "
+                "the accumulator."
             )
             raise
 
