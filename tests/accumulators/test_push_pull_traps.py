@@ -147,6 +147,49 @@ class TestWorkerIds:
         (worker_id,) = model.info().worker_ids
         assert worker_id.startswith(f"{socket.gethostname()}-{os.getpid()}-")
 
+    def test_defaults_of_processes_that_look_alike_differ(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(socket, "gethostname", lambda: "node")
+        monkeypatch.setattr(os, "getpid", lambda: 1)  # as in every container
+        assert len({RequestIds("a").worker_id() for _ in range(100)}) == 100
+
+    def test_two_clients_at_once(self, server_address: str, name: str) -> None:
+        with gradserve.connect(server_address) as one, gradserve.connect(server_address) as other:
+            models = [each.gradient_accumulator(ZEROS, shared_name=name) for each in (one, other)]
+            with ThreadPoolExecutor(1) as threads:
+                waiting = threads.submit(models[0].push_pull, grads(1), 2, worker_id="w0")
+                eventually(lambda: models[1].info().num_waiting == 1)
+                with pytest.raises(
+                    gradserve.InvalidArgumentError, match="two clients use worker_id 'w0' at once"
+                ) as two:
+                    models[1].push_pull(grads(3), 2, worker_id="w0")
+                assert two.value.field == "worker_id"
+                models[1].push_pull(grads(3), 2, worker_id="w1")
+            assert waiting.result()["w"].tolist() == [2, 2]
+
+    def test_one_that_is_numbered_by_its_user_is_the_same_client(self, model: gradserve.GradientAccumulator) -> None:
+        with ThreadPoolExecutor(2) as threads:
+            calls = [threads.submit(model.push_pull, grads(1), 2, worker_id="w0", request_id=7)]
+            eventually(lambda: model.info().num_waiting == 1)
+            calls.append(threads.submit(model.push_pull, grads(1), 2, worker_id="w0"))
+            eventually(lambda: model.info().num_waiting == 2)
+            model.push_pull(grads(3), 2, worker_id="w1")
+        assert [each.result().outcome.name for each in calls] == ["ACCEPTED", "ALREADY_COUNTED"]
+
+    def test_a_worker_that_comes_back(self, server_address: str, name: str) -> None:
+        first = gradserve.connect(server_address)
+        with gradserve.connect(server_address) as second, ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(
+                first.gradient_accumulator(ZEROS, shared_name=name).push_pull, grads(1), 2, worker_id="w0"
+            )
+            model = second.gradient_accumulator(ZEROS, shared_name=name)
+            eventually(lambda: model.info().num_waiting == 1)
+            first.close()
+            assert isinstance(waiting.exception(), gradserve.CallCancelledError)
+            again = threads.submit(model.push_pull, grads(1), 2, worker_id="w0")
+            eventually(lambda: model.info().num_waiting == 1)
+            model.push_pull(grads(3), 2, worker_id="w1")
+            assert again.result().outcome is gradserve.Outcome.ALREADY_COUNTED
+
     def test_clients_of_one_process_are_workers_of_their_own(self, server_address: str, name: str) -> None:
         with gradserve.connect(server_address) as one, gradserve.connect(server_address) as other:
             for client in (one, other):

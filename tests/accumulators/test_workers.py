@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.gradient import Contribution, Summand
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.results import Outcome
 from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError
@@ -112,3 +112,83 @@ class TestApply:
         await apply(acc, 1, worker_id="w0")
         applied, _, _ = await push_pull(acc, 9, num_required=1, worker_id="w0", one_per_worker=False)
         assert applied.outcome is Outcome.ALREADY_COUNTED
+
+
+class TestTwoClients:
+    """One worker_id of two clients, "a" and "b"."""
+
+    async def test_the_second_is_told_while_the_first_waits(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        first = asyncio.create_task(push_pull(acc, 2, num_required=2, worker_id="w0", call=RequestId("a", 1)))
+        await turns()
+        with pytest.raises(InvalidArgumentError, match="two clients use worker_id 'w0' at once") as told:
+            await push_pull(acc, 4, num_required=2, worker_id="w0", call=RequestId("b", 1))
+        assert told.value.field == "worker_id"
+        assert acc.num_accumulated == 1
+        await push_pull(acc, 4, num_required=2, worker_id="w1", call=RequestId("b", 2))
+        assert value_of((await first)[1]) == [3]
+
+    async def test_even_if_the_round_of_the_first_ends_at_that_moment(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        first = asyncio.create_task(push_pull(acc, 2, num_required=2, worker_id="w0", call=RequestId("a", 1)))
+        await turns()
+        second = asyncio.create_task(push_pull(acc, 9, num_required=2, worker_id="w0", call=RequestId("b", 1)))
+        await turns()
+        await push_pull(acc, 4, num_required=2, worker_id="w1", call=RequestId("c", 1))
+        assert value_of((await first)[1]) == [3]
+        with pytest.raises(InvalidArgumentError, match="two clients use worker_id 'w0' at once"):
+            await second
+
+    async def test_one_that_was_killed_leaves_its_place(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        first = asyncio.create_task(push_pull(acc, 2, num_required=2, worker_id="w0", call=RequestId("a", 1)))
+        await turns()
+        second = asyncio.create_task(push_pull(acc, 9, num_required=2, worker_id="w0", call=RequestId("b", 1)))
+        await turns()
+        first.cancel()  # the new connection arrived before the end of the old one
+        await turns()
+        await push_pull(acc, 4, num_required=2, worker_id="w1", call=RequestId("c", 1))
+        applied, average, _ = await second
+        assert (applied.outcome, value_of(average)) == (Outcome.ALREADY_COUNTED, [3])
+
+    @pytest.mark.parametrize(
+        ("calls", "options"),
+        [
+            ((RequestId("a", 1), RequestId("a", 2)), {}),
+            ((RequestId("a", 1), RequestId("a-chosen", 1)), {}),
+            ((RequestId("a", 1), None), {}),
+            ((None, RequestId("a", 1)), {}),
+            ((RequestId("a", 1), RequestId("b", 1)), {"one_per_worker": False}),
+        ],
+        ids=["one client", "numbered by its user", "the second without an id", "the first without", "all count"],
+    )
+    async def test_allowed(
+        self, bench: Bench, calls: tuple[RequestId | None, RequestId | None], options: dict[str, bool]
+    ) -> None:
+        acc = bench.accumulator()
+        waiting = [
+            asyncio.create_task(push_pull(acc, 2, num_required=3, worker_id="w0", call=call, **options))
+            for call in calls
+        ]
+        await turns()
+        for number in range(2):
+            await apply(acc, 2, worker_id=f"other {number}")
+        assert [value_of(average) for _, average, _ in await asyncio.gather(*waiting)] == [[2], [2]]
+
+    async def test_an_apply_that_counts_once(self, bench: Bench) -> None:
+        acc = bench.accumulator(one_per_worker=True)
+        first = asyncio.create_task(push_pull(acc, 2, num_required=2, worker_id="w0", call=RequestId("a", 1)))
+        await turns()
+        with pytest.raises(InvalidArgumentError, match="two clients use worker_id 'w0' at once"):
+            await apply(acc, 4, worker_id="w0", call=RequestId("b", 1))
+        first.cancel()
+
+    async def test_in_a_sum(self, bench: Bench) -> None:
+        acc = bench.accumulator()
+        summands = tuple(Summand(1.0, f"w{number}", RequestId(f"a{number}", 1)) for number in range(2))
+        contribution = Contribution(sum_of=summands, weight=2.0)
+        first = asyncio.create_task(acc.push_pull(RequestId("agg", 1), contribution, gradient(4), 3, 5))
+        await turns()
+        with pytest.raises(InvalidArgumentError, match="two clients use worker_id 'w1' at once"):
+            await push_pull(acc, 4, num_required=3, worker_id="w1", call=RequestId("b", 1))
+        first.cancel()

@@ -2,8 +2,6 @@
 
 import hashlib
 import itertools
-import os
-import socket
 import threading
 from typing import Any
 
@@ -11,9 +9,8 @@ from gradserve.calls.open_calls import AccumulatorKey, CallId, OpenCalls
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_integer
 from gradserve.v1 import accumulator_pb2
+from gradserve.worker_ids import new_worker_id
 
-_WORKER_NUMBERS = itertools.count()
-"""Numbers the workers of a process, across all clients."""
 _SEQUENCE_BITS = 64
 _ID_BYTES = 16
 _REQUEST_IDS = range(1 << (8 * _ID_BYTES + _SEQUENCE_BITS))
@@ -74,11 +71,11 @@ class RequestIds:
         return f"{self._public_id}-{next(self._numbers)}"
 
     def worker_id(self) -> str:
-        """Returns the default worker id: one for each client and thread, "HOST-PROCESS-NUMBER"."""
+        """Returns the default worker id: one for each client and thread, "HOST-PROCESS-RANDOM"."""
         try:
             worker_id: str = self._thread.worker_id
         except AttributeError:
-            worker_id = f"{socket.gethostname()}-{os.getpid()}-{next(_WORKER_NUMBERS)}"
+            worker_id = new_worker_id()
             self._thread.worker_id = worker_id
         return worker_id
 

@@ -10,7 +10,7 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_integer, as_text
 from gradserve.errors import AlreadyExistsError, OutOfRangeError, StaleGradientError
 from gradserve.results import Average, DenseSpec, Outcome
-from gradserve.training.worker_ids import new_worker_id
+from gradserve.worker_ids import new_worker_id
 
 _IDLE_SECONDS = 24 * 3600.0
 

@@ -27,7 +27,7 @@ from gradserve.training.initial import agreed_initial_state
 from gradserve.training.joining import ATTEMPTS, GONE, Joining, Received
 from gradserve.training.presence import PRESENCE, presence_of, presence_spec, present_names
 from gradserve.training.state import Carried, State
-from gradserve.training.worker_ids import new_worker_id
+from gradserve.worker_ids import new_worker_id
 
 _log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from gradserve_server.accumulators.gradient import Average, Contribution, Gradie
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.ledger import Ledger, Taken
+from gradserve_server.accumulators.live_workers import LiveWorkers
 from gradserve_server.accumulators.member_bytes import MemberBytes
 from gradserve_server.accumulators.observer import AccumulatorObserver
 from gradserve_server.accumulators.places.place import Place
@@ -95,6 +96,7 @@ class Accumulator:
         )
         self._under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter] = CallsUnderWay()
         self._waits = Waits(name, ledger.rounds, self.queue, observer)
+        self._workers = LiveWorkers(name)
         self._tasks = OwnTasks()
         self.shard = shard
         """What this server has of it, if it is sharded."""
@@ -149,9 +151,12 @@ class Accumulator:
         """Adds a gradient to the round or drops it as stale; also returns whether the call was a duplicate.
 
         Raises:
-            InvalidArgumentError: The gradient is not valid here; nothing has changed.
+            InvalidArgumentError: The gradient is not valid here, or another client is waiting with the worker_id,
+                although each worker counts once; nothing has changed.
             ServiceError: `open_gradient` failed, or a limit was reached; nothing has changed.
         """
+        if self.spec.one_per_worker:
+            await self._workers.check(call, contribution, None)
         return await self._apply_once(call, contribution, open_gradient, pull=None, one_per_worker=False)
 
     async def take(self, call: RequestId | None, num_required: int, timeout: float | None) -> tuple[Average, bool]:
@@ -210,11 +215,14 @@ class Accumulator:
             whether the call was a duplicate.
 
         Raises:
+            InvalidArgumentError: Another client is waiting with the same worker_id; nothing has changed.
             ServiceError: See `apply` and `take`. If the wait fails, the gradient stays in the round. The field
                 "worker_id" of DeadlineExceededError says that it is not there, as another one of its worker is.
         """
         check_num_required(num_required)
-        with self._waiter_quota.hold():
+        if one_per_worker or self.spec.one_per_worker:
+            await self._workers.check(call, contribution, timeout)
+        with self._waiter_quota.hold(), self._workers.pulling(call, contribution):
             waiter = Waiter(num_required, call=call)
             try:
                 applied, duplicate = await self._apply_once(

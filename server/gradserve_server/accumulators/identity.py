@@ -16,6 +16,8 @@ _RECORD_BYTES = 640
 """The memory of a remembered call, measured."""
 _CLIENT_BYTES = 1024
 """The memory of a remembered client, without its calls."""
+_CHOSEN = "-chosen"
+"""The end of the client_id of calls whose numbers a client's user has chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,11 @@ class RequestId:
     def __post_init__(self) -> None:
         if not self.client_id:
             raise InvalidArgumentError("expected a client_id, got an empty one", field="request_id.client_id")
+
+    @property
+    def owner(self) -> str:
+        """The client, whichever of its two ids the call has: see `RequestId.client_id` in the protos."""
+        return self.client_id.removesuffix(_CHOSEN)
 
     def acknowledges(self, sequence: int) -> bool:
         """Returns True if this call shows that the client has the answer to its call `sequence`."""
