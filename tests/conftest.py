@@ -13,6 +13,7 @@ from hypothesis import settings
 import gradserve
 from gradserve.transport.route import PROXY_VARIABLES
 from gradserve_server.devices.host.products import use_one_blas_thread
+from gradserve_server.observe import call_record
 from gradserve_server.testing import LocalServer
 from tests.accumulators.bench import Bench
 from tests.collection import few_collections_of_garbage, first_alone
@@ -73,6 +74,14 @@ def _no_proxies() -> Iterator[None]:
         for variable in (*PROXY_VARIABLES, "no_grpc_proxy", "no_proxy"):
             patch.delenv(variable, raising=False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _outside_of_calls() -> Iterator[None]:
+    """The record of a call that a test makes is not the current one of the next test."""
+    before = call_record._CURRENT.set(None)
+    yield
+    call_record._CURRENT.reset(before)
 
 
 @pytest.fixture(scope="session", autouse=True)
