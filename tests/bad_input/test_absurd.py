@@ -52,16 +52,34 @@ def test_values_that_are_no_numbers_are_numbers(client: gradserve.Client) -> Non
     assert np.array_equal(rows.take_grad(2).values, [math.nan, -math.inf, 65504], equal_nan=True)
 
 
-@pytest.mark.parametrize("weight", [5e-324, 1e-300, 1e300, 1.7e308])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_extreme_weights(client: gradserve.Client, dtype: str, weight: float) -> None:
+WEIGHTS = {"float16": (2.0**-64, 2.0**64), "bfloat16": (2.0**-64, 2.0**64), "float32": (2.0**-64, 2.0**64)} | {
+    "float64": (2.0**-512, 2.0**512)
+}
+
+
+@pytest.mark.parametrize("dtype", WEIGHTS)
+def test_extreme_weights(client: gradserve.Client, dtype: str) -> None:
+    """A gradient has the same average, whatever its weight is; one that no sum could hold is refused."""
     acc = client.gradient_accumulator({"d": gradserve.DenseSpec(dtype), "s": gradserve.SparseSpec(dtype)})
-    for _ in range(3):
-        slices = gradserve.IndexedSlices(np.ones((1, 2)), np.array([1]))
-        acc.apply_grad({"d": [1.0, 0.0], "s": slices}, weight=weight)
-    average = acc.take_grad(3)
-    assert average.num_gradients == 3
-    assert average["d"].shape == (2,)
+    gradient = {"d": [1.5, 0.0], "s": gradserve.IndexedSlices(np.full((1, 2), 1.5), np.array([1]))}
+    for weight in WEIGHTS[dtype]:
+        for _ in range(3):
+            acc.apply_grad(gradient, weight=weight, local_step=9)
+        average = acc.take_grad(3)
+        rows: Any = average["s"]
+        assert (average["d"].tolist(), rows.values.tolist()) == ([1.5, 0.0], [[1.5, 1.5]])
+    for weight in (5e-324, WEIGHTS[dtype][0] / 2, WEIGHTS[dtype][1] * 2, 1.7e308):
+        with pytest.raises(gradserve.InvalidArgumentError, match=r"a weight from 2\^-\d+ .* same factor") as raised:
+            acc.apply_grad(gradient, weight=weight, local_step=9)
+        assert raised.value.field == "weight"
+    assert acc.info().num_accumulated == 0
+
+
+@pytest.mark.parametrize("weight", [2.0**-15, 2.0**16])
+def test_weights_of_sums_in_float16(client: gradserve.Client, weight: float) -> None:
+    acc = client.conditional_accumulator("float16", (1,), accumulate_dtype="float16")
+    with pytest.raises(gradserve.InvalidArgumentError, match=r"from 2\^-14 to 2\^15 .* summed in float16"):
+        acc.apply_grad([1], weight=weight)
 
 
 @pytest.mark.parametrize("step", [INT64_MIN, -1, INT64_MAX - 1, INT64_MAX])

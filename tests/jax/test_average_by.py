@@ -163,3 +163,16 @@ def test_random_keys_and_numbers_travel_to_joiners(client: gradserve.Client, nam
     for actual, wanted in zip(jax.tree.leaves(second), jax.tree.leaves(first), strict=True):
         assert type(actual) is type(wanted)
         assert (actual == wanted).all() if isinstance(actual, jax.Array) else actual == wanted
+
+
+def test_gradients_that_are_not_finite(client: gradserve.Client, name: str) -> None:
+    worker = JaxWorker(client, name, container="other", idle_lease=3600.0, durability="none").begin()
+    grads = {"w": jnp.asarray([1.0, jnp.nan, 1.0]), "layers": [{"b": jnp.asarray(0.5)}, None]}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="expected finite values for component 'w', got nan at"):
+        jax.block_until_ready(worker.step(worker.params, worker.opt_state, grads))
+    assert worker.update(0).catch_up().at[0] == 1  # the other gradient of the same step
+    (info,) = [each for each in client.list_accumulators("other") if each.name == name]
+    assert info.idle_lease == 3600.0
+    loose = JaxWorker(client, f"{name}-loose", refuse_non_finite=False).begin()
+    loose.params, loose.opt_state = loose.step(loose.params, loose.opt_state, grads)
+    assert loose.at[0] == 1

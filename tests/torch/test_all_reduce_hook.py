@@ -112,3 +112,15 @@ class TestMistakes:
         model.set_all_reduce_hook(all_reduce_hook(client, num_required=2, name=name, worker_id="w0", timeout=0.05))
         with pytest.raises(gradserve.DeadlineExceededError, match=r"1 gradient is in \(workers: w0"):
             model(torch.ones(2, 4)).sum().backward()
+
+
+def test_gradients_that_are_not_finite(client: gradserve.Client, name: str) -> None:
+    for refuses in (True, False):
+        hook = all_reduce_hook(client, num_required=1, name=f"{name}/{refuses}", refuse_non_finite=refuses)
+        gradients = torch.tensor([1.0, torch.inf])
+        if refuses:
+            with pytest.raises(gradserve.InvalidArgumentError, match=r"got inf at \[1\]"):
+                hook(gradients)
+        else:
+            hook(gradients)
+        assert gradients.tolist() == [1.0, torch.inf]

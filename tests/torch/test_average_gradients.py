@@ -281,6 +281,20 @@ class TestMistakes:
                 training.optimizer.step()
             assert training.averaging.step == 0
 
+    def test_gradients_that_are_not_finite(self, server_address: str, name: str) -> None:
+        with trainings(server_address, name, 2, num_required=2) as (first, second):
+            with pytest.raises(
+                gradserve.InvalidArgumentError, match=r"expected finite values for component '0\.weight'"
+            ):
+                first.step(float("nan"))
+            together(first.step, second.step)  # the other batch of the same step
+            assert first.averaging.step == second.averaging.step == 1
+            assert first.everything[0] == second.everything[0]
+
+    def test_gradients_that_are_not_finite_may_be_let_through(self, server_address: str, name: str) -> None:
+        with Training(server_address, name, refuse_non_finite=False) as training:
+            assert training.step(float("nan")) == 1
+
     def test_sparse_gradients(self, client: gradserve.Client, name: str) -> None:
         model = torch.nn.Embedding(5, 3, sparse=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -395,3 +409,9 @@ def test_the_block_says_where_the_worker_is(server_address: str, name: str) -> N
     with Training(server_address, name, worker_id="w7") as training:
         assert isinstance(training.averaging, Averaging)
         assert (training.averaging.worker_id, training.averaging.step) == ("w7", 0)
+
+
+def test_properties_of_the_run(client: gradserve.Client, server_address: str, name: str) -> None:
+    with Training(server_address, name, container="other", idle_lease=3600.0, durability="none"):
+        (info,) = [each for each in client.list_accumulators("other") if each.name == name]
+        assert info.idle_lease == 3600.0

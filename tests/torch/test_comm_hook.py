@@ -243,6 +243,17 @@ class TestMistakes:
         zeros = replica_of(client, Half(), f"{name}-zeros", find_unused_parameters=True)
         backward(zeros, torch.ones(2, 4))
 
+    def test_gradients_that_are_not_finite(self, client: gradserve.Client, name: str) -> None:
+        replica = replica_of(client, network(), name)
+        with pytest.raises(gradserve.InvalidArgumentError, match="expected finite values for component") as raised:
+            backward(replica, torch.full((2, 4), torch.nan))
+        assert "GradScaler" in raised.value.__notes__[0]
+        replica = replica_of(client, network(), f"{name}-let-through", refuse_non_finite=False, container="other")
+        backward(replica, torch.full((2, 4), torch.nan))
+        kept = [each.idle_lease for each in client.list_accumulators("other") if each.name.startswith(name)]
+        assert kept
+        assert set(kept) == {24 * 3600.0}
+
     @pytest.mark.parametrize("as_view", [False, True])
     def test_parameters_that_some_workers_did_not_use(self, client: gradserve.Client, name: str, as_view: bool) -> None:
         class Parts(torch.nn.Module):

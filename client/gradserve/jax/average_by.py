@@ -16,6 +16,9 @@ def average_by(
     timeout: float | None = None,
     keep_averages: int = 4,
     deterministic: bool = False,
+    refuse_non_finite: bool = True,
+    durability: str | None = None,
+    idle_lease: float | None = None,
 ) -> AverageBy:
     """Returns an Optax transformation that replaces gradients by their average over the workers of a training run.
 
@@ -38,6 +41,11 @@ def average_by(
         keep_averages: The number of past rounds whose averages the server keeps for late workers. A worker that is
             later gets the state of another one.
         deterministic: Whether the same gradients give the same bits in whatever order they arrive.
+        refuse_non_finite: Whether gradients with infinities or NaN are refused, with an InvalidArgumentError that names
+            the parameter. Otherwise they reach the weights of all workers.
+        durability: What the server keeps of the run on its disk, as in `Client.gradient_accumulator`. None: what the
+            server was started with.
+        idle_lease: Seconds after its last use by a worker at which the run is deleted. None: never.
     """
 
     def worker(parameters: dict[str, DenseSpec]) -> Worker:
@@ -51,6 +59,9 @@ def average_by(
             timeout=timeout,
             keep_averages=keep_averages,
             deterministic=deterministic,
+            refuse_non_finite=refuse_non_finite,
+            durability=durability,
+            idle_lease=idle_lease,
         )
 
     return AverageBy(worker)

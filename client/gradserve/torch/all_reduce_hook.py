@@ -8,7 +8,7 @@ import torch
 from gradserve.client import Client
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import DenseSpec
-from gradserve.torch.rounds import Membership, Rounds
+from gradserve.torch.rounds import IDLE_SECONDS, Membership, Rounds
 from gradserve.torch.tensors import tensor_of
 
 _ONLY = "gradients"
@@ -23,6 +23,10 @@ def all_reduce_hook(
     step: int = 0,
     keep_averages: int = 4,
     timeout: float | None = None,
+    container: str = "",
+    refuse_non_finite: bool = True,
+    durability: str | None = None,
+    idle_lease: float | None = IDLE_SECONDS,
 ) -> Callable[[torch.Tensor], None]:
     """Returns a hook for `FSDPModule.set_all_reduce_hook`, which averages the gradients of one module over replicas.
 
@@ -45,6 +49,12 @@ def all_reduce_hook(
         step: The number of steps of this run that the weights have behind them: 0 for a new run.
         keep_averages: The number of averages that the server keeps: a replica may be late by so many steps.
         timeout: Seconds to wait for other replicas. None: the client's timeout. math.inf: no limit.
+        container: The namespace of the name.
+        refuse_non_finite: Whether gradients with infinities or NaN are refused, with an InvalidArgumentError that names
+            the parameter. Otherwise they reach all workers, which a GradScaler needs: then all skip the step.
+        durability: What the server keeps of the run on its disk, as in `Client.gradient_accumulator`. None: what the
+            server was started with.
+        idle_lease: Seconds after its last use by a worker at which the run is deleted: a day. None: never.
 
     Raises:
         InvalidArgumentError: An argument is not valid.
@@ -55,7 +65,23 @@ def all_reduce_hook(
         StaleGradientError: This replica is more than `keep_averages` steps late.
         GradserveError: See `GradientAccumulator.push_pull`.
     """
-    return _AllReduceHook(client, Membership.of(name, num_required, worker_id, keep_averages, timeout), step)
+    return _AllReduceHook(
+        client,
+        Membership.of(
+            name,
+            num_required,
+            worker_id,
+            keep_averages,
+            timeout,
+            {
+                "container": container,
+                "refuse_non_finite": refuse_non_finite,
+                "durability": durability,
+                "idle_lease": idle_lease,
+            },
+        ),
+        step,
+    )
 
 
 class _AllReduceHook:

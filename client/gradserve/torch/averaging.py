@@ -28,6 +28,10 @@ def average_gradients(
     missing: Literal["error", "zeros"] = "error",
     keep_averages: int = 4,
     timeout: float | None = None,
+    container: str = "",
+    refuse_non_finite: bool = True,
+    durability: str | None = None,
+    idle_lease: float | None = None,
 ) -> "Averaging":
     """Lets an optimizer step with the gradients' averages over the workers of a run, until the end of the block.
 
@@ -62,6 +66,12 @@ def average_gradients(
             same for all workers.
         keep_averages: The number of averages that the server keeps for late workers.
         timeout: Seconds to wait for other workers. None: the client's timeout. math.inf: no limit.
+        container: The namespace of the name.
+        refuse_non_finite: Whether gradients with infinities or NaN are refused, with an InvalidArgumentError that names
+            the parameter. Otherwise they reach the weights of all workers.
+        durability: What the server keeps of the run on its disk, as in `Client.gradient_accumulator`. None: what the
+            server was started with.
+        idle_lease: Seconds after its last use by a worker at which the run is deleted. None: never.
 
     Raises:
         InvalidArgumentError: The model and the optimizer have different parameters, a parameter has a dtype that cannot
@@ -70,8 +80,8 @@ def average_gradients(
         GradserveError: No worker answers, or the server cannot be reached, or refuses.
 
     `optimizer.step()` raises:
-        InvalidArgumentError: A parameter has no gradient, or a sparse one; there is a closure; or a GradScaler has left
-            unscaling to the optimizer.
+        InvalidArgumentError: A parameter has no gradient, a sparse one, or one with infinities or NaN; there is a
+            closure; or a GradScaler has left unscaling to the optimizer.
         DeadlineExceededError: Too few workers sent their gradients in time; the message says which are missing.
         GradserveError: See `GradientAccumulator.push_pull`.
     """
@@ -87,6 +97,10 @@ def average_gradients(
         keep_averages=keep_averages,
         timeout=timeout,
         missing=missing,
+        container=container,
+        refuse_non_finite=refuse_non_finite,
+        durability=durability,
+        idle_lease=idle_lease,
     )
     gradients = Gradients(parameters, zeros_for_missing=missing == "zeros")
     return Averaging(

@@ -12,7 +12,7 @@ from gradserve.results import DenseSpec
 from gradserve.torch.backward_pass import BackwardPass
 from gradserve.torch.group_average import GroupAverage
 from gradserve.torch.groups import Group, groups_of
-from gradserve.torch.rounds import Membership, Rounds
+from gradserve.torch.rounds import IDLE_SECONDS, Membership, Rounds
 from gradserve.torch.trained import trained_parameters
 from gradserve.training.presence import PRESENCE, presence_spec
 
@@ -27,6 +27,10 @@ def comm_hook(
     step: int = 0,
     keep_averages: int = 4,
     timeout: float | None = None,
+    container: str = "",
+    refuse_non_finite: bool = True,
+    durability: str | None = None,
+    idle_lease: float | None = IDLE_SECONDS,
 ) -> "CommHook":
     """Returns a hook that averages the gradients of a DistributedDataParallel over the workers of a run.
 
@@ -51,6 +55,12 @@ def comm_hook(
         step: The number of steps of this run that the weights have behind them: 0 for a new run.
         keep_averages: The number of averages that the server keeps: a worker may be late by so many steps.
         timeout: Seconds to wait for other workers. None: the client's timeout. math.inf: no limit.
+        container: The namespace of the name.
+        refuse_non_finite: Whether gradients with infinities or NaN are refused, with an InvalidArgumentError that names
+            the parameter. Otherwise they reach all workers, which a GradScaler needs: then all skip the step.
+        durability: What the server keeps of the run on its disk, as in `Client.gradient_accumulator`. None: what the
+            server was started with.
+        idle_lease: Seconds after its last use by a worker at which the run is deleted: a day. None: never.
 
     Raises:
         InvalidArgumentError: No parameter requires a gradient, one has a dtype that cannot be averaged, or an argument
@@ -59,7 +69,19 @@ def comm_hook(
         GradserveError: The server cannot be reached, or refuses.
     """
     parameters = trained_parameters(model)
-    member = Membership.of(name, num_required, worker_id, keep_averages, timeout)
+    member = Membership.of(
+        name,
+        num_required,
+        worker_id,
+        keep_averages,
+        timeout,
+        {
+            "container": container,
+            "refuse_non_finite": refuse_non_finite,
+            "durability": durability,
+            "idle_lease": idle_lease,
+        },
+    )
     specs = {key: DenseSpec(parameter.dtype, tuple(parameter.shape)) for key, parameter in parameters.items()}
     member.accumulator(client, "layout", specs)  # holds no gradients: it refuses workers with another model
     averages = {}

@@ -8,11 +8,12 @@ from gradserve.accumulators import GradientAccumulator
 from gradserve.client import Client
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_integer, as_text
-from gradserve.errors import AlreadyExistsError, OutOfRangeError, StaleGradientError
-from gradserve.results import Average, DenseSpec, Outcome
+from gradserve.errors import AlreadyExistsError, InvalidArgumentError, OutOfRangeError, StaleGradientError
+from gradserve.results import Average, DenseSpec, Outcome, PushPullResult
 from gradserve.worker_ids import new_worker_id
 
-_IDLE_SECONDS = 24 * 3600.0
+IDLE_SECONDS = 24 * 3600.0
+"""How long after the last use by a worker a run of hooks is kept, unless its workers say otherwise."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Membership:
         worker_id: The worker's id.
         keep_averages: The number of rounds that a worker may be late.
         timeout: Seconds to wait for the other workers; None: the client's timeout.
+        options: Further properties of its accumulators, by the names of arguments of `Client.gradient_accumulator`.
     """
 
     run: str
@@ -32,10 +34,17 @@ class Membership:
     worker_id: str
     keep_averages: int
     timeout: float | None
+    options: Mapping[str, Any]
 
     @classmethod
     def of(
-        cls, name: str, num_required: int, worker_id: str | None, keep_averages: int, timeout: float | None
+        cls,
+        name: str,
+        num_required: int,
+        worker_id: str | None,
+        keep_averages: int,
+        timeout: float | None,
+        options: Mapping[str, Any],
     ) -> "Membership":
         """Returns a worker with these arguments of the user's; without an id, it gets a new one.
 
@@ -49,7 +58,7 @@ class Membership:
             raise Argument("num_required").error("a positive number of workers", num_required)
         if worker_id is None:
             worker_id = new_worker_id()
-        return cls(run, num_required, as_text(worker_id, Argument("worker_id")), keep_averages, timeout)
+        return cls(run, num_required, as_text(worker_id, Argument("worker_id")), keep_averages, timeout, options)
 
     def accumulator(self, client: Client, part: str, components: Mapping[str, DenseSpec]) -> GradientAccumulator:
         """Returns the accumulator of a part of the run, which the first worker makes.
@@ -62,14 +71,15 @@ class Membership:
                 dict(components),
                 shared_name=f"{self.run}/{part}",
                 keep_averages=self.keep_averages,
-                idle_lease=_IDLE_SECONDS,
                 agreement={"num_required": str(self.num_required)},
+                **self.options,
             )
         except AlreadyExistsError as error:
             raise AlreadyExistsError(
                 f"worker {self.worker_id!r} does not go together with the other workers of run {self.run!r}: "
                 f"{error}. All workers of a run need the same model, with the same names, shapes, dtypes and frozen "
-                "parameters, and the same num_required and keep_averages; give another run another name",
+                "parameters, and the same num_required, keep_averages and refuse_non_finite; give another run "
+                "another name",
                 field="name",
             ) from None
 
@@ -98,18 +108,11 @@ class Rounds:
         Raises:
             StaleGradientError: The round ended so long ago that its average is no longer kept.
             DeadlineExceededError: Too few workers sent their gradients in time; the message says which are missing.
+            InvalidArgumentError: A gradient has infinities or NaN, and the run refuses these.
             GradserveError: See `GradientAccumulator.push_pull`.
         """
         member = self._member
-        result = self._accumulator.push_pull(
-            dict(gradients),
-            member.num_required,
-            self.step,
-            worker_id=member.worker_id,
-            on_stale="return",
-            timeout=member.timeout,
-            copy=False,
-        )
+        result = self._pushed(gradients)
         average: Average = result
         if result.outcome is Outcome.STALE and result.step != self.step + 1:
             try:
@@ -126,3 +129,23 @@ class Rounds:
                 ) from None
         self.step += 1
         return average
+
+    def _pushed(self, gradients: Mapping[str, Any]) -> PushPullResult:
+        member = self._member
+        try:
+            return self._accumulator.push_pull(
+                dict(gradients),
+                member.num_required,
+                self.step,
+                worker_id=member.worker_id,
+                on_stale="return",
+                timeout=member.timeout,
+                copy=False,
+            )
+        except InvalidArgumentError as error:
+            if "finite values" in error.message:
+                error.add_note(
+                    "A GradScaler needs a hook with refuse_non_finite=False for all workers: the average then has "
+                    "infinities for all of them, and they skip the step together."
+                )
+            raise

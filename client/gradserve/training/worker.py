@@ -80,6 +80,9 @@ class Worker:
         deterministic: bool = False,
         missing: Literal["error", "zeros"] = "error",
         device: str | None = None,
+        refuse_non_finite: bool = True,
+        durability: str | None = None,
+        idle_lease: float | None = None,
     ) -> None:
         """Finds the accumulator of a training run, or makes it. Sends no gradient and changes no step.
 
@@ -99,6 +102,11 @@ class Worker:
                 zeros for it; if no worker of a round had a gradient of it, the average does not have it either, so that
                 the optimizer leaves it alone. The same for all workers.
             device: Where the server sums, as in `Client.gradient_accumulator`.
+            refuse_non_finite: Whether gradients with infinities or NaN are refused, with an InvalidArgumentError that
+                names the parameter. Otherwise they reach the parameters of all workers. The same for all workers.
+            durability: What the server keeps of the run on its disk, as in `Client.gradient_accumulator`. None: what
+                the server was started with.
+            idle_lease: Seconds after its last use by a worker at which the run is deleted. None: never.
 
         Raises:
             AlreadyExistsError: The run has other parameters, or another `num_required`: the message says which.
@@ -121,6 +129,9 @@ class Worker:
             "deterministic": deterministic,
             "missing": missing,
             "device": device,
+            "refuse_non_finite": refuse_non_finite,
+            "durability": durability,
+            "idle_lease": idle_lease,
             "agreement": {"num_required": str(self._num_required)},
         }
         self._parameters = dict(parameters)
@@ -235,7 +246,8 @@ class Worker:
             of this machine.
 
         Raises:
-            InvalidArgumentError: A gradient is missing, or does not have the parameter's shape.
+            InvalidArgumentError: A gradient is missing, does not have the parameter's shape, or has infinities or NaN.
+                It does not count: the next `exchange` may bring another one for the same step.
             AbortedError: The accumulator was deleted, or put back to an earlier step.
             DeadlineExceededError: Too few gradients arrived in time; the message says which workers are missing. The
                 gradient counts: the next `exchange` waits for the same round. Or this worker is further behind than

@@ -242,8 +242,8 @@ class AccumulatorServiceServicer(object):
         or given twice, or has another dtype, layout or shape than in the spec
         (even if the gradient is stale), or another shape than the other gradients
         of this round; a value is not finite although the accumulator refuses such
-        values (even if the gradient is stale); the weight is not positive and
-        finite; there is no worker_id although the accumulator is deterministic.
+        values (even if the gradient is stale); the weight is not within
+        its limits; there is no worker_id although the accumulator is deterministic.
         NOT_FOUND: unknown accumulator or tensor handle.
         ABORTED: the request_id is older than what the server remembers.
         """

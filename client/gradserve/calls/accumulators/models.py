@@ -42,7 +42,8 @@ class GradientAccumulatorCalls(AccumulatorCalls):
                 arrays of any library, numbers, handles, or IndexedSlices for sparse components. A leaf that is missing
                 or None is an error, or zeros with missing="zeros" of `Client.gradient_accumulator`.
             local_step: The accumulator's step when the gradient was computed.
-            weight: The weight of the gradient in a mean; positive and finite.
+            weight: The weight of the gradient in a mean, from 2^-64 to 2^64 (docs/accumulators.md has the limits of
+                other sums than float32).
             worker_id: The sender's id, for diagnoses, deterministic sums and one_per_worker. None: an id for this
                 client and thread, or no id if sums are deterministic.
             request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts
@@ -55,7 +56,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
 
         Raises:
             InvalidArgumentError: A component is missing, unknown, or of another shape, a value does not fit into its
-                dtype, or the weight is not positive and finite. Nothing has changed.
+                dtype, or the weight is not within its limits. Nothing has changed.
             NotFoundError: The accumulator was deleted, or a handle's tensor does not exist.
             UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
                 `request_id`.
@@ -145,7 +146,8 @@ class GradientAccumulatorCalls(AccumulatorCalls):
                 backups.
             local_step: The accumulator's step when the gradient was computed. Begin with `info().global_step`, go on
                 with the `step` of the last result.
-            weight: The weight of the gradient in a mean; positive and finite.
+            weight: The weight of the gradient in a mean, from 2^-64 to 2^64 (docs/accumulators.md has the limits of
+                other sums than float32).
             worker_id: The sender's id. None: an id for this client and thread, or no id if sums are deterministic. So
                 each thread with a share of the work is a worker; coroutines that share a client need worker ids of
                 their own.

@@ -116,7 +116,8 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             grad: The gradient, of the accumulator's shape: an array of any library, numbers, or the handle of a tensor
                 on the server, which stays there. Its values are converted to the accumulator's dtype.
             local_step: The accumulator's step when the gradient was computed.
-            weight: The weight of the gradient in a mean; positive and finite.
+            weight: The weight of the gradient in a mean, from 2^-64 to 2^64 (docs/accumulators.md has the limits of
+                other sums than float32).
             worker_id: The sender's id, for diagnoses, deterministic sums and one_per_worker. None: an id for this
                 client and thread, or no id if sums are deterministic.
             request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts
@@ -129,7 +130,7 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
 
         Raises:
             InvalidArgumentError: The gradient has another shape, a value does not fit into the dtype, or the weight is
-                not positive and finite. Nothing has changed.
+                not within its limits. Nothing has changed.
             NotFoundError: The accumulator was deleted, or the handle's tensor does not exist.
             UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
                 `request_id`.
@@ -234,7 +235,8 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             grad_values: The rows, shape [n, ...]; converted to the accumulator's dtype.
             grad_shape: The shape of the whole tensor, checked against the accumulator's. None: not checked.
             local_step: The accumulator's step when the gradient was computed.
-            weight: The weight of the gradient in a mean; positive and finite.
+            weight: The weight of the gradient in a mean, from 2^-64 to 2^64 (docs/accumulators.md has the limits of
+                other sums than float32).
             worker_id: The sender's id, for diagnoses, deterministic sums and one_per_worker. None: an id for this
                 client and thread, or no id if sums are deterministic.
             request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts
@@ -247,7 +249,7 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
 
         Raises:
             InvalidArgumentError: Indices and values do not fit together or into the accumulator's shape, or the weight
-                is not positive and finite. Nothing has changed.
+                is not within its limits. Nothing has changed.
             NotFoundError: The accumulator was deleted.
             UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
                 `request_id`.
@@ -272,7 +274,8 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         Args:
             grad: The rows: gradserve's IndexedSlices, or another library's, such as tf.IndexedSlices.
             local_step: The accumulator's step when the gradient was computed.
-            weight: The weight of the gradient in a mean; positive and finite.
+            weight: The weight of the gradient in a mean, from 2^-64 to 2^64 (docs/accumulators.md has the limits of
+                other sums than float32).
             worker_id: The sender's id, for diagnoses, deterministic sums and one_per_worker. None: an id for this
                 client and thread, or no id if sums are deterministic.
             request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts
