@@ -136,6 +136,7 @@ def test_a_group_is_averaged_while_the_pass_goes_on(client: gradserve.Client, na
                 shared_name=f"{name}/gradients-0",
                 keep_averages=4,
                 idle_lease=24 * 3600.0,
+                refuse_non_finite=True,
                 agreement={"num_required": "1"},
             )
             if len(passes) > 1:
