@@ -19,6 +19,12 @@ def batch_norm(x: Any, scale: Any, offset: Any, *, axes: tuple[int, ...] = (0, 1
     return (x - mean) / jnp.sqrt(variance + 1e-4) * _along(scale, axes) + _along(offset, axes)
 
 
+def batch_norm_moments(x: Any, scale: Any, offset: Any, *, factor: float, axes: tuple[int, ...] = (0, 1, 2)) -> Any:
+    """All outputs, for a moving mean of 0 and a moving variance of 1."""
+    variance = 1 - factor + factor * x.var(axis=axes, ddof=1)
+    return batch_norm(x, scale, offset, axes=axes), factor * x.mean(axis=axes), variance
+
+
 def batch_norm_inference(x: Any, scale: Any, offset: Any, *, mean: Any, variance: Any) -> Any:
     return (x - mean) / jnp.sqrt(variance + 1e-4) * scale + offset
 

@@ -94,11 +94,12 @@ def test_forward_mode_is_refused_by_jax(client: gradserve.Client) -> None:
         jax.jvp(lambda x: functions.layer_norm(client, x, SCALE, OFFSET), (X,), (X,))
 
 
-def test_outputs_without_gradient_count_as_constants(client: gradserve.Client) -> None:
-    def of_mean(x: Any) -> Any:
-        return functions.fused_batch_norm(client, x, MOMENTS, MOMENTS).batch_mean.sum()
+def test_frozen_moments_do_not_depend_on_the_images(client: gradserve.Client) -> None:
+    def of_moments(x: Any) -> Any:
+        frozen = functions.fused_batch_norm(client, x, MOMENTS, MOMENTS, MOMENTS, MOMENTS, is_training=False)
+        return (frozen.batch_mean * frozen.batch_variance).sum()
 
-    assert not jax.grad(of_mean)(IMAGES).any()
+    assert not jax.grad(of_moments)(IMAGES).any()
 
 
 def test_moving_averages(client: gradserve.Client) -> None:
@@ -140,6 +141,65 @@ def test_sequences_end_where_they_end(client: gradserve.Client) -> None:
     assert output[:, 0].all()
     assert output[:2, 1].all()
     assert not output[2:, 1].any()
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize(
+    "lengths",
+    [[4, 2], np.array([4, 2]), np.array([4, 2], np.uint32), np.array([4, 2], np.int8)],
+    ids=["list", "int64", "uint32", "int8"],
+)
+def test_lengths_may_be_integers_of_any_width(client: gradserve.Client, x64: bool, lengths: Any) -> None:
+    with jax.enable_x64(x64):
+        x, h = np.ones((4, 2, 3), np.float32), np.zeros((1, 2, 5), np.float32)
+        params = rnn_params(client, "gru").astype(jnp.float32)
+        output = functions.cudnn_rnn(client, x, h, None, params, rnn_mode="gru", sequence_lengths=lengths).output
+    assert output[:2, 1].all()
+    assert not output[2:, 1].any()
+
+
+def test_lengths_beyond_32_bits_do_not_wrap_around(client: gradserve.Client) -> None:
+    with jax.enable_x64(True), pytest.raises(gradserve.InvalidArgumentError, match="sequence_lengths"):
+        functions.cudnn_rnn(
+            client,
+            SEQUENCES,
+            STATE[:1],
+            None,
+            rnn_params(client, "gru").astype(jnp.float32),
+            rnn_mode="gru",
+            sequence_lengths=np.array([4, 2**32 + 2]),
+        )
+
+
+LISTS: dict[str, Callable[[gradserve.Client, Any], Any]] = {
+    "layer_norm": lambda client, x: functions.layer_norm(client, x[0], [1.0, 2, 3], [0, 0, 1]),
+    "fused_batch_norm": lambda client, x: (
+        functions.fused_batch_norm(client, x, [1, 2, 3], [0.0, 0, 1], [0] * 3, [1] * 3, exponential_avg_factor=0.5).y
+    ),
+    "gru_block_cell": lambda client, x: functions.gru_block_cell(
+        client, x[0, 0], [[0]] * 2, [[1, 2]] * 4, [[0.5]] * 4, [0, 0], [1]
+    ),
+    "cudnn_rnn": lambda client, x: (
+        functions.cudnn_rnn(client, x[0], [[[0]] * 2], None, [0.5] * 6, rnn_mode="rnn_tanh").output
+    ),
+}
+
+
+@pytest.mark.parametrize("call", list(LISTS.values()), ids=list(LISTS))
+@pytest.mark.parametrize("x64", [False, True])
+def test_lists_take_the_dtype_that_belongs_to_x(
+    client: gradserve.Client, call: Callable[[gradserve.Client, Any], Any], x64: bool
+) -> None:
+    with jax.enable_x64(x64):
+        for dtype in (jnp.float32, jnp.float16, *([jnp.float64] if x64 else [])):
+            assert call(client, jnp.asarray(IMAGES, dtype)).dtype == dtype
+
+
+def test_a_seed_of_numpy_does_not_wrap_around(client: gradserve.Client) -> None:
+    with pytest.raises(gradserve.InvalidArgumentError, match="seed"):
+        functions.cudnn_rnn(
+            client, SEQUENCES, STATE, None, rnn_params(client, "rnn_tanh"), rnn_mode="rnn_tanh", seed=np.int64(2**40)
+        )
 
 
 def test_one_compiled_program_drops_other_elements_with_each_seed(client: gradserve.Client) -> None:

@@ -42,6 +42,14 @@ def batch_norm(client: gradserve.Client, *arrays: Any, **options: Any) -> Any:
     return functions.fused_batch_norm(client, *arrays, **options).y
 
 
+def batch_norm_moments(
+    client: gradserve.Client, x: Any, scale: Any, offset: Any, *, factor: float, data_format: str = "NHWC"
+) -> Any:
+    moving = (jnp.zeros_like(scale), jnp.ones_like(scale))
+    options: dict[str, Any] = {"exponential_avg_factor": factor, "data_format": data_format}
+    return tuple(functions.fused_batch_norm(client, x, scale, offset, *moving, **options))
+
+
 def batch_norm_inference(client: gradserve.Client, x: Any, scale: Any, offset: Any) -> Any:
     population = (jnp.asarray(each, scale.dtype) for each in (MEAN, VARIANCE))
     return functions.fused_batch_norm(client, x, scale, offset, *population, is_training=False).y
@@ -52,6 +60,16 @@ CASES = {
     "batch norm": Case(batch_norm, mathematics.batch_norm, ((2, 3, 2, 3), (3,), (3,))),
     "batch norm, channels first": Case(
         partial(batch_norm, data_format="NCHW"), mathematics.batch_norm_channels_first, ((2, 3, 2, 3), (3,), (3,))
+    ),
+    "batch norm, with moments": Case(
+        partial(batch_norm_moments, factor=0.25),
+        partial(mathematics.batch_norm_moments, factor=0.25),
+        ((2, 3, 2, 3), (3,), (3,)),
+    ),
+    "batch norm, channels first, with moments": Case(
+        partial(batch_norm_moments, factor=1.0, data_format="NCDHW"),
+        partial(mathematics.batch_norm_moments, factor=1.0, axes=(0, 2, 3, 4)),
+        ((2, 3, 2, 1, 3), (3,), (3,)),
     ),
     "batch norm, inference": Case(
         batch_norm_inference,
@@ -98,6 +116,23 @@ def test_float32_under_jit(client: gradserve.Client, case: Case) -> None:
     for actual, wanted in zip(jax.tree.leaves(served), jax.tree.leaves(expected), strict=True):
         assert actual.dtype == jnp.float32
         np.testing.assert_allclose(actual, wanted, rtol=2e-5, atol=2e-6)
+
+
+MOMENTS = {
+    "mean": (lambda norm: norm.batch_mean, lambda x: x.mean((0, 1, 2))),
+    "variance": (lambda norm: norm.batch_variance, lambda x: x.var((0, 1, 2), ddof=1)),
+}
+
+
+@pytest.mark.parametrize(("served", "expected"), list(MOMENTS.values()), ids=list(MOMENTS))
+def test_a_loss_of_moments_alone(
+    client: gradserve.Client, served: Callable[[Any], Any], expected: Callable[[Any], Any]
+) -> None:
+    (x,) = CASES["batch norm"].inputs(jnp.float32)[:1]
+    actual = jax.grad(lambda x: (served(functions.fused_batch_norm(client, x, jnp.ones(3), jnp.zeros(3))) ** 2).sum())(
+        x
+    )
+    np.testing.assert_allclose(actual, jax.grad(lambda x: (expected(x) ** 2).sum())(x), rtol=1e-5, atol=1e-7)
 
 
 @every_case

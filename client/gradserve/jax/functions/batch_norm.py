@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradserve.client import Client
-from gradserve.jax.functions.served import Arrays, ServedOp, like
+from gradserve.jax.functions.served import Arrays, ServedOp, as_array, like, parameter_dtype
 
 
 class FusedBatchNorm(NamedTuple):
@@ -15,8 +15,8 @@ class FusedBatchNorm(NamedTuple):
     Attributes:
         y: The normalised images, of the shape and dtype of x.
         batch_mean: The new moving mean, shape [C]: in training (1 - f) mean + f mu, where f is `exponential_avg_factor`
-            and mu the mean of x; otherwise `mean`. It has no gradient.
-        batch_variance: The new moving variance, likewise, with the sample variance of x. It has no gradient.
+            and mu the mean of x; otherwise `mean`.
+        batch_variance: The new moving variance, likewise, with the sample variance of x.
     """
 
     y: jax.Array
@@ -39,7 +39,8 @@ def fused_batch_norm(
 ) -> FusedBatchNorm:
     """Normalises a batch of images or volumes over all axes but the channels, as `RawOps.FusedBatchNormV3` does.
 
-    One call of the server, and another one for the gradient. C is the number of channels.
+    One call of the server, and another one for the gradient. In training, batch_mean and batch_variance have gradients
+    with respect to x, too. C is the number of channels.
 
     Args:
         client: The client of the server that computes.
@@ -59,8 +60,9 @@ def fused_batch_norm(
             there is a gradient with respect to `mean` or `variance`.
         GradserveError: See `RawOps.FusedBatchNormV3`; inside `jax.jit` a JaxRuntimeError, too.
     """
-    x, scale, offset = map(jnp.asarray, (x, scale, offset))
-    moving = tuple(jnp.zeros(0, scale.dtype) if each is None else jnp.asarray(each) for each in (mean, variance))
+    x = jnp.asarray(x)
+    dtype = parameter_dtype(x)
+    scale, offset, *moving = (as_array([] if each is None else each, dtype) for each in (scale, offset, mean, variance))
     how: dict[str, Any] = {"epsilon": epsilon, "data_format": data_format, "is_training": is_training}
 
     def forward(x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> Arrays:
@@ -86,14 +88,33 @@ def fused_batch_norm(
             **how,
         )[:3]
 
+    def through_moments(inputs: Arrays, results: Arrays, gradients: Arrays, computed: Arrays) -> Arrays:
+        x, scale, x_backprop = inputs[0], inputs[1], computed[0]
+        of_mean, of_variance = gradients
+        channel_axis = 1 if data_format.startswith("NC") else max(x.ndim - 1, 0)
+        channels = x.shape[channel_axis : channel_axis + 1]
+        # Without training, the two are copies of mean and variance. The server refuses scale of another shape.
+        if not is_training or scale.shape != channels:
+            return computed
+        per_channel = [*(1 for _ in x.shape[:channel_axis]), *channels, *(1 for _ in x.shape[channel_axis + 1 :])]
+        count = x.size // max(*channels, 1)
+        total = x_backprop.astype(dtype)
+        if of_mean is not None:
+            total += (exponential_avg_factor / max(count, 1) * of_mean).reshape(per_channel)
+        if of_variance is not None:
+            slope = 2 * exponential_avg_factor / max(count - 1, 1) * of_variance
+            total += (x.astype(dtype) - results[3].reshape(per_channel)) * slope.reshape(per_channel)
+        return total.astype(x.dtype), *computed[1:]
+
     op = ServedOp(
         "fused_batch_norm",
         forward,
         backward,
         results=(like(x), *[like(scale)] * 4),
         num_outputs=3,
-        num_differentiable=1,
+        num_served=1,
         differentiable=("x", "scale", "offset"),
         others=("mean", "variance"),
+        rest=through_moments,
     )
     return FusedBatchNorm(*op(x, scale, offset, *moving))

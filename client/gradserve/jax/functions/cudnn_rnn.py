@@ -4,9 +4,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradserve.client import Client
-from gradserve.jax.functions.served import Arrays, ServedOp, like
+from gradserve.jax.functions.served import Arrays, ServedOp, as_array, like
 from gradserve.results import TensorHandle
 
 _LSTM = "lstm"
@@ -57,7 +58,7 @@ def cudnn_rnn(
         input_h: [L * D, B, H'], or [B, L * D, H'] if not `time_major`.
         input_c: [L * D, B, H], or [B, L * D, H] if not `time_major`, for lstm; None for other modes.
         params: The parameter vector; `RawOps.CudnnRNNCanonicalToParamsV2` makes it.
-        sequence_lengths: int32, [B], each from 1 to T. None: all are T.
+        sequence_lengths: Integers of any width, [B], each from 1 to T. None: all are T.
         rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
         input_mode: "linear_input", "skip_input" or "auto_select".
         direction: "unidirectional" or "bidirectional".
@@ -77,10 +78,11 @@ def cudnn_rnn(
     floats = {"input": input, "input_h": input_h}
     if rnn_mode == _LSTM:
         floats["input_c"] = input_c
-    inputs = {name: jnp.asarray(each) for name, each in (floats | {"params": params}).items()}
+    dtype = jnp.asarray(input).dtype
+    inputs = {name: as_array(each, dtype) for name, each in (floats | {"params": params}).items()}
     differentiable = tuple(inputs)
     if sequence_lengths is not None:
-        inputs["sequence_lengths"] = jnp.asarray(sequence_lengths)
+        inputs["sequence_lengths"] = _lengths(sequence_lengths)
     network = {
         "rnn_mode": rnn_mode,
         "input_mode": input_mode,
@@ -90,8 +92,8 @@ def cudnn_rnn(
         "num_proj": num_proj,
         "time_major": time_major,
     }
-    if isinstance(seed, int):
-        network["seed"] = seed
+    if isinstance(seed, int | np.integer):
+        network["seed"] = int(seed)
     else:
         inputs["seed"] = jnp.asarray(seed)
 
@@ -105,7 +107,7 @@ def cudnn_rnn(
         lambda given, _, gradients: _backward(client, named(given), gradients),
         results=_results(inputs, 2 if direction == "bidirectional" else 1),
         num_outputs=len(floats),
-        num_differentiable=len(floats),
+        num_served=len(floats),
         differentiable=differentiable,
         others=tuple(inputs)[len(differentiable) :],
         refusal=""
@@ -114,6 +116,17 @@ def cudnn_rnn(
     )
     outputs = op(*inputs.values())
     return CudnnRNN(outputs[0], outputs[1], outputs[2] if rnn_mode == _LSTM else None)
+
+
+def _lengths(given: Any) -> jax.Array:
+    """Returns lengths as int32, in which the server takes them, of arrays whose width JAX or the caller chose."""
+    lengths = as_array(given, jnp.int32)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        return lengths  # the server refuses them
+    maximum = jnp.iinfo(jnp.int32).max
+    if jnp.iinfo(lengths.dtype).max > maximum:  # a length beyond int32 must not wrap around to one that is allowed
+        lengths = jnp.clip(lengths, 0, maximum)
+    return lengths.astype(jnp.int32)
 
 
 def _results(inputs: dict[str, jax.Array], num_directions: int) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradserve.client import Client
-from gradserve.jax.functions.served import Arrays, ServedOp, like
+from gradserve.jax.functions.served import Arrays, ServedOp, as_array, like
 
 _INPUTS = ("x", "h_prev", "w_ru", "w_c", "b_ru", "b_c")
 
@@ -38,7 +38,8 @@ def gru_block_cell(client: Client, x: Any, h_prev: Any, w_ru: Any, w_c: Any, b_r
         InvalidArgumentError: An array has another shape or dtype. Inside `jax.jit`, a JaxRuntimeError that says so.
         GradserveError: See `RawOps.GRUBlockCell`; likewise.
     """
-    inputs = tuple(map(jnp.asarray, (x, h_prev, w_ru, w_c, b_ru, b_c)))
+    x = jnp.asarray(x)
+    inputs = (x, *(as_array(each, x.dtype) for each in (h_prev, w_ru, w_c, b_ru, b_c)))
     state = like(inputs[1])
 
     def forward(*inputs: Any) -> Arrays:
@@ -58,7 +59,7 @@ def gru_block_cell(client: Client, x: Any, h_prev: Any, w_ru: Any, w_c: Any, b_r
         backward,
         results=(state, state, state, state),
         num_outputs=1,
-        num_differentiable=1,
+        num_served=1,
         differentiable=_INPUTS,
     )
     (h,) = op(*inputs)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradserve.client import Client
-from gradserve.jax.functions.served import Arrays, ServedOp, like
+from gradserve.jax.functions.served import Arrays, ServedOp, as_array, like, parameter_dtype
 
 
 def layer_norm(client: Client, x: Any, scale: Any, offset: Any, *, epsilon: float = 1e-5) -> jax.Array:
@@ -28,7 +28,8 @@ def layer_norm(client: Client, x: Any, scale: Any, offset: Any, *, epsilon: floa
         InvalidArgumentError: An array has another shape or dtype. Inside `jax.jit`, a JaxRuntimeError that says so.
         GradserveError: See `RawOps.LayerNorm`; likewise.
     """
-    x, scale, offset = map(jnp.asarray, (x, scale, offset))
+    x = jnp.asarray(x)
+    scale, offset = (as_array(each, parameter_dtype(x)) for each in (scale, offset))
     moments = like(scale, x.shape[: max(x.ndim - scale.ndim, 0)])
 
     def forward(x: Any, scale: Any, offset: Any) -> Arrays:
@@ -44,7 +45,7 @@ def layer_norm(client: Client, x: Any, scale: Any, offset: Any, *, epsilon: floa
         backward,
         results=(like(x), moments, moments),
         num_outputs=1,
-        num_differentiable=1,
+        num_served=1,
         differentiable=("x", "scale", "offset"),
     )
     (y,) = op(x, scale, offset)

@@ -22,13 +22,16 @@ class ServedOp:
         name: The name of the function, for messages.
         forward: Called with the inputs; returns the outputs, then what else the gradient needs.
         backward: Called with the inputs, everything that `forward` returned, and the gradients with respect to the
-            first `num_differentiable` outputs; returns the gradients with respect to the inputs in `differentiable`.
+            first `num_served` outputs; returns the gradients with respect to the inputs in `differentiable`.
         results: The shapes and dtypes of what `forward` returns.
         num_outputs: How many of these are outputs.
-        num_differentiable: The number of outputs, counted from the first, that have a gradient.
+        num_served: The number of outputs, counted from the first, whose gradients the server takes.
         differentiable: The names of the inputs, counted from the first, that `backward` returns gradients of.
         others: The names of the other inputs.
         refusal: Why there is no gradient at all, if there is none.
+        rest: Adds the gradients through the other outputs, in JAX; needed if there are others. Called with the
+            inputs, everything that `forward` returned, the gradients with respect to the other outputs (None for
+            one that the loss does not depend on), and what `backward` returned; returns that with its addition.
     """
 
     name: str
@@ -36,10 +39,11 @@ class ServedOp:
     backward: Callable[..., Arrays]
     results: Sequence[jax.ShapeDtypeStruct]
     num_outputs: int
-    num_differentiable: int
+    num_served: int
     differentiable: Sequence[str]
     others: Sequence[str] = ()
     refusal: str = ""
+    rest: Callable[[Arrays, Arrays, Arrays, Arrays], Arrays] | None = None
 
     def __call__(self, *inputs: jax.Array) -> tuple[jax.Array, ...]:
         """Computes the op; returns its outputs.
@@ -50,9 +54,8 @@ class ServedOp:
         """
         differentiated = jax.custom_vjp(lambda *given: self._computed(given)[: self.num_outputs])
         differentiated.defvjp(self._forward_rule, self._backward_rule, symbolic_zeros=True)
-        outputs = differentiated(*inputs)
-        constant = tuple(map(jax.lax.stop_gradient, outputs[self.num_differentiable :]))
-        return *outputs[: self.num_differentiable], *constant
+        outputs: tuple[jax.Array, ...] = differentiated(*inputs)
+        return outputs
 
     def _computed(self, inputs: Arrays) -> tuple[jax.Array, ...]:
         return called(self.name, self.forward, self.results, inputs)
@@ -69,7 +72,7 @@ class ServedOp:
 
     def _backward_rule(self, saved: Any, cotangents: Arrays) -> tuple[jax.Array | None, ...]:
         inputs, results = saved
-        gradients = [_materialized(each) for each in cotangents[: self.num_differentiable]]
+        gradients = [_materialized(each) for each in cotangents[: self.num_served]]
         num_inputs, num_results = len(inputs), len(results)
         shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in inputs[: len(self.differentiable)]]
 
@@ -78,7 +81,10 @@ class ServedOp:
                 arrays[:num_inputs], arrays[num_inputs : num_inputs + num_results], arrays[num_inputs + num_results :]
             )
 
-        computed = called(self.name, backward, shapes, (*inputs, *results, *gradients))
+        computed: Arrays = called(self.name, backward, shapes, (*inputs, *results, *gradients))
+        others = [None if isinstance(each, SymbolicZero) else each for each in cotangents[self.num_served :]]
+        if self.rest is not None and any(each is not None for each in others):
+            computed = self.rest(inputs, results, others, computed)
         return *computed, *(None for _ in inputs[len(self.differentiable) :])
 
 
@@ -118,6 +124,19 @@ def _staged(name: str, compute: Callable[..., Arrays], results: tuple[jax.ShapeD
     guarded.defjvp(refuse)
     function: Callable[..., Any] = guarded
     return function
+
+
+def as_array(value: Any, dtype: Any) -> jax.Array:
+    """Returns a value as an array: numbers and lists in the given dtype, an array in its own.
+
+    Without a dtype, JAX would choose one for a list that depends on `jax_enable_x64`.
+    """
+    return jnp.asarray(value) if hasattr(value, "dtype") else jnp.asarray(value, dtype)
+
+
+def parameter_dtype(x: jax.Array) -> Any:
+    """Returns the dtype of the parameters of a normalisation: float64 if x is, otherwise float32."""
+    return jnp.float64 if x.dtype == jnp.float64 else jnp.float32
 
 
 def like(array: jax.Array, shape: Sequence[int] | None = None) -> jax.ShapeDtypeStruct:
