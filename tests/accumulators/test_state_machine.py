@@ -73,6 +73,7 @@ class Model:
     Attributes:
         expecting: Push_pulls, by number, that the current round answers, whether they wait or gave up.
         ended: What the calls that a round has answered were told: mean, step and round.
+        steps: The steps that rounds led to, without those that were abandoned when the step was set back.
         kept_for: Of those, the ones whose average is kept because they may not have received it: the rounds.
     """
 
@@ -84,6 +85,7 @@ class Model:
     served: list[Waiting] = field(default_factory=list)
     expecting: set[int] = field(default_factory=set)
     ended: dict[int, tuple[float, int, int]] = field(default_factory=dict)
+    steps: dict[int, int] = field(default_factory=dict)
     kept_for: dict[int, int] = field(default_factory=dict)
 
     def serve(self) -> None:
@@ -92,6 +94,7 @@ class Model:
             answered = [each for each in self.queue if each is head or each.round == self.round]
             mean = sum(self.values) / len(self.values)
             self.step += 1
+            self.steps[self.round] = self.step
             for number in {head.number, *self.expecting}:
                 self.ended[number] = (mean, self.step, self.round)
                 self.kept_for[number] = self.round
@@ -108,8 +111,12 @@ class Model:
 
     @property
     def kept_rounds(self) -> set[int]:
-        newest = {self.round - 1} if self.round else set()
-        return newest | set(self.kept_for.values())
+        return ({self.round - 1} | set(self.kept_for.values())) & self.steps.keys()
+
+    def set_step(self, step: int) -> None:
+        if step < self.step:
+            self.steps = {number: led_to for number, led_to in self.steps.items() if led_to <= step}
+        self.step = step
 
 
 class AccumulatorMachine(RuleBasedStateMachine):
@@ -321,7 +328,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
     @rule(step=st.integers(-2, 6))
     def set_global_step(self, step: int) -> None:
         self.run(self.acc.set_global_step(step))
-        self.model.step = step
+        self.model.set_step(step)
 
     @precondition(lambda self: self.exists)
     @rule(data=st.data())

@@ -319,9 +319,12 @@ class AccumulatorServiceServicer(object):
 
     def SetGlobalStep(self, request, context):
         """Sets global_step, possibly to a smaller value. Gradients in the round stay
-        in it. Setting the same value again has no further effect, so a prompt
-        retry is safe. Begins another epoch; see AccumulatorInfo.epoch. A reader that waits for a step that is not after the new one
-        ends with OUT_OF_RANGE.
+        in it. The averages of steps after a smaller value are dropped: readers and
+        stragglers do not get them any more, and calls that are sent again to get
+        theirs end with ABORTED. Setting the same value again has no further effect,
+        so a prompt retry is safe. Begins another epoch; see AccumulatorInfo.epoch.
+        A reader that waits for a step that is not after the new one ends with
+        OUT_OF_RANGE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -142,6 +142,21 @@ class KeptAverages:
         if self._undelivered.acknowledge(call):
             self._settle()
 
+    def beyond(self, step: int) -> tuple[int, ...]:
+        """Returns the numbers of the rounds that led beyond a step, and whose averages are kept."""
+        return tuple(sorted({each.round_number for each in self.all_kept if each.step > step}))
+
+    def step_set(self, step: int, abandoned: Collection[int]) -> None:
+        """Drops the averages of rounds, and ends the waits for steps that no round can lead to any more.
+
+        An earlier step takes back what came after it: neither readers nor stragglers nor calls that are sent again get
+        these averages.
+        """
+        self.history.drop(abandoned)
+        self._undelivered.withdraw(abandoned)
+        self.history.step_set(step)
+        self._settle()
+
     def make_room(self) -> bool:
         """Drops the oldest average kept only for calls that may be sent again; returns False if there is none."""
         dropped = self._undelivered.drop_oldest(self.history.rounds)

@@ -194,10 +194,12 @@ class RoundChanges:
     # Under the lock
 
     async def _set_global_step(self, step: int) -> None:
-        event = StepSet(step)
+        is_back = step < self._ledger.rounds.global_step
+        event = StepSet(step, self._averages.beyond(step) if is_back else ())
         await self._journal.append(event)
         self._ledger.replay(event)
-        self._averages.history.step_set(step)
+        if self._closed is None:
+            self._averages.step_set(step, event.abandoned)
 
     async def _end_epoch(self) -> tuple[int, list[str]]:
         rounds = self._ledger.rounds

@@ -38,9 +38,15 @@ class RoundEnded:
 
 @dataclass(frozen=True, slots=True)
 class StepSet:
-    """A change of the step, which leaves the round as it is."""
+    """A change of the step, which leaves the round as it is.
+
+    Attributes:
+        global_step: The new step.
+        abandoned: The rounds whose averages are dropped, as they led beyond that step.
+    """
 
     global_step: int
+    abandoned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ def to_record(event: Event) -> Record:
         case RoundEnded():
             return {"event": "round_ended", "taken_by": _call_record(event.taken_by)}
         case StepSet():
-            return {"event": "step_set", "global_step": event.global_step}
+            return {"event": "step_set", "global_step": event.global_step, "abandoned": list(event.abandoned)}
         case AnswersReceived():
             return {
                 "event": "answers_received",
@@ -111,7 +117,7 @@ def from_record(record: Record) -> Event:
         case "round_ended":
             return RoundEnded(_call_of(record["taken_by"]))
         case "step_set":
-            return StepSet(record["global_step"])
+            return StepSet(record["global_step"], tuple(record.get("abandoned", ())))
         case "answers_received":
             return AnswersReceived(record["client_id"], tuple(record["sequences"]))
         case "clients_forgotten":

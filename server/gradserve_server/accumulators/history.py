@@ -99,6 +99,12 @@ class AverageHistory:
             if reading.readers == 0 and self._readings.get(step) is reading:
                 del self._readings[step]
 
+    def drop(self, rounds: Collection[int]) -> None:
+        """Keeps the averages of rounds no more."""
+        for average in [each for each in self._averages.values() if each.round_number in rounds]:
+            del self._averages[average.step]
+            self._forget(average)
+
     def step_set(self, global_step: int) -> None:
         """Ends the waits for steps that no round can lead to any more."""
         for step in [step for step in self._readings if step is not None and step <= global_step]:

@@ -14,6 +14,7 @@ from gradserve_server.leases.turn import Turn
 class _Held:
     average: Average
     calls: dict[tuple[str, int], None] = field(default_factory=dict)
+    is_withdrawn: bool = False
 
 
 class UndeliveredAverages:
@@ -46,9 +47,9 @@ class UndeliveredAverages:
         return [held.average for held in self._rounds.values()]
 
     def get(self, round_number: int) -> Average | None:
-        """Returns the average of a round, None if it is not kept."""
+        """Returns the average of a round, None if it is not kept, or was withdrawn."""
         held = self._rounds.get(round_number)
-        return None if held is None else held.average
+        return None if held is None or held.is_withdrawn else held.average
 
     def add(self, average: Average, calls: Iterable[RequestId]) -> None:
         """Keeps an average for the calls that it answers."""
@@ -90,6 +91,21 @@ class UndeliveredAverages:
         for key in list(self._rounds[oldest].calls):
             self._release(*key)
         return True
+
+    def withdraw(self, rounds: Iterable[int]) -> None:
+        """Answers no more calls with the averages of rounds.
+
+        Those of a sharded accumulator are kept all the same: answers that were given before say what they are to be
+        computed of, and servers forget that when they are kept no longer.
+        """
+        for number in rounds:
+            held = self._rounds.get(number)
+            if held is None:
+                continue
+            held.is_withdrawn = True
+            if held.average.parts is None:
+                for key in list(held.calls):
+                    self._release(*key)
 
     def clear(self) -> None:
         """Releases all averages."""

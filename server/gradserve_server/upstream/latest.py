@@ -58,9 +58,10 @@ class LatestAverage:
     Used on the event loop only.
     """
 
-    def __init__(self, kept: LatestAverages, tasks: OwnTasks) -> None:
-        """Takes what keeps averages, and what runs downloads that several wait for."""
+    def __init__(self, kept: LatestAverages, tasks: OwnTasks, epoch: int = 0) -> None:
+        """Takes what keeps averages, what runs downloads that several wait for, and the epoch of the accumulator."""
         self._kept = kept
+        self._epoch = epoch
         self._tasks = tasks
         self._newest_round = -1
         self._has_ended = False
@@ -77,8 +78,14 @@ class LatestAverage:
         self._has_ended = True
         self._kept.drop(self)
 
-    def find(self, step: int | None, num_rounds: int) -> Average | None:
-        """Returns the average of a step, None for the newest, if it is of the last of `num_rounds` rounds and here."""
+    def find(self, step: int | None, num_rounds: int, epoch: int) -> Average | None:
+        """Returns the average of a step, None for the newest, if it is of the last of `num_rounds` rounds and here.
+
+        In another epoch, the step may have been set back since, which drops averages.
+        """
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._kept.drop(self)
         average = self._kept.find(self)
         if average is None or average.round_number != num_rounds - 1 or step not in (None, average.step):
             return None

@@ -125,11 +125,10 @@ async def test_every_kind_of_value(disk: Disk) -> None:
             "s": rows,
             "e": np.empty((0, 3), np.float32),
         }
-        await acc.apply(None, Contribution(), opened(Gradient(values)))
+        await acc.apply(None, Contribution(acc.rounds.global_step), opened(Gradient(values)))
 
     await add()
     await take(acc, 1)
-    await acc.set_global_step(0)
     await add()
     after = await disk.after_crash()
     found = after.found(key)

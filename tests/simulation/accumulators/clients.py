@@ -121,7 +121,7 @@ class Client:
             return
         life, accumulator = found
         step = accumulator.rounds.global_step + self._chance.randint(-2, 3)
-        life.setting.append(step)
+        life.sets(step)
         self._world.note(f"{self.name} sets the step of {life.key} to {step}")
         if await self._ask(accumulator.set_global_step(step), life, f"set {step}") and not self._world.is_over:
             life.setting.remove(step)
@@ -254,10 +254,14 @@ class Client:
             world.note(f"{what}: {type(error).__name__}")
             is_gone = isinstance(error, NotFoundError | AbortedError) and life.deleting
             is_old = isinstance(error, AbortedError) and call is not None and not life.must_remember(call, ID_WINDOW)
+            is_abandoned = (
+                isinstance(error, AbortedError) and bool(life.abandoned) and "no longer kept" in error.message
+            )
             is_full = isinstance(error, ResourceExhaustedError) and world.was_full
             has_failed = isinstance(error, UnavailableError) and world.server.failure is not None
             # Invalid is what a client that has left has written to its memory.
             is_about_memory = isinstance(error, InvalidArgumentError) or getattr(error, "caller_left", False)
             has_left = is_about_memory and lender is not None and lender.has_left
-            check(is_gone or is_old or is_full or has_failed or has_left, f"{what}: {type(error).__name__}: {error}")
+            is_allowed = is_gone or is_old or is_abandoned or is_full or has_failed or has_left
+            check(is_allowed, f"{what}: {type(error).__name__}: {error}")
             return None

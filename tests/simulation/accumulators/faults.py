@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.averages import KeptAverages
 from gradserve_server.accumulators.durable.journal import FileJournal
 from gradserve_server.accumulators.events import StepSet
 from gradserve_server.accumulators.history import AverageHistory
@@ -148,6 +149,10 @@ def step_not_written(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FileJournal, "append", append)
 
 
+def abandoned_averages_served(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KeptAverages, "beyond", lambda *_: ())
+
+
 def step_torn_from_its_round(patch: pytest.MonkeyPatch) -> None:
     def close(self: Any) -> Any:
         ended = real(self)
@@ -275,6 +280,7 @@ FAULTS: dict[str, Fault] = {
     "believe every checksum": believe_every_checksum,
     "gradients twice after a crash": gradients_twice_after_a_crash,
     "a step that was set is not written": step_not_written,
+    "averages of abandoned steps are kept": abandoned_averages_served,
     "a step torn from its round": step_torn_from_its_round,
     "lose a waiter": lose_a_waiter,
     "forget whom a round answered": forget_who_was_answered,

@@ -166,9 +166,11 @@ class World:
         there = {each.incarnation: each for run in self._running for each in run.at_home()}
         at_home = there.get(incarnation)
         is_deleted = at_home is None
+        # What the step was set back behind is not on disk any more.
+        is_abandoned = run not in self._running and at_home is not None and at_home.rounds.epoch != decided.parts.epoch
         is_kept = all(self._has_disk) and at_home is not None and at_home.spec.durability.name != "NONE"
         is_kept = (is_kept and not self._has_lost_disk) or life.num_kills == self.truth.num_kills
-        check(is_over or is_deleted or not is_kept, f"it is durable, and not over: {message}")
+        check(is_over or is_deleted or is_abandoned or not is_kept, f"it is durable, and not over: {message}")
 
     @property
     def _running(self) -> list[Run]:

@@ -55,6 +55,9 @@ class AccumulatorCalls:
     def set_global_step(self, new_global_step: int) -> Operation[None]:
         """Sets the accumulator's step. Gradients already in the round stay in it.
 
+        A smaller step, that of a checkpoint for example, abandons the steps after it: nobody gets their averages any
+        more.
+
         Args:
             new_global_step: The new step. Gradients with a smaller `local_step` are stale from now on.
 

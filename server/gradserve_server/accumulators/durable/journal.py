@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gradserve_server.accumulators.durable.shard_journal import FileShardJournal
 from gradserve_server.accumulators.durable.spec_records import average_record, split
@@ -69,9 +69,16 @@ class FileJournal:
             return
         position = self._next_position()
         if isinstance(event, StepSet):
+            # With the averages that it drops: after a crash, either all of it has happened or nothing.
             change = Change()
             self._execute(change, position, event)
-            await self._store.commit(change)
+            dropped = self._take(event.abandoned)
+            self._remove(change, dropped)
+            try:
+                await self._store.commit(change)
+            except BaseException:
+                self._averages |= dropped
+                raise
             return
         self._pending.append((position, event))
         if len(self._pending) > _MAX_PENDING and self._durability is Durability.GRADIENT:
@@ -137,13 +144,11 @@ class FileJournal:
 
     def forget(self, rounds: Collection[int]) -> None:
         """See `AccumulatorJournal`."""
-        known = {number: self._averages.pop(number) for number in rounds if number in self._averages}
+        known = self._take(rounds)
         if not known or self._ended:
             return
         change = Change()
-        for number in known:
-            change.execute("DELETE FROM average WHERE accumulator = ? AND round = ?", self.number, number)
-        change.remove(known.values())
+        self._remove(change, known)
         self._store.add(change)
 
     def of_shard(self) -> FileShardJournal:
@@ -159,6 +164,16 @@ class FileJournal:
         change.remove([*self._gradients, *self._averages.values(), *self.shard.end()])
         self._gradients, self._averages, self._pending = [], {}, []
         self._store.add(change)
+
+    def _take(self, rounds: Collection[int]) -> dict[int, int]:
+        """Returns the blobs of the averages of rounds, and forgets them."""
+        return {number: self._averages.pop(number) for number in rounds if number in self._averages}
+
+    def _remove(self, change: Change, averages: Mapping[int, int]) -> None:
+        """Adds to a change that averages are removed."""
+        for number in averages:
+            change.execute("DELETE FROM average WHERE accumulator = ? AND round = ?", self.number, number)
+        change.remove(averages.values())
 
     def _give_back_space(self) -> None:
         space, self._space = self._space, None

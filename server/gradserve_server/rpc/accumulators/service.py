@@ -200,7 +200,7 @@ class AccumulatorServicer:
             rounds = accumulator.rounds
             return messages_pb2.GetNumAccumulatedResponse(
                 num_accumulated=accumulator.num_accumulated,
-                epoch=rounds.epoch if accumulator.spec.num_shards else 0,
+                epoch=rounds.epoch,
                 num_rounds=rounds.current.number,
             )
 

@@ -216,5 +216,5 @@ def _without_spec(
         is_private=bool(lifetime.owner),
         idle_lease=encode_idle_lease(lifetime),
         server_incarnation=server.incarnation,
-        epoch=state.epoch if accumulator.spec.num_shards else 0,
+        epoch=state.epoch,
     )

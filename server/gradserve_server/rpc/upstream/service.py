@@ -321,8 +321,8 @@ class AggregatingServicer:
         accumulator = await self._accumulator(request.accumulator)
         step = request.step if request.HasField("step") else None
         asked = messages_pb2.GetNumAccumulatedRequest(accumulator=request.accumulator)
-        num_rounds = (await self._link.call("GetNumAccumulated", asked)).num_rounds
-        average = accumulator.latest.find(step, num_rounds)
+        state = await self._link.call("GetNumAccumulated", asked)
+        average = accumulator.latest.find(step, state.num_rounds, state.epoch)
         if average is not None:
             return average
 
@@ -332,7 +332,7 @@ class AggregatingServicer:
             return (await self._waited(accumulator, "ReadAverage", sent, math.inf))[1]
 
         # Who asks for the newest one must not get what somebody else has asked for before its round had ended.
-        key = (request.accumulator.server_incarnation, step, num_rounds if step is None else None)
+        key = (request.accumulator.server_incarnation, step, state.epoch, state.num_rounds if step is None else None)
         try:
             return await accumulator.latest.shared(key, read, timeout)
         except TimeoutError:
@@ -413,7 +413,9 @@ class AggregatingServicer:
         if known is None or known.incarnation != info.accumulator.incarnation:
             work = PIECE_BYTES * len(info.spec.components)
             spec, shards = await self._compute.run(work, self._decoded, info)
-            made = Aggregated(info, spec, self._new_batches, LatestAverage(self._latest, self._tasks), shards)
+            made = Aggregated(
+                info, spec, self._new_batches, LatestAverage(self._latest, self._tasks, info.epoch), shards
+            )
             known = self._known.get(key)  # another call may have been faster
             if known is None or known.incarnation != made.incarnation:
                 self._forget(key)
