@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim import lr_scheduler as schedulers
 
 import gradserve
 from gradserve.torch import Averaging, average_gradients
@@ -167,6 +168,39 @@ class TestJoining:
             assert newcomer.everything == first.everything
             newcomer.averaging._worker.close()
             newcomer.client.close()
+
+    @pytest.mark.parametrize(
+        ("schedule", "rates"),
+        [
+            (lambda o: schedulers.MultiStepLR(o, [4], 0.1), [0.1, 0.1, 0.1, 0.01, 0.01]),
+            (
+                lambda o: schedulers.SequentialLR(
+                    o, [schedulers.ConstantLR(o, 0.5, 1), schedulers.MultiStepLR(o, [2], 0.1)], [1]
+                ),
+                [0.1, 0.1, 0.01, 0.01, 0.01],
+            ),
+        ],
+        ids=["MultiStepLR", "SequentialLR"],
+    )
+    def test_the_schedule_goes_on(
+        self, server_address: str, name: str, schedule: Callable[[Any], Any], rates: list[float]
+    ) -> None:
+        """What a schedule remembers has keys that are integers."""
+        seen = []
+        for number in (2, 3):
+            model = network(0)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            scheduler = schedule(optimizer)
+            with (
+                gradserve.connect(server_address) as client,
+                average_gradients(client, model, optimizer, num_required=1, name=name, scheduler=scheduler),
+            ):
+                for _ in range(number):
+                    model(torch.ones(3, 4)).sum().backward()
+                    optimizer.step()
+                    scheduler.step()
+                    seen.append(optimizer.param_groups[0]["lr"])
+        assert seen == pytest.approx(rates)
 
     def test_a_run_is_continued_from_a_checkpoint(self, server_address: str, name: str) -> None:
         with Training(server_address, name) as first:
@@ -391,7 +425,7 @@ class TestMistakes:
         model = network()
         optimizer = sgd(model.parameters())
         optimizer.param_groups[0]["made_by"] = object()
-        with pytest.raises(gradserve.InvalidArgumentError, match="'made_by' of the optimizer is <object"):
+        with pytest.raises(gradserve.InvalidArgumentError, match=r"optimizer\.groups\[0\]\['made_by'\] is <obj"):
             average_gradients(client, model, optimizer, num_required=1, name=name).__enter__()
 
     def test_what_is_no_optimizer(self, client: gradserve.Client, name: str) -> None:

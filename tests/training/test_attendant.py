@@ -26,7 +26,7 @@ class Requests:
         return () if self.answered.is_set() else ("new",)
 
     def answer(self, carried: Carried, step: int) -> None:
-        self.answer_given = float(carried.tensors["w"]), step
+        self.answer_given = float(carried.components["float64"][0]), step
         self.answered.set()
 
 

@@ -135,7 +135,7 @@ def test_a_state_that_is_gone_is_asked_for_again(
     with Replica(client, name, "first", 2).begin(start_step=1) as first:
         pass
     for each in client.list_accumulators():
-        if each.name.startswith(f"{name}/") and "/state-" in each.name:
+        if each.name.startswith(f"{name}/") and each.name.endswith("/state"):
             client.delete_accumulator(each.name)
     again = Replica(client, name, "first", 2)
     again.weights = first.weights

@@ -51,10 +51,10 @@ def from_host(tree: PyTree, arrays: Mapping[str, NDArray[Any]], missing: str) ->
     Args:
         tree: The pytree.
         arrays: Values by the names of the leaves, all of them, and others that are not read.
-        missing: What an error says about a value that is not there, or has another shape.
+        missing: What an error says about a value that is not there, or has another shape or a wider dtype.
 
     Raises:
-        InvalidArgumentError: A value is missing, or has another shape.
+        InvalidArgumentError: A value is missing, or has another shape, or would be rounded.
     """
     leaves = named_leaves(tree)
     made: Sequence[Any] = [_like(name, leaf, arrays, missing) for name, leaf in leaves.items()]
@@ -96,4 +96,9 @@ def _like(name: str, leaf: Any, arrays: Mapping[str, NDArray[Any]], missing: str
     if name not in arrays or arrays[name].shape != expected:
         given = f"shape {arrays[name].shape}" if name in arrays else "none"
         raise InvalidArgumentError(f"expected {name!r} of shape {expected}, got {given}: {missing}")
-    return placed_like(leaf, arrays[name])
+    value = arrays[name]
+    if isinstance(leaf, jax.Array) and not _is_random_key(leaf) and not np.can_cast(value.dtype, leaf.dtype, "safe"):
+        raise InvalidArgumentError(
+            f"expected {name!r} of dtype {leaf.dtype}, got {value.dtype}, whose values it does not have: {missing}"
+        )
+    return placed_like(leaf, value)

@@ -3,18 +3,20 @@
 Names begin with what a tensor is, so workers with other frameworks can read what they have, too.
 """
 
-import json
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from gradserve.errors import InvalidArgumentError
+from gradserve.torch.nested import Arrays, as_given, on_host, plain_parts, put_together, taken_apart
 from gradserve.torch.tensors import tensor_of
 from gradserve.training import State
 
-_PARAMETERS, _BUFFERS, _OPTIMIZER = "parameters/", "buffers/", "optimizer/"
+_PARAMETERS, _BUFFERS = "parameters/", "buffers/"
+_OPTIMIZER, _SCHEDULER = "optimizer", "scheduler"
 _OPTIMIZER_METADATA, _SCHEDULER_METADATA = "torch.optimizer", "torch.scheduler"
 
 
@@ -30,24 +32,21 @@ class TrainingState:
         """Returns the state; tensors of the CPU are in the memory where they are.
 
         Raises:
-            InvalidArgumentError: The optimizer or the scheduler remembers something that is neither a tensor nor
-                numbers and texts.
+            InvalidArgumentError: A tensor, or something that the optimizer or the scheduler remembers, cannot travel.
         """
-        tensors = {name: _on_host(each) for name, each in _tensors_of(self._model)}
+        tensors: Arrays = {name: on_host(name, each) for name, each in _tensors_of(self._model)}
         metadata: dict[str, Any] = {}
         if self._optimizer is not None:
             state = self._optimizer.state_dict()
             metadata[_OPTIMIZER_METADATA] = {
-                "state": {
-                    str(key): _taken_apart(each, f"{_OPTIMIZER}{key}/", tensors) for key, each in state["state"].items()
-                },
-                "groups": [
-                    _taken_apart(group, f"{_OPTIMIZER}group-{index}/", tensors)
-                    for index, group in enumerate(state["param_groups"])
-                ],
+                "state": taken_apart(dict(state["state"]), _OPTIMIZER, tensors),
+                "groups": taken_apart(list(state["param_groups"]), f"{_OPTIMIZER}.groups", tensors),
             }
         if self._scheduler is not None:
-            metadata[_SCHEDULER_METADATA] = _plain(self._scheduler.state_dict(), "the scheduler's state")
+            remembered = self._scheduler.state_dict()
+            if callable(remembered.get("step")):  # see `Averaging`: a step that is to be left out, which this state has
+                remembered = {key: each for key, each in remembered.items() if key != "step"}
+            metadata[_SCHEDULER_METADATA] = taken_apart(remembered, _SCHEDULER, tensors)
         return State(tensors, metadata)
 
     def load(self, state: State) -> None:
@@ -57,81 +56,53 @@ class TrainingState:
             InvalidArgumentError: It is of another model, or of another optimizer.
         """
         own = dict(_tensors_of(self._model))
-        given = {name: np.asarray(each) for name, each in state.tensors.items() if not name.startswith(_OPTIMIZER)}
+        others = (f"{_OPTIMIZER}/", f"{_SCHEDULER}/")
+        given = {name: np.asarray(each) for name, each in state.tensors.items() if not name.startswith(others)}
         if given.keys() != own.keys():
             raise _different("parameters and buffers", sorted(own), sorted(given), "model")
         for name, tensor in own.items():
             if tuple(tensor.shape) != given[name].shape:
                 raise _different(f"shape of {name!r}", list(tensor.shape), list(given[name].shape), "model")
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if dtype != given[name].dtype.name:
+                raise _different(f"dtype of {name!r}", dtype, given[name].dtype.name, "model")
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(tensor_of(given[name]))
         if self._optimizer is not None:
             self._load_optimizer(state)
         if self._scheduler is not None and _SCHEDULER_METADATA in state.metadata:
-            self._scheduler.load_state_dict(dict(state.metadata[_SCHEDULER_METADATA]))
+            self._scheduler.load_state_dict(put_together(state.metadata[_SCHEDULER_METADATA], state.tensors))
 
     def _load_optimizer(self, state: State) -> None:
         metadata = state.metadata.get(_OPTIMIZER_METADATA)
         if metadata is None:
-            remembered = sorted(name for name in state.tensors if name.startswith(_OPTIMIZER))
+            remembered = sorted(name for name in state.tensors if name.startswith(f"{_OPTIMIZER}/"))
             if remembered:
                 raise _different("optimizer", "one of PyTorch", remembered, "optimizer")
             return  # a worker with another framework, whose optimizer remembers nothing
         own = self._optimizer.state_dict()["param_groups"]
-        groups = [
-            _put_together(group, f"{_OPTIMIZER}group-{index}/", state.tensors)
-            for index, group in enumerate(metadata["groups"])
-        ]
+        groups = put_together(metadata["groups"], state.tensors)
         shown = [[{"keys": sorted(group), "params": group["params"]} for group in each] for each in (own, groups)]
         if shown[0] != shown[1]:
             raise _different("grouping of parameters in the optimizer", shown[0], shown[1], "optimizer")
-        for mine, theirs in zip(own, groups, strict=True):
-            theirs.update({key: tuple(theirs[key]) for key, value in mine.items() if isinstance(value, tuple)})
-        remembered_by = {
-            int(key): _put_together(each, f"{_OPTIMIZER}{key}/", state.tensors)
-            for key, each in metadata["state"].items()
-        }
-        self._optimizer.load_state_dict({"state": remembered_by, "param_groups": groups})
+        remembered_by = put_together(metadata["state"], state.tensors)
+        numbers = [number for group in groups for number in group["params"]]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Casting complex values to real")  # which is undone below
+            self._optimizer.load_state_dict({"state": remembered_by, "param_groups": groups})
+        parameters = (each for group in self._optimizer.param_groups for each in group["params"])
+        for number, parameter in zip(numbers, parameters, strict=True):
+            if number in remembered_by and parameter in self._optimizer.state:
+                loaded = self._optimizer.state[parameter]
+                self._optimizer.state[parameter] = as_given(loaded, remembered_by[number])
 
 
 def _tensors_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in model.named_parameters():
-        yield _PARAMETERS + name, parameter
+        yield from plain_parts(_PARAMETERS + name, parameter)
     for name, buffer in model.named_buffers():
-        yield _BUFFERS + name, buffer
-
-
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu()
-
-
-def _taken_apart(values: Mapping[str, Any], prefix: str, tensors: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values that are not tensors; adds the others to `tensors`."""
-    others = {}
-    for key, value in values.items():
-        if isinstance(value, torch.Tensor):
-            tensors[prefix + key] = _on_host(value)
-        else:
-            others[key] = _plain(value, f"{key!r} of the optimizer")
-    return others
-
-
-def _put_together(values: Mapping[str, Any], prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what `_taken_apart` was given."""
-    found = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
-    return dict(values) | {key: tensor_of(np.asarray(each)).clone() for key, each in found.items()}
-
-
-def _plain(value: Any, name: str) -> Any:
-    try:
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError):
-        raise InvalidArgumentError(
-            f"{name} is {value!r}, which cannot be sent to a worker that joins; expected tensors, numbers and texts. "
-            "Use an optimizer or a scheduler that remembers nothing else",
-            field="optimizer",
-        ) from None
+        yield from plain_parts(_BUFFERS + name, buffer)
 
 
 def _different(what: str, own: object, given: object, field: str) -> InvalidArgumentError:

@@ -1,11 +1,9 @@
 """The parameters with which all workers of a training run begin."""
 
-import numpy as np
-
 from gradserve.client import Client
 from gradserve.errors import AlreadyExistsError
-from gradserve.results import Outcome
-from gradserve.training.state import Carried, State, restored, specs_of
+from gradserve.results import Average, Outcome
+from gradserve.training.state import COMPONENTS, Arrived, Carried, State
 
 _KEPT_SECONDS = 24 * 3600.0
 """How long after the last worker began it is kept: it takes as much memory as the model."""
@@ -31,24 +29,37 @@ def agreed_initial_state(client: Client, name: str, container: str, worker_id: s
         InvalidArgumentError: The state cannot travel.
     """
     carried = Carried.of(own)
-    layout = carried.layout
-    if not layout:
+    if not carried.layout:
         return None
-    try:
-        accumulator = client.gradient_accumulator(
-            specs_of(layout),
-            shared_name=f"{name}/initial",
-            container=container,
-            idle_lease=_KEPT_SECONDS,
-            device="cpu",
-            sharded=False,
-        )
-    except AlreadyExistsError as error:
-        error.add_note("All workers of a training run must begin with the same tensors.")
-        raise
+    accumulator = client.gradient_accumulator(
+        COMPONENTS,
+        shared_name=f"{name}/initial",
+        container=container,
+        idle_lease=_KEPT_SECONDS,
+        device="cpu",
+        sharded=False,
+    )
     if accumulator.info().global_step:
-        return State(restored(accumulator.read_average(1), layout), own.metadata)
-    result = accumulator.push_pull(carried.tensors, 1, worker_id=worker_id, on_stale="return")
-    if result.outcome is Outcome.ACCEPTED:
-        return None
-    return State(restored({each: np.asarray(result[each]) for each in layout}, layout), own.metadata)
+        return _as_all(accumulator.read_average(1), carried, own)
+    result = accumulator.push_pull(carried.gradient(), 1, worker_id=worker_id, on_stale="return")
+    return None if result.outcome is Outcome.ACCEPTED else _as_all(result, carried, own)
+
+
+def _as_all(average: Average, carried: Carried, own: State) -> State:
+    """Returns what the first worker began with, for a worker whose own state has the same tensors."""
+    first = Arrived.of(average)
+    for name in {**first.layout, **carried.layout}:
+        if first.layout.get(name) != carried.layout.get(name):
+            raise AlreadyExistsError(
+                f"the first worker of the training run began with {_described(first, name)}, and this worker has "
+                f"{_described(carried, name)}; all workers must begin with the same tensors",
+                field="state",
+            )
+    return State(first.state.tensors, own.metadata)
+
+
+def _described(state: Arrived | Carried, name: str) -> str:
+    if name not in state.layout:
+        return f"no tensor {name!r}"
+    dtype, shape = state.layout[name]
+    return f"tensor {name!r} of dtype {dtype} and shape {tuple(shape)}"

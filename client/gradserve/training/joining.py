@@ -1,8 +1,6 @@
 """How a worker that begins later gets the state of one that is training."""
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,7 +18,7 @@ from gradserve.errors import (
     OutOfRangeError,
 )
 from gradserve.results import DenseSpec
-from gradserve.training.state import TEXT, Carried, State, as_text, of_text, restored, specs_of
+from gradserve.training.state import COMPONENTS, TEXT, Arrived, Carried, State, as_text, of_text
 
 _T = TypeVar("_T")
 GONE = (AbortedError, LostError, NotFoundError)
@@ -56,8 +54,8 @@ class Joining:
     """Requests for the state of a training run, and the answers to them, in accumulators beside that of the gradients.
 
     NAME/requests: its gradients are requests; a round ends when they are answered, all together.
-    NAME/answers: each average is an answer: step, metadata, and which average of which accumulator is the state.
-    NAME/state-LAYOUT: each average is a state.
+    NAME/answers: each average is an answer: the step, and which average of the next one is the state.
+    NAME/state: each average is a state.
 
     Whoever leaves the run sends its state, too: for those that are late, or come when the others have ended.
 
@@ -96,17 +94,12 @@ class Joining:
         Args:
             carried: The state.
             step: The step that it belongs to.
-
-        Raises:
-            InvalidArgumentError: JSON cannot express its metadata.
         """
         self._despite_loss(lambda: self._answer(carried, step))
 
     def _answer(self, carried: Carried, step: int) -> None:
-        layout = carried.layout
-        kept = self._send(self._states(layout), carried.tensors)
-        text = {"step": step, "kept": kept, "layout": layout, "metadata": carried.metadata}
-        self._send(self._answers, {"text": as_text(text)})
+        kept = self._send(self._states(), carried.gradient(step=step))
+        self._send(self._answers, {"text": as_text({"step": step, "kept": kept})})
         with contextlib.suppress(DeadlineExceededError):  # another worker has answered at the same time
             self._requests.take_grad(1, timeout=0.0)
 
@@ -186,15 +179,16 @@ class Joining:
             if not is_new_enough(text["step"]):
                 continue
             try:
-                average = self._states(text["layout"]).read_average(text["kept"], timeout=0.0)
+                average = self._states().read_average(text["kept"], timeout=0.0)
             except (DeadlineExceededError, OutOfRangeError, *GONE):
                 continue  # another worker has sent its state since, or it is gone
-            return Received(State(restored(average, text["layout"]), text["metadata"]), text["step"])
+            arrived = Arrived.of(average)
+            if is_new_enough(arrived.said["step"]):
+                return Received(arrived.state, arrived.said["step"])
         return None
 
-    def _states(self, layout: dict[str, object]) -> GradientAccumulator:
-        digest = hashlib.sha256(json.dumps(layout, sort_keys=True).encode()).hexdigest()[:16]
-        return self._accumulator(f"state-{digest}", specs_of(layout), _STATES_KEPT_SECONDS)
+    def _states(self) -> GradientAccumulator:
+        return self._accumulator("state", COMPONENTS, _STATES_KEPT_SECONDS)
 
     def _accumulator(
         self,

@@ -3,27 +3,27 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.array_like import ArrayLike
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
-from gradserve.errors import InvalidArgumentError
 from gradserve.results import DenseSpec
+from gradserve.training.values import Json, as_json, from_json
 
-_CARRIERS = {
-    **dict.fromkeys(("bool", "int8", "uint8"), "float16"),
-    **dict.fromkeys(("int16", "uint16"), "float32"),
-    **dict.fromkeys(("int32", "uint32", "int64", "uint64"), "float64"),
-    **{dtype: dtype for dtype in ("float16", "bfloat16", "float32", "float64")},
-}
-"""The dtypes of accumulators in which values of other dtypes travel exactly: the largest ones only up to 2^53."""
-_LARGEST = 1 << 53
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_BYTES, _TEXT = "bytes", "text"
+_PARTS = {"complex64": "float32", "complex128": "float64"}
+"""The component in which tensors of a dtype travel, as numbers of this dtype; those of `_FLOATS` have their own."""
 TEXT = DenseSpec("float16", (None,))
 """The component in which a text travels: its bytes in UTF-8."""
+COMPONENTS = {_TEXT: TEXT, _BYTES: TEXT} | {dtype: DenseSpec(dtype, (None,)) for dtype in _FLOATS}
+"""The components of an accumulator for states, whatever tensors these have: all of a dtype, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,9 @@ class State:
 
     Attributes:
         tensors: Parameters, running averages, the state of an optimizer, by name: arrays of any library in the memory
-            of the host, of floating point numbers, integers or flags. NumPy arrays in a state that was received.
-        metadata: What else there is, as values that JSON can express: the learning rate, for example.
+            of the host, of any dtype of numbers. NumPy arrays in a state that was received.
+        metadata: What else there is, the learning rate, for example: numbers and texts, and lists, dicts, tuples, sets,
+            Counters, dataclasses and the like of them. It arrives with the same types.
     """
 
     tensors: Mapping[str, ArrayLike]
@@ -42,62 +43,84 @@ class State:
 
 @dataclass(frozen=True)
 class Carried:
-    """A copy of a state, in the dtypes of accumulators.
+    """A copy of a state, as it travels.
 
     Attributes:
-        tensors: The tensors that travel, by name.
-        dtypes: Their own dtypes, by name.
-        metadata: The metadata.
+        components: The tensors, by the names of the components of an accumulator.
+        layout: The dtype and the shape of each tensor by name, in the order in which they are in the components.
+        metadata: The metadata, as JSON has it.
     """
 
-    tensors: Mapping[str, NDArray[Any]]
-    dtypes: Mapping[str, str]
-    metadata: Mapping[str, Any]
+    components: Mapping[str, NDArray[Any]]
+    layout: Mapping[str, tuple[str, list[int]]]
+    metadata: Json
 
     @classmethod
     def of(cls, state: State) -> "Carried":
         """Copies a state, whose arrays may change afterwards.
 
         Raises:
-            InvalidArgumentError: A tensor cannot travel.
+            InvalidArgumentError: A tensor or something in the metadata cannot travel; the message names it.
         """
-        arrays = {name: as_array(tensor, Argument(f"tensors[{name!r}]")) for name, tensor in state.tensors.items()}
+        metadata = as_json(dict(state.metadata), "metadata")
+        arrays = {name: _array(name, tensor) for name, tensor in state.tensors.items()}
+        parts: dict[str, list[NDArray[Any]]] = {component: [] for component in COMPONENTS if component != _TEXT}
+        for array in arrays.values():
+            component, numbers = _numbers(array)
+            parts[component].append(numbers)
         return cls(
-            {name: _carried(name, array) for name, array in arrays.items()},
-            {name: array.dtype.name for name, array in arrays.items()},
-            dict(state.metadata),
+            {component: _joined(component, each) for component, each in parts.items()},
+            {name: (array.dtype.name, list(array.shape)) for name, array in arrays.items()},
+            metadata,
         )
 
-    @property
-    def layout(self) -> dict[str, Any]:
-        """The shape, the dtype in which it travels and its own dtype of each tensor, as JSON has them."""
-        return {
-            name: [list(tensor.shape), tensor.dtype.name, self.dtypes[name]] for name, tensor in self.tensors.items()
-        }
+    def gradient(self, **more: Json) -> dict[str, NDArray[Any]]:
+        """Returns the state as a gradient of an accumulator of COMPONENTS.
+
+        Args:
+            more: What else to say of the state.
+        """
+        text = as_text({"layout": self.layout, "metadata": self.metadata, **more})
+        return {**self.components, _TEXT: text}
 
 
-def specs_of(layout: Mapping[str, Any]) -> dict[str, DenseSpec]:
-    """Returns the components of an accumulator for states of a layout."""
-    return {name: DenseSpec(carrier, tuple(shape)) for name, (shape, carrier, _) in layout.items()}
+@dataclass(frozen=True)
+class Arrived:
+    """A state that another worker has sent.
 
-
-def restored(tensors: Mapping[str, NDArray[Any]], layout: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Returns the tensors of a state of a layout, in their own dtypes."""
-    return {name: np.asarray(tensors[name]).astype(own, copy=False) for name, (_, _, own) in layout.items()}
-
-
-def as_text(values: Any) -> NDArray[np.float16]:
-    """Returns JSON values as they travel.
-
-    Raises:
-        InvalidArgumentError: JSON cannot express them.
+    Attributes:
+        state: The state; the arrays may be read-only.
+        layout: The dtype and the shape of each tensor by name.
+        said: What else was said of it.
     """
-    try:
-        text = json.dumps(values, allow_nan=True)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(
-            f"the metadata of a state must be values that JSON can express: {error}", field="metadata"
-        ) from None
+
+    state: State
+    layout: Mapping[str, tuple[str, list[int]]]
+    said: Mapping[str, Json]
+
+    @classmethod
+    def of(cls, average: Mapping[str, NDArray[Any]]) -> "Arrived":
+        """Reads the average of a round with one gradient, which `Carried.gradient` has made.
+
+        Raises:
+            InvalidArgumentError: It has something of a class that this program does not have.
+        """
+        said = of_text(average[_TEXT])
+        layout = {name: (dtype, shape) for name, (dtype, shape) in said.pop("layout").items()}
+        metadata = from_json(said.pop("metadata"))
+        begins = dict.fromkeys(COMPONENTS, 0)
+        tensors = {}
+        for name, (dtype, shape) in layout.items():
+            component, size = _place(np.dtype(dtype), prod(shape))
+            begin = begins[component]
+            begins[component] = begin + size
+            tensors[name] = _tensor(average[component][begin : begin + size], np.dtype(dtype), shape)
+        return cls(State(tensors, metadata), layout, said)
+
+
+def as_text(values: Json) -> NDArray[np.float16]:
+    """Returns JSON values as they travel."""
+    text = json.dumps(values, separators=(",", ":"))
     return np.frombuffer(text.encode(), np.uint8).astype(np.float16)
 
 
@@ -106,20 +129,38 @@ def of_text(carried: NDArray[Any]) -> Any:
     return json.loads(carried.astype(np.uint8).tobytes())
 
 
-def _carried(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    carrier = _CARRIERS.get(array.dtype.name)
-    if carrier is None:
-        raise InvalidArgumentError(
-            f"tensor {name!r} of the state is of dtype {array.dtype.name}; expected one of {', '.join(_CARRIERS)}. "
-            "Leave it out, or store it as tensors of such a dtype",
-            field=f"tensors[{name!r}]",
-        )
-    if array.dtype.itemsize == 8 and array.dtype.kind in "iu" and array.size:
-        least, largest = int(array.min()), int(array.max())
-        if max(-least, largest) > _LARGEST:
-            raise InvalidArgumentError(
-                f"tensor {name!r} of the state has integers from {least} to {largest}; expected none beyond 2^53, as "
-                "only those travel exactly",
-                field=f"tensors[{name!r}]",
-            )
-    return array.astype(carrier)
+def _array(name: str, tensor: ArrayLike) -> NDArray[Any]:
+    if isinstance(tensor, np.ndarray) and hasattr(ml_dtypes, tensor.dtype.name):
+        return tensor
+    return as_array(tensor, Argument(f"tensors[{name!r}]"))
+
+
+def _place(dtype: np.dtype[Any], size: int) -> tuple[str, int]:
+    """Returns the component in which a tensor of a dtype and a size travels, and as how many numbers."""
+    if dtype.name in _FLOATS:
+        return dtype.name, size
+    if dtype.name in _PARTS:
+        return _PARTS[dtype.name], 2 * size
+    return _BYTES, dtype.itemsize * size
+
+
+def _numbers(array: NDArray[Any]) -> tuple[str, NDArray[Any]]:
+    """Returns the component in which an array travels, and its numbers: bytes for what is not floating point."""
+    component, _ = _place(array.dtype, array.size)
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return component, flat.view(np.uint8 if component == _BYTES else component)
+
+
+def _joined(component: str, parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Returns a copy of the numbers of a component. Bytes travel in float16, which has all numbers up to 2048."""
+    joined = np.empty(sum(each.size for each in parts), COMPONENTS[component].dtype)
+    begin = 0
+    for each in parts:
+        joined[begin : begin + each.size] = each
+        begin += each.size
+    return joined
+
+
+def _tensor(numbers: NDArray[Any], dtype: np.dtype[Any], shape: list[int]) -> NDArray[Any]:
+    is_bytes = _place(dtype, 0)[0] == _BYTES
+    return (numbers.astype(np.uint8) if is_bytes else np.ascontiguousarray(numbers)).view(dtype).reshape(shape)
