@@ -42,6 +42,18 @@ def another_optimizer(client: gradserve.Client, name: str) -> None:
     averaging.begin(INITIAL, optax.chain(averaging, optax.sgd(0.1)).init(INITIAL))
 
 
+def another_learning_rate(client: gradserve.Client, name: str) -> None:
+    for rate in (0.5, 0.25):
+        averaging = average_by(client, num_required=1, name=name)
+        optimizer = optax.chain(averaging, optax.inject_hyperparams(optax.sgd)(learning_rate=rate))
+        averaging.begin(INITIAL, optimizer.init(INITIAL))
+
+
+def other_settings(client: gradserve.Client, name: str) -> None:
+    for schedule in ("cosine", "linear"):
+        JaxWorker(client, name, settings={"schedule": schedule}).begin()
+
+
 def state_of_another_optimizer(client: gradserve.Client, name: str) -> None:
     averaging = average_by(client, num_required=1, name=name)
     averaging.begin(INITIAL, optax.adam(0.1).init(INITIAL))
@@ -107,7 +119,12 @@ MISTAKES: dict[Mistake, tuple[type[Exception], str]] = {
     begin_twice: (gradserve.InvalidArgumentError, "make another average_by"),
     another_model: (gradserve.AlreadyExistsError, "need the same parameters"),
     another_number_of_workers: (gradserve.AlreadyExistsError, "the same num_required"),
-    another_optimizer: (gradserve.AlreadyExistsError, "begin with the same tensors"),
+    another_optimizer: (
+        gradserve.AlreadyExistsError,
+        r"optimizer is .*ScaleByAdamState.* there and \(AverageByState,.* here",
+    ),
+    another_learning_rate: (gradserve.AlreadyExistsError, "learning_rate of the optimizer is 0.5 there and 0.25 here"),
+    other_settings: (gradserve.AlreadyExistsError, "schedule is cosine there and linear here"),
     state_of_another_optimizer: (gradserve.InvalidArgumentError, "one with 0; make it with optimizer.init"),
     two_in_one_chain: (gradserve.InvalidArgumentError, "with one average_by for opt_state, got one with 2"),
     integers: (

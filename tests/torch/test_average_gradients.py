@@ -247,6 +247,8 @@ class TestScripts:
                 scaler.scale(training.model(scale * torch.ones(3, 4)).square().sum()).backward()
                 scaler.step(training.optimizer)
                 scaler.update()
+                training.scheduler.step()  # as scripts do, after skipped steps, too
+                assert training.scheduler.last_epoch == step
                 assert training.averaging.step == step
 
     def test_parameters_of_several_dtypes(self, server_address: str, name: str) -> None:
@@ -302,6 +304,19 @@ class TestScripts:
             training.optimizer.step()
             assert torch.equal(training.model[2].weight.grad, torch.zeros_like(before))
             assert not torch.equal(training.model[2].weight, before)  # it decays
+
+
+OTHER_OPTIMIZERS: dict[str, tuple[Optimizers, str]] = {
+    "class": (adam, r"optimizer is torch\.optim\.sgd\.SGD there and torch\.optim\.adamw\.AdamW here"),
+    "learning rate": (
+        lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+        r"lr of group 0 of the optimizer is 0\.1 there and 0\.01 here",
+    ),
+    "groups": (
+        lambda parameters: torch.optim.SGD([{"params": [each]} for each in parameters], lr=0.1, momentum=0.9),
+        "number of groups of parameters is 1 there and 6 here",
+    ),
+}
 
 
 class TestMistakes:
@@ -379,11 +394,41 @@ class TestMistakes:
             ):
                 average_gradients(client, other, sgd(other.parameters()), num_required=1, name=name)
 
-    def test_another_optimizer(self, server_address: str, name: str) -> None:
+    @pytest.mark.parametrize(("other", "difference"), OTHER_OPTIMIZERS.values(), ids=list(OTHER_OPTIMIZERS))
+    def test_another_optimizer(self, server_address: str, name: str, other: Any, difference: str) -> None:
         with Training(server_address, name, sgd) as first:
-            first.step()
-        with pytest.raises(gradserve.InvalidArgumentError, match="another grouping of parameters in the optimizer"):
-            Training(server_address, name, adam).__enter__()
+            for steps in (0, 1):  # at the start, and for one that joins
+                with pytest.raises(gradserve.AlreadyExistsError, match=difference):
+                    Training(server_address, name, other).__enter__()
+                for _ in range(steps):
+                    first.step()
+
+    def test_another_schedule(self, server_address: str, name: str) -> None:
+        def begin(make: Callable[[Any], Any], **options: Any) -> None:
+            model = network()
+            optimizer = sgd(model.parameters())
+            options = {"num_required": 1, "name": name, "scheduler": make(optimizer), **options}
+            with gradserve.connect(server_address) as client, average_gradients(client, model, optimizer, **options):
+                pass
+
+        schedulers = torch.optim.lr_scheduler
+        begin(lambda optimizer: schedulers.MultiStepLR(optimizer, [5, 9]), settings={"data": "v1"})
+        begin(lambda optimizer: schedulers.MultiStepLR(optimizer, [5, 9]))
+        for make, difference in (
+            (
+                lambda optimizer: schedulers.MultiStepLR(optimizer, [5, 8]),
+                r"milestones .* \{5: 1, 9: 1\} there and .* 8: 1",
+            ),
+            (
+                lambda optimizer: schedulers.StepLR(optimizer, 5),
+                r"scheduler is torch.*MultiStepLR there and .*StepLR here",
+            ),
+            (lambda _: None, "MultiStepLR there and none here"),
+        ):
+            with pytest.raises(gradserve.AlreadyExistsError, match=difference):
+                begin(make)
+        with pytest.raises(gradserve.AlreadyExistsError, match="data is v1 there and v2 here"):
+            begin(lambda optimizer: schedulers.MultiStepLR(optimizer, [5, 9]), settings={"data": "v2"})
 
     def test_workers_that_are_missing(self, server_address: str, name: str) -> None:
         with (
@@ -449,3 +494,63 @@ def test_properties_of_the_run(client: gradserve.Client, server_address: str, na
     with Training(server_address, name, container="other", idle_lease=3600.0, durability="none"):
         (info,) = [each for each in client.list_accumulators("other") if each.name == name]
         assert info.idle_lease == 3600.0
+
+
+class TestSchedules:
+    @pytest.mark.parametrize("nested", [False, True])
+    def test_one_that_goes_by_a_metric(self, client: gradserve.Client, name: str, nested: bool) -> None:
+        model = network()
+        optimizer = sgd(model.parameters())
+        scheduler: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        if nested:
+            outer = torch.optim.lr_scheduler.ChainedScheduler([torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)])
+            outer._schedulers.append(scheduler)  # PyTorch refuses it, too; other libraries may not
+            scheduler = outer
+        with pytest.raises(
+            gradserve.InvalidArgumentError, match="ReduceLROnPlateau goes by metrics, which each worker"
+        ):
+            average_gradients(client, model, optimizer, num_required=1, name=name, scheduler=scheduler)
+
+    def test_one_that_was_not_passed(self, client: gradserve.Client, name: str) -> None:
+        model = network()
+        optimizer = sgd(model.parameters())
+        with average_gradients(client, model, optimizer, num_required=1, name=name):
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+            with pytest.raises(gradserve.InvalidArgumentError, match="was not given.*ChainedScheduler"):
+                optimizer.step()
+        with pytest.raises(gradserve.InvalidArgumentError, match="was not given.*ChainedScheduler"):
+            average_gradients(client, model, optimizer, num_required=1, name=name)
+        del scheduler
+
+    def test_one_of_another_optimizer(self, client: gradserve.Client, name: str) -> None:
+        model = network()
+        scheduler = torch.optim.lr_scheduler.StepLR(sgd(model.parameters()), 3)
+        for given, message in ((scheduler, "one of another optimizer"), (3, "a learning rate scheduler .* got int")):
+            with pytest.raises(gradserve.InvalidArgumentError, match=message):
+                average_gradients(client, model, sgd(model.parameters()), num_required=1, name=name, scheduler=given)
+
+    def test_one_that_is_not_stepped_with_each_step(self, server_address: str, name: str) -> None:
+        with Training(server_address, name) as training:
+            training.step()
+            training.model(torch.ones(3, 4)).sum().backward()
+            training.optimizer.step()
+            with pytest.raises(
+                gradserve.InvalidArgumentError, match=r"was not stepped .* factor\(step // steps_per_epoch"
+            ):
+                training.optimizer.step()
+            training.scheduler.step()
+            assert training.step() == 3
+
+    def test_one_that_is_stepped_more_often(
+        self, server_address: str, name: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with Training(server_address, name) as training:
+            for _ in range(2):
+                training.step()
+                training.scheduler.step()
+            assert training.scheduler.last_epoch == 2
+            assert "step" not in training.scheduler.state_dict()
+            assert isinstance(training.scheduler, torch.optim.lr_scheduler.ExponentialLR)
+        assert [each.message.startswith("a call of scheduler.step()") for each in caplog.records] == [True]
+        training.scheduler.step()
+        assert training.scheduler.last_epoch == 3

@@ -40,3 +40,25 @@ def test_num_required_that_cannot_be(client: gradserve.Client, name: str, num_re
         Replica(client, name, "first", num_required)
     assert (raised.value.message, raised.value.field) == (message, "num_required")
     assert name not in {each.name for each in client.list_accumulators()}
+
+
+def test_settings_that_differ(client: gradserve.Client, name: str) -> None:
+    alike = {"data": "v1", "rate": "0.1"}
+    with (
+        Replica(client, name, "first", 1, settings={"numpy": alike}).begin() as first,
+        Replica(client, name, "second", 1, settings={"numpy": {"data": "v1"}, "other": {"rate": "0.2"}}).begin(),
+    ):
+        for _ in range(2):
+            other = Replica(client, name, "third", 1, settings={"numpy": {**alike, "rate": "0.2"}})
+            with pytest.raises(
+                gradserve.AlreadyExistsError, match=r"'third' has .*: rate is 0\.1 there and 0\.2 here\."
+            ):
+                other.begin()
+            first.train()
+
+
+def test_settings_that_are_no_texts(client: gradserve.Client, name: str) -> None:
+    with pytest.raises(
+        gradserve.InvalidArgumentError, match=r"texts by name for settings\['numpy'\], got 0\.1 for 'rate'"
+    ):
+        Replica(client, name, "first", 1, settings={"numpy": {"rate": 0.1}})

@@ -1,5 +1,7 @@
 """Averages gradients over workers."""
 
+from collections.abc import Mapping
+
 from gradserve.client import Client
 from gradserve.jax.transformation import AverageBy
 from gradserve.results import DenseSpec
@@ -19,6 +21,7 @@ def average_by(
     refuse_non_finite: bool = True,
     durability: str | None = None,
     idle_lease: float | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> AverageBy:
     """Returns an Optax transformation that replaces gradients by their average over the workers of a training run.
 
@@ -46,9 +49,12 @@ def average_by(
         durability: What the server keeps of the run on its disk, as in `Client.gradient_accumulator`. None: what the
             server was started with.
         idle_lease: Seconds after its last use by a worker at which the run is deleted. None: never.
+        settings: What all workers must have been started with, as texts by name, such as {"learning rate": "0.1"}:
+            Optax keeps that in closures. The transformations that the optimizer is made of are compared anyway, and the
+            values of `optax.inject_hyperparams`.
     """
 
-    def worker(parameters: dict[str, DenseSpec]) -> Worker:
+    def worker(parameters: dict[str, DenseSpec], of_optimizer: dict[str, str]) -> Worker:
         return Worker(
             client,
             parameters,
@@ -62,6 +68,7 @@ def average_by(
             refuse_non_finite=refuse_non_finite,
             durability=durability,
             idle_lease=idle_lease,
+            settings={"jax": {**of_optimizer, **(settings or {})}},
         )
 
     return AverageBy(worker)

@@ -48,6 +48,21 @@ def with_step(opt_state: PyTree, step: int) -> PyTree:
     return jax.tree.map(replaced, opt_state, is_leaf=_is_own)
 
 
+def settings_of(opt_state: PyTree) -> dict[str, str]:
+    """Returns what the state of an optimizer says about the optimizer, as texts by name.
+
+    That is of which transformations it is made, and at step 0 the values that `optax.inject_hyperparams` keeps there.
+    All else is in closures of Optax, which cannot be compared.
+    """
+    found = {"optimizer": _structure(opt_state)}
+    if step_of(opt_state) == 0:
+        for path, leaf in jax.tree_util.tree_flatten_with_path(opt_state)[0]:
+            names = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
+            if "hyperparams" in names[:-1] and np.size(leaf) == 1:
+                found[f"{names[-1]} of the optimizer"] = str(np.asarray(leaf).item())
+    return found
+
+
 def state_of(params: PyTree, opt_state: PyTree, *, is_copy: bool) -> State:
     """Returns parameters and the state of an optimizer, without its step, as others can read them.
 
@@ -99,3 +114,15 @@ def _parts(params: PyTree, opt_state: PyTree) -> dict[str, PyTree]:
     """Returns what workers have in common; None takes the place of the step."""
     others = jax.tree.map(lambda node: None if _is_own(node) else node, opt_state, is_leaf=_is_own)
     return {_PARAMETERS: params, _OPTIMIZER: others}
+
+
+def _structure(node: object) -> str:
+    """Returns the types of the states that the state of an optimizer consists of, in their order."""
+    if isinstance(node, dict):
+        node = tuple(node.values())
+    if not isinstance(node, tuple):
+        return ""
+    inner = ", ".join(filter(None, map(_structure, node)))
+    if type(node) is tuple:
+        return f"({inner})" if inner else ""
+    return f"{type(node).__name__}({inner})" if inner else type(node).__name__

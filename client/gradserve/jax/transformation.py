@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,15 @@ from jax.experimental import io_callback
 from gradserve.errors import GradserveError, InvalidArgumentError
 from gradserve.jax.named_leaves import PyTree, named_leaves
 from gradserve.jax.places import place_of
-from gradserve.jax.training_state import AverageByState, restored, state_of, step_of, with_step
+from gradserve.jax.training_state import AverageByState, restored, settings_of, state_of, step_of, with_step
 from gradserve.results import Average, DenseSpec
 from gradserve.training import State, Worker
 
 _COPYING_SECONDS = 5.0
 """For how long each step is copied after somebody has asked for a state: long enough to be asked again."""
+
+NewWorker: TypeAlias = Callable[[dict[str, DenseSpec], dict[str, str]], Worker]
+"""Makes a worker, given its parameters and what its optimizer's state says about the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,13 @@ class AverageBy(optax.GradientTransformationExtraArgs):
     JaxRuntimeErrors whose message ends with ours. Not for use by several threads at once.
     """
 
-    def __new__(cls, worker: Callable[[dict[str, DenseSpec]], Worker]) -> Self:
+    def __new__(cls, worker: NewWorker) -> Self:
         """See `average_by`."""
         del worker
         self: Self = super().__new__(cls, _init, lambda *given, **more: self._update(*given, **more))
         return self
 
-    def __init__(self, worker: Callable[[dict[str, DenseSpec]], Worker]) -> None:
+    def __init__(self, worker: NewWorker) -> None:
         """Takes what makes the worker, given the parameters; see `average_by`."""
         self._new_worker = worker
         self._worker: Worker | None = None
@@ -107,7 +110,8 @@ class AverageBy(optax.GradientTransformationExtraArgs):
         Raises:
             InvalidArgumentError: `opt_state` does not have the state of this transformation, or a leaf has a dtype that
                 cannot be averaged, or the state of the others has other leaves; or see `join`.
-            AlreadyExistsError: The name is taken by a run with another model or another `num_required`.
+            AlreadyExistsError: The name is taken by a run with another model, another `num_required`, another optimizer
+                or other settings: the message has both values.
             DeadlineExceededError: Other workers have trained, but none has sent its state in time.
         """
         if self._worker is not None:
@@ -116,7 +120,8 @@ class AverageBy(optax.GradientTransformationExtraArgs):
         leaves = named_leaves(params)
         self._dtypes = {name: _floating_dtype(name, leaf) for name, leaf in leaves.items()}
         worker = self._new_worker(
-            {name: DenseSpec(self._dtypes[name], np.shape(leaf)) for name, leaf in leaves.items()}
+            {name: DenseSpec(self._dtypes[name], np.shape(leaf)) for name, leaf in leaves.items()},
+            settings_of(opt_state),
         )
         try:
             self._current = _Current(worker.step, params, opt_state)

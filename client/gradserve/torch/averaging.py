@@ -10,6 +10,8 @@ from gradserve.client import Client
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import DenseSpec
 from gradserve.torch.gradients import Gradients
+from gradserve.torch.schedule import Schedule
+from gradserve.torch.settings import settings_of
 from gradserve.torch.state import TrainingState
 from gradserve.torch.trained import module_of, trained_parameters
 from gradserve.training import Worker
@@ -32,6 +34,7 @@ def average_gradients(
     refuse_non_finite: bool = True,
     durability: str | None = None,
     idle_lease: float | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> "Averaging":
     """Lets an optimizer step with the gradients' averages over the workers of a run, until the end of the block.
 
@@ -56,8 +59,9 @@ def average_gradients(
         optimizer: The optimizer of all these parameters, and of no others.
         num_required: The number of gradients that end a round: the number of workers, or fewer if some are backups.
         name: The name of the run.
-        scheduler: A learning rate scheduler that the program steps once after each `optimizer.step()`. It is also
-            stepped for the steps that this worker missed, and its state goes to workers that join.
+        scheduler: The learning rate scheduler, if the optimizer has one. The program steps it once after each
+            `optimizer.step()`; until the end of the block, calls beside these change nothing. It is also stepped for
+            the steps that this worker missed, and its state goes to workers that join.
         worker_id: This worker's id, different from that of every other worker. None: a new one.
         start_step: The number of steps of this run that the weights have behind them, if they come from a checkpoint.
             None: the weights are taken over from other workers, or are those of a new run.
@@ -72,11 +76,14 @@ def average_gradients(
         durability: What the server keeps of the run on its disk, as in `Client.gradient_accumulator`. None: what the
             server was started with.
         idle_lease: Seconds after its last use by a worker at which the run is deleted. None: never.
+        settings: What else all workers must have been started with, as texts by name. The optimizer's class and
+            options, and the scheduler's as far as they are not functions, are compared anyway.
 
     Raises:
         InvalidArgumentError: The model and the optimizer have different parameters, a parameter has a dtype that cannot
-            be averaged, or an argument is not valid.
-        AlreadyExistsError: Another worker of the run has another model, or another `num_required`.
+            be averaged, the scheduler goes by a metric or was not given, or an argument is not valid.
+        AlreadyExistsError: Another worker of the run has another model, or another `num_required`; or, at the start of
+            the block, another optimizer, scheduler or other settings: the message has both values.
         GradserveError: No worker answers, or the server cannot be reached, or refuses.
 
     `optimizer.step()` raises:
@@ -87,6 +94,7 @@ def average_gradients(
     """
     parameters = trained_parameters(model)
     _check_same_parameters(parameters, optimizer)
+    schedule = Schedule(optimizer, scheduler)
     specs = {key: DenseSpec(each.dtype, tuple(each.shape)) for key, each in parameters.items()}
     worker = Worker(
         client,
@@ -101,10 +109,13 @@ def average_gradients(
         refuse_non_finite=refuse_non_finite,
         durability=durability,
         idle_lease=idle_lease,
+        settings={
+            "torch": {**settings_of(optimizer, scheduler, is_fresh=start_step is None), **(settings or {})},
+        },
     )
     gradients = Gradients(parameters, zeros_for_missing=missing == "zeros")
     return Averaging(
-        worker, gradients, TrainingState(module_of(model), optimizer, scheduler), optimizer, scheduler, start_step
+        worker, gradients, TrainingState(module_of(model), optimizer, scheduler), optimizer, schedule, start_step
     )
 
 
@@ -121,14 +132,14 @@ class Averaging:
         gradients: Gradients,
         state: TrainingState,
         optimizer: Any,
-        scheduler: Any,
+        schedule: Schedule,
         start_step: int | None,
     ) -> None:
         self._worker = worker
         self._gradients = gradients
         self._state = state
         self._optimizer = optimizer
-        self._scheduler = scheduler
+        self._schedule = schedule
         self._start_step = start_step
         self._num_parameters = _num_parameters(optimizer)
         self.weight = 1.0
@@ -150,6 +161,7 @@ class Averaging:
             received = self._worker.begin(self._state.captured, start_step=self._start_step)
             if received is not None:
                 self._state.load(received)
+            self._schedule.begin()
             self._hook = self._optimizer.register_step_pre_hook(self._before_step)
         except BaseException:
             self._worker.close()
@@ -160,6 +172,7 @@ class Averaging:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._hook.remove()
+        self._schedule.end()
         self._worker.__exit__(kind, error, traceback)
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -177,27 +190,15 @@ class Averaging:
             self._gradients.replace(advance.averages[-1])
         else:
             self._gradients.drop()  # the state of another worker has this step behind it already
-            self._skip_scheduler_once()
+        self._schedule.own_step(is_behind=bool(advance.averages))
 
     def _step_again(self) -> None:
         self._is_catching_up = True
         try:
             self._optimizer.step()
-            if self._scheduler is not None:
-                self._scheduler.step()
+            self._schedule.missed_step()
         finally:
             self._is_catching_up = False
-
-    def _skip_scheduler_once(self) -> None:
-        """Lets the program's next `scheduler.step()` do nothing: the scheduler's new state has that step behind it."""
-        if self._scheduler is None:
-            return
-        scheduler = self._scheduler
-
-        def skipped(*_: Any, **__: Any) -> None:
-            del scheduler.step
-
-        scheduler.step = skipped
 
     def _check_step(self, optimizer: Any, arguments: list[Any]) -> None:
         if any(each is not None for each in arguments):
@@ -207,6 +208,7 @@ class Averaging:
                 "be used",
                 field="closure",
             )
+        self._schedule.check_step()
         if _num_parameters(optimizer) != self._num_parameters:
             raise InvalidArgumentError(
                 f"the optimizer has {_num_parameters(optimizer)} parameters, and had {self._num_parameters} when "

@@ -26,6 +26,7 @@ from gradserve.training.attendant import Attendant
 from gradserve.training.initial import agreed_initial_state
 from gradserve.training.joining import ATTEMPTS, GONE, Joining, Received
 from gradserve.training.presence import PRESENCE, presence_of, presence_spec, present_names
+from gradserve.training.settings import agree_on_settings, checked_settings
 from gradserve.training.state import Carried, State
 from gradserve.worker_ids import new_worker_id
 
@@ -83,6 +84,7 @@ class Worker:
         refuse_non_finite: bool = True,
         durability: str | None = None,
         idle_lease: float | None = None,
+        settings: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         """Finds the accumulator of a training run, or makes it. Sends no gradient and changes no step.
 
@@ -107,6 +109,8 @@ class Worker:
             durability: What the server keeps of the run on its disk, as in `Client.gradient_accumulator`. None: what
                 the server was started with.
             idle_lease: Seconds after its last use by a worker at which the run is deleted. None: never.
+            settings: What else all workers must have been started with: texts by name, by kind of worker, such as
+                {"numpy": {"learning rate": "0.1"}}. `begin` compares them with those of the first worker of that kind.
 
         Raises:
             AlreadyExistsError: The run has other parameters, or another `num_required`: the message says which.
@@ -134,6 +138,7 @@ class Worker:
             "idle_lease": idle_lease,
             "agreement": {"num_required": str(self._num_required)},
         }
+        self._settings = checked_settings(settings or {})
         self._parameters = dict(parameters)
         self._names = tuple(self._parameters)
         self._is_partial = missing == "zeros"
@@ -206,11 +211,13 @@ class Worker:
         Raises:
             InvalidArgumentError: Others are training and `join` is False; or `start_step` is negative; or the state
                 cannot travel.
-            AlreadyExistsError: The states of the workers do not have the same tensors.
+            AlreadyExistsError: The states of the workers do not have the same tensors, or they have other `settings`:
+                the message has both values.
             DeadlineExceededError: Others have trained, and none of them has answered in time.
         """
         if self._attendant is not None:
             raise InvalidArgumentError("expected one call of begin(), got another", field="state")
+        self._agree()
         reached = self.accumulator.info().global_step
         loaded: State | None = None
         if start_step is not None:
@@ -314,6 +321,7 @@ class Worker:
             self.accumulator.set_global_step(self.step)
         _log.warning("training run %r goes on at step %d after: %s", self._name, max(reached, self.step), error)
         self._joining = self._new_joining()
+        self._agree()
         assert self._attendant is not None
         self._attendant.use(self._joining)
 
@@ -402,6 +410,10 @@ class Worker:
                 "the accumulator."
             )
             raise
+
+    def _agree(self) -> None:
+        run = self._name_of_this_run()
+        agree_on_settings(self._client, run, self._container, self.worker_id, self._settings)
 
     def _new_joining(self) -> Joining:
         return Joining(self._client, self._name_of_this_run(), self._container, self.worker_id)

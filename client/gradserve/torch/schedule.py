@@ -1,0 +1,134 @@
+"""Keeps a learning rate scheduler at the step of the run."""
+
+import inspect
+import logging
+from typing import Any
+
+import torch
+
+from gradserve.errors import InvalidArgumentError
+
+_log = logging.getLogger(__name__)
+
+_BY_EPOCH = (
+    "a schedule by epochs is one by steps, too: LambdaLR(optimizer, lambda step: factor(step // steps_per_epoch))"
+)
+
+
+class Schedule:
+    """A scheduler that takes one step with each step of the run, whoever calls it and how often.
+
+    Workers have equal learning rates at equal steps only if their schedulers have taken the same steps.
+    """
+
+    def __init__(self, optimizer: Any, scheduler: Any) -> None:
+        """Takes an optimizer, and its scheduler or None.
+
+        Raises:
+            InvalidArgumentError: The scheduler goes by something that differs between workers, or is of another
+                optimizer; or the optimizer has one and None was given.
+        """
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._class: type[Any] = type(scheduler)
+        self._is_due = False
+        """Whether the program has to call `step` before the next step of the optimizer."""
+        self._is_skipped = False
+        """Whether the program's next call is for a step that the scheduler has had from another worker's state."""
+        self._has_warned = False
+        if scheduler is not None:
+            _check(optimizer, scheduler)
+        self._check_none_is_left_out()
+
+    def begin(self) -> None:
+        """Takes over the scheduler's `step`."""
+        if self._scheduler is None:
+            return
+        schedule, base = self, self._class
+
+        def step(scheduler: Any, *given: Any, **named: Any) -> None:
+            if schedule._takes_step():
+                base.step(scheduler, *given, **named)
+
+        # A class of its own rather than an attribute, which would be part of the scheduler's state.
+        names = {"step": step, "__module__": base.__module__, "__qualname__": base.__qualname__}
+        self._scheduler.__class__ = type(base.__name__, (base,), names)
+
+    def end(self) -> None:
+        """Gives the scheduler's `step` back. Can be called again."""
+        if self._scheduler is not None:
+            self._scheduler.__class__ = self._class
+
+    def check_step(self) -> None:
+        """Checks that the program has stepped the scheduler after the optimizer's last step.
+
+        Raises:
+            InvalidArgumentError: It has not; or it has made a scheduler since the block began.
+        """
+        if self._scheduler is None:
+            self._check_none_is_left_out()
+        elif self._is_due:
+            raise InvalidArgumentError(
+                "the scheduler was not stepped after the last step of the optimizer: call scheduler.step() once after "
+                f"each optimizer.step(), as a late worker does for the steps that it missed; {_BY_EPOCH}",
+                field="scheduler",
+            )
+
+    def missed_step(self) -> None:
+        """Takes the scheduler's step after a step of the optimizer that the program has not taken itself."""
+        if self._scheduler is not None:
+            self._class.step(self._scheduler)
+
+    def own_step(self, *, is_behind: bool) -> None:
+        """Notes a step of the optimizer that the program takes; `is_behind` if the scheduler has its step yet to do."""
+        self._is_due = self._scheduler is not None and is_behind
+        self._is_skipped = not is_behind
+
+    def _takes_step(self) -> bool:
+        if self._is_due:
+            self._is_due = False
+            return True
+        if self._is_skipped:
+            self._is_skipped = False
+        elif not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "a call of scheduler.step() without a step of the run before it changes nothing: learning rates are "
+                "those of the run's step. That is so after a step that a GradScaler has skipped, too"
+            )
+        return False
+
+    def _check_none_is_left_out(self) -> None:
+        if self._scheduler is None and hasattr(self._optimizer.step, "_wrapped_by_lr_sched"):
+            raise InvalidArgumentError(
+                "the optimizer has a learning rate scheduler, which average_gradients was not given: late workers and "
+                "those that join would have other learning rates than the others. Pass it as scheduler=..., several of "
+                "them in a torch.optim.lr_scheduler.ChainedScheduler",
+                field="scheduler",
+            )
+
+
+def _check(optimizer: Any, scheduler: Any) -> None:
+    if not callable(getattr(scheduler, "step", None)) or not hasattr(scheduler, "state_dict"):
+        raise InvalidArgumentError(
+            f"expected a learning rate scheduler for scheduler, got {type(scheduler).__qualname__}", field="scheduler"
+        )
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise InvalidArgumentError(
+            "expected a scheduler of the optimizer that average_gradients was given, got one of another optimizer",
+            field="scheduler",
+        )
+    needed = [
+        name
+        for name, each in inspect.signature(scheduler.step).parameters.items()
+        if each.default is each.empty
+        and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    ]
+    if needed or isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise InvalidArgumentError(
+            f"{type(scheduler).__qualname__} goes by {needed[0] if needed else 'metrics'}, which each worker has other "
+            "values of, so learning rates would differ between workers. Use a scheduler that depends on the step alone",
+            field="scheduler",
+        )
+    for inner in getattr(scheduler, "_schedulers", ()):
+        _check(optimizer, inner)
