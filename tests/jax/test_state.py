@@ -1,5 +1,6 @@
 """What a worker with JAX remembers arrives at one that joins as it was."""
 
+import math
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 import gradserve
 from gradserve.jax.training_state import restored, state_of
 from gradserve.training.state import Arrived, Carried
+from tests.jax.runs import JaxWorker
 
 LEAVES: dict[str, Any] = {
     "float8": jnp.asarray([1.5, -2.0], jnp.float8_e4m3fn),
@@ -57,3 +59,15 @@ def test_values_that_would_be_rounded(own: Any, given: Any) -> None:
     state = state_of({}, {"mu": given}, is_copy=False)
     with pytest.raises(gradserve.InvalidArgumentError, match=r"'optimizer/mu' of dtype .*, got float.*the same model"):
         restored(state, {}, {"mu": own})
+
+
+def test_a_copy_for_others_that_fails_is_their_problem(
+    client: gradserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = JaxWorker(client, name, donate=True).begin()
+    monkeypatch.setattr("gradserve.jax.transformation.state_of", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(worker.averaging, "_copies_end", math.inf)  # somebody has asked
+    worker.update(0).catch_up()
+    with pytest.raises(ZeroDivisionError):
+        worker.averaging._state_for_others()
+    worker.averaging.close()

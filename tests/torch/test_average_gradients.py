@@ -202,6 +202,27 @@ class TestJoining:
                     seen.append(optimizer.param_groups[0]["lr"])
         assert seen == pytest.approx(rates)
 
+    def test_a_newcomer_takes_nobody_down(self, server_address: str, name: str) -> None:
+        """From the first step on, the optimizer remembers what cannot travel: only the one that comes is told."""
+        with Training(server_address, name, worker_id="w0") as first:
+            first.step()
+            for each in first.optimizer.state.values():
+                each["callback"] = print
+            newcomer = Training(server_address, name, seed=5)
+
+            def join() -> None:
+                with pytest.raises(
+                    gradserve.InvalidArgumentError, match=r"worker 'w0' is training .*'callback'\] is <"
+                ):
+                    newcomer.__enter__()
+
+            with ThreadPoolExecutor(1) as threads:
+                joined = threads.submit(join)
+                while not joined.done():
+                    first.step()
+            joined.result()
+            newcomer.client.close()
+
     def test_a_run_is_continued_from_a_checkpoint(self, server_address: str, name: str) -> None:
         with Training(server_address, name) as first:
             for _ in range(3):

@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ class Requests:
     def __init__(self) -> None:
         self.asked, self.answered = threading.Event(), threading.Event()
         self.answer_given: tuple[float, int] | None = None
+        self.refusals: list[str] = []
 
     def requesters(self) -> Collection[str]:
         self.asked.set()
@@ -27,6 +29,10 @@ class Requests:
 
     def answer(self, carried: Carried, step: int) -> None:
         self.answer_given = float(carried.components["float64"][0]), step
+        self.answered.set()
+
+    def refuse(self, problem: str) -> None:
+        self.refusals.append(problem)
         self.answered.set()
 
 
@@ -73,16 +79,44 @@ def test_a_rest_however_short_is_enough(training: Training) -> None:
     assert weight == at > 0
 
 
-def test_errors_of_the_state_reach_the_worker(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training.attendant, "_state", lambda: 1 / 0)
+PROBLEMS: dict[str, tuple[Any, str]] = {
+    "a description that fails": (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+    "a state that cannot travel": (lambda: State({}, {"made_by": print}), r"metadata['made_by'] is <built-in"),
+}
 
-    def train() -> None:
-        for step in steps():
-            with training.attendant.at_rest(step, ["me"]):
-                training.requests.answered.wait(0.001)
 
-    with pytest.raises(ZeroDivisionError):
-        train()
+@pytest.mark.parametrize(("state", "message"), list(PROBLEMS.values()), ids=list(PROBLEMS))
+def test_problems_of_the_state_are_told_to_the_newcomer_alone(
+    training: Training, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, state: Any, message: str
+) -> None:
+    monkeypatch.setattr(training.attendant, "_state", state)
+    for step in steps():
+        with training.attendant.at_rest(step, ["me"]):
+            training.requests.answered.wait(0.001)
+        if len(training.requests.refusals) == 3:
+            break
+        if training.requests.answered.is_set():
+            training.requests.answered.clear()  # another one comes
+    assert all(message in each for each in training.requests.refusals)
+    (record,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert message in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "error", [gradserve.ResourceExhaustedError("full"), gradserve.InvalidArgumentError("too long")]
+)
+def test_a_state_that_the_server_refuses(
+    training: Training, monkeypatch: pytest.MonkeyPatch, error: gradserve.GradserveError
+) -> None:
+    def answer(carried: Carried, step: int) -> None:
+        raise error
+
+    monkeypatch.setattr(training.requests, "answer", answer)
+    for step in steps():
+        with training.attendant.at_rest(step, ["me"]):
+            if training.requests.answered.wait(0.001):
+                break
+    assert training.requests.refusals == [str(error)]
 
 
 def test_errors_of_the_server_are_logged_once(

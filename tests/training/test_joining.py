@@ -107,6 +107,39 @@ def test_a_worker_cannot_begin_without_a_state(client: gradserve.Client, name: s
         replica.worker.begin(lambda: None)
 
 
+def test_a_newcomer_takes_nobody_down(
+    client: gradserve.Client, name: str, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The states of those who train cannot be sent any more: they go on, and each newcomer is told why."""
+    first, second = Replica(client, name, "first", 2).begin(), Replica(client, name, "second", 2).begin()
+    for each in (first, second):
+        each.worker._attendant._state = lambda: State({"w": np.zeros(2)}, {"by": print})  # type: ignore[union-attr]
+
+    def step() -> None:
+        for each in [threads.submit(each.train) for each in (first, second)]:
+            each.result()
+
+    step()
+    for _ in range(2):
+        newcomer = threads.submit(Replica(client, name, "new", 2).begin)
+        while not newcomer.done():
+            step()
+        with pytest.raises(
+            gradserve.InvalidArgumentError, match=r"worker '(first|second)' is training and cannot .*'by'.*start_step="
+        ):
+            newcomer.result()
+    for each in (first, second):
+        each.worker._attendant._state = each.state  # type: ignore[union-attr]
+    newcomer = threads.submit(Replica(client, name, "new", 2).begin)
+    while not newcomer.done():
+        step()
+    assert newcomer.result().num_loaded == 1
+    for each in (first, second, newcomer.result()):
+        each.worker.close()
+    told = [each.getMessage() for each in caplog.records if "cannot send its state" in each.getMessage()]
+    assert 1 <= len(told) == len(set(told))
+
+
 def test_several_join_at_once(client: gradserve.Client, name: str, threads: ThreadPoolExecutor) -> None:
     first = Replica(client, name, "first", 3).begin(start_step=1)
     waiting = waits_for_its_round(first, threads)

@@ -69,7 +69,7 @@ class AverageBy(optax.GradientTransformationExtraArgs):
         self._newer: State | None = None
         """The state to go on from, if there are no such averages any more."""
         self._current: _Current | None = None
-        self._copy: State | None = None
+        self._copy: State | Exception | None = None
         self._copies_end = -math.inf
         self._compiled: tuple[Any, Any] | None = None
 
@@ -165,7 +165,7 @@ class AverageBy(optax.GradientTransformationExtraArgs):
         while self._missed:
             params, opt_state = jax.block_until_ready(self._applying_one(optimizer)(params, opt_state))
         self._current = _Current(self.step, params, opt_state)
-        self._copy = self._current.for_others(is_copy=True) if time.monotonic() < self._copies_end else None
+        self._copy = self._copied(self._current) if time.monotonic() < self._copies_end else None
         return params, opt_state
 
     def close(self) -> None:
@@ -246,6 +246,14 @@ class AverageBy(optax.GradientTransformationExtraArgs):
             self._compiled = optimizer, jax.jit(step)
         return self._compiled[1]
 
+    @staticmethod
+    def _copied(current: _Current) -> State | Exception:
+        """Returns a copy for others, or what was wrong, which is theirs to know, and no error of this step."""
+        try:
+            return current.for_others(is_copy=True)
+        except Exception as error:
+            return error
+
     def _state_for_others(self) -> State | None:
         """Returns the state at this worker's step; None if it is not at hand now, but may be at the next step."""
         current = self._current
@@ -253,6 +261,8 @@ class AverageBy(optax.GradientTransformationExtraArgs):
             return None
         if self._copy is not None:
             self._copies_end = -math.inf
+            if isinstance(self._copy, Exception):
+                raise self._copy
             return self._copy
         if current.is_given_away:
             self._copies_end = time.monotonic() + _COPYING_SECONDS

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from gradserve.errors import CallCancelledError, GradserveError
+from gradserve.errors import CallCancelledError, GradserveError, InvalidArgumentError, ResourceExhaustedError
 from gradserve.lasting import lasting_thread
 from gradserve.training.joining import Joining
 from gradserve.training.state import Carried, State
@@ -22,6 +22,8 @@ _CLOSING_SECONDS = 1.0
 
 class Attendant:
     """Looks for requests from time to time, and answers them while the state of this worker rests.
+
+    A state that cannot be sent is the newcomer's problem, which is told why. This worker goes on, and logs it.
 
     All workers see a request. The one that answers is the first, by id, of those of the last round that do not wait for
     a state themselves. If it does not, because it has died or computes for long, others do.
@@ -47,7 +49,8 @@ class Attendant:
         self._is_wanted = False
         """Whether the state is to be copied before it changes again."""
         self._is_closed = False
-        self._error: Exception | None = None
+        self._problem = ""
+        """Why the state could not be sent the last time, as the log has it already."""
         self._thread = lasting_thread("answering workers that join", self._attend, _log, "gradserve-joining")
 
     @contextmanager
@@ -67,9 +70,6 @@ class Attendant:
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_wanted)
                 self._step = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
 
     def use(self, joining: Joining) -> None:
         """Looks for requests elsewhere from now on: after a restart of the server."""
@@ -110,22 +110,42 @@ class Attendant:
         return able[:1] == [self._worker_id] or waited >= self._patience_seconds
 
     def _answer(self) -> bool:
-        """Copies the state at the next rest, and sends it; returns False if that cannot be done."""
+        """Copies the state at the next rest, and sends it, or says why not; returns False if it is not at hand."""
+        step, carried, problem = self._copied()
+        if step is None or (carried is None and problem is None):
+            return False
+        if not self._joining.requesters():
+            return True  # another worker was faster
+        if carried is not None:
+            try:
+                self._joining.answer(carried, step)
+            except (InvalidArgumentError, ResourceExhaustedError) as error:
+                problem = error  # it would be the same the next time
+        if problem is not None:
+            self._say(problem)
+        return True
+
+    def _copied(self) -> tuple[int | None, Carried | None, Exception | None]:
+        """Returns the step and a copy of the state at the next rest, or what was wrong with it."""
         with self._changed:
             self._is_wanted = True
             self._changed.wait_for(lambda: self._is_closed or self._step is not None)
-            step = self._step
             try:
-                state = None if step is None else self._state()
-                carried = None if state is None else Carried.of(state)
-            except Exception as error:
-                self._error = error  # for the caller, who has written what describes the state
-                carried = None
+                state = None if self._step is None else self._state()
+                return self._step, None if state is None else Carried.of(state), None
+            except Exception as error:  # of what the caller has written, and of what the state has in it
+                return self._step, None, error
             finally:
                 self._is_wanted = False
                 self._changed.notify_all()
-        if step is None or carried is None:
-            return False
-        if self._joining.requesters():  # nobody else was faster
-            self._joining.answer(carried, step)
-        return True
+
+    def _say(self, problem: Exception) -> None:
+        """Tells those who wait for a state, and the log, once, why this worker cannot send its own: it goes on."""
+        text = f"{problem}" if isinstance(problem, GradserveError) else f"{type(problem).__qualname__}: {problem}"
+        if text != self._problem:
+            unknown = None if isinstance(problem, GradserveError) else problem
+            _log.warning(
+                "worker %r cannot send its state to workers that join: %s", self._worker_id, text, exc_info=unknown
+            )
+        self._problem = text
+        self._joining.refuse(text)

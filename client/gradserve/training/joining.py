@@ -13,6 +13,7 @@ from gradserve.errors import (
     AbortedError,
     DeadlineExceededError,
     GradserveError,
+    InvalidArgumentError,
     LostError,
     NotFoundError,
     OutOfRangeError,
@@ -54,7 +55,8 @@ class Joining:
     """Requests for the state of a training run, and the answers to them, in accumulators beside that of the gradients.
 
     NAME/requests: its gradients are requests; a round ends when they are answered, all together.
-    NAME/answers: each average is an answer: the step, and which average of the next one is the state.
+    NAME/answers: each average is an answer: the step, and which average of the next one is the state; or why there is
+    none.
     NAME/state: each average is a state.
 
     Whoever leaves the run sends its state, too: for those that are late, or come when the others have ended.
@@ -99,7 +101,14 @@ class Joining:
 
     def _answer(self, carried: Carried, step: int) -> None:
         kept = self._send(self._states(), carried.gradient(step=step))
-        self._send(self._answers, {"text": as_text({"step": step, "kept": kept})})
+        self._say({"step": step, "kept": kept})
+
+    def refuse(self, problem: str) -> None:
+        """Tells all who wait for a state why this worker cannot send its own: their `receive` ends with that."""
+        self._despite_loss(lambda: self._say({"worker": self._worker_id, "problem": problem}))
+
+    def _say(self, answer: dict[str, object]) -> None:
+        self._send(self._answers, {"text": as_text(answer)})
         with contextlib.suppress(DeadlineExceededError):  # another worker has answered at the same time
             self._requests.take_grad(1, timeout=0.0)
 
@@ -112,6 +121,7 @@ class Joining:
 
         Raises:
             DeadlineExceededError: Nobody has answered, or each of several answers was too old when it had arrived.
+            InvalidArgumentError: Another worker has answered that its state cannot be sent, and why.
             AbortedError, LostError, NotFoundError: Requests or answers were gone, and are there again. Try again unless
                 the run itself is gone, too.
         """
@@ -127,6 +137,7 @@ class Joining:
             return received
         try:
             for _ in range(_MOST_ANSWERS):
+                said = max(self._answers.info().kept_steps, default=0)
                 answered = self._ask()
                 # Whoever has left since then was not asked any more, but has sent its state.
                 received = self._read(is_new_enough)
@@ -137,6 +148,7 @@ class Joining:
                 received = self._read(is_new_enough)
                 if received is not None:
                     return received
+                self._check_problems(said)
         finally:
             self._withdraw()
         raise DeadlineExceededError(
@@ -165,17 +177,29 @@ class Joining:
 
     def newest_step(self) -> int:
         """Returns the step of the state that was sent last, -1 if there is none."""
-        return self._despite_loss(lambda: next((int(answer["step"]) for answer in self._latest_answers()), -1))
+        return self._despite_loss(lambda: next((int(each["step"]) for _, each in self._latest_answers()), -1))
 
-    def _latest_answers(self) -> Iterator[dict[str, Any]]:
-        """Returns the answers that are kept, the latest first."""
-        for kept in reversed(self._answers.info().kept_steps):
+    def _latest_answers(self, *, are_problems: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Returns the answers that are kept, with their numbers, the latest first: only states, or only problems."""
+        for number in reversed(self._answers.info().kept_steps):
             with contextlib.suppress(OutOfRangeError):  # replaced meanwhile
-                yield of_text(self._answers.read_average(kept)["text"])
+                answer = of_text(self._answers.read_average(number)["text"])
+                if ("problem" in answer) is are_problems:
+                    yield number, answer
+
+    def _check_problems(self, said: int) -> None:
+        """Raises what another worker has said since an answer, if it could not send its state."""
+        for number, answer in self._latest_answers(are_problems=True):
+            if number > said:
+                raise InvalidArgumentError(
+                    f"worker {answer['worker']!r} is training and cannot send its state: {answer['problem']}. To take "
+                    "part all the same, begin from a checkpoint with start_step=...",
+                    field="state",
+                )
 
     def _read(self, is_new_enough: Callable[[int], bool]) -> Received | None:
         """Returns the state that was sent last; None if it is of no use, gone, or about to be replaced."""
-        for text in self._latest_answers():
+        for _, text in self._latest_answers():
             if not is_new_enough(text["step"]):
                 continue
             try:
