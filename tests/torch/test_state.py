@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler as schedulers
 from torch.optim.swa_utils import SWALR
 
 import gradserve
+from gradserve.torch import average_gradients, broadcast_parameters
 from gradserve.torch.nested import put_together, taken_apart
 from gradserve.torch.state import TrainingState
 from gradserve.training import State
@@ -247,3 +248,105 @@ def test_frozen_weights_of_any_kind() -> None:
     TrainingState(second).load(passed_on(TrainingState(first).captured()))
     for name, each in first.state_dict().items():
         assert shown(second.state_dict()[name]) == shown(each)
+
+
+class Adapted(torch.nn.Module):
+    """A model with a frozen base, a trained part, and buffers of several kinds."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.base = torch.nn.Linear(4, 3).requires_grad_(False)
+        self.lora = torch.nn.Linear(4, 3)
+        self.register_buffer("freqs_cis", torch.full((4,), seed * 1j), persistent=False)
+        self.register_buffer("seen", torch.full((1 + seed,), float(seed)))
+        self.register_buffer("scale", torch.full((2,), float(seed)))
+        self.cache = torch.nn.Module()
+        self.cache.register_buffer("keys", torch.full((1 + seed,), float(seed)), persistent=False)
+        self.cache.register_buffer("length", torch.tensor(seed))
+
+
+LORA = {"parameters/lora.weight", "parameters/lora.bias"}
+BASE = {"parameters/base.weight", "parameters/base.bias"}
+PERSISTENT = {"buffers/seen", "buffers/scale", "buffers/cache.length"}
+LEFT_OUT: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "buffers that are not persistent": ({}, LORA | BASE | PERSISTENT),
+    "a buffer": ({"leave_out": ["seen"]}, LORA | BASE | PERSISTENT - {"buffers/seen"}),
+    "frozen parameters": ({"send_frozen": False}, LORA | PERSISTENT),
+    "patterns": ({"leave_out": ["base.*", "cache.*"]}, LORA | {"buffers/seen", "buffers/scale"}),
+    "both": ({"send_frozen": False, "leave_out": ("s*", "cache.length")}, LORA),
+}
+
+
+@pytest.mark.parametrize(("options", "expected"), list(LEFT_OUT.values()), ids=list(LEFT_OUT))
+def test_what_travels(options: dict[str, Any], expected: set[str]) -> None:
+    """What does not stays as it is at the worker that joins."""
+    first, second, unchanged = Adapted(1), Adapted(1), Adapted(2)
+    second.load_state_dict(Adapted(2).state_dict() | {"seen": torch.tensor([2.0, 2.0])})
+    state = TrainingState(first, **options).captured()
+    assert set(state.tensors) == expected
+    TrainingState(second, **options).load(passed_on(state))
+    for prefix, mine, theirs, own in (
+        ("parameters/", first.named_parameters(), second.named_parameters(), dict(unchanged.named_parameters())),
+        ("buffers/", first.named_buffers(), second.named_buffers(), {}),
+    ):
+        for (name, one), (_, other) in zip(mine, theirs, strict=True):
+            if prefix + name in expected:
+                assert torch.equal(one, other), name
+            elif name in own:
+                assert torch.equal(other, own[name]), name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"leave_out": ["lora.*"]}, r"'lora.\*', which fits trained parameter 'lora.bias'"),
+        ({"leave_out": ["cach"]}, "'cach', which fits nothing of the model"),
+        ({"leave_out": "seen"}, "expected names of frozen parameters and buffers for leave_out, got 'seen'"),
+        ({"leave_out": [1]}, "for leave_out, got"),
+        ({"send_frozen": "no"}, "send_frozen"),
+    ],
+)
+def test_mistakes_in_what_is_left_out(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(gradserve.InvalidArgumentError, match=message):
+        TrainingState(Adapted(1), **options)
+
+
+def test_workers_that_leave_out_different_tensors() -> None:
+    state = passed_on(TrainingState(Adapted(1), leave_out=["seen"]).captured())
+    with pytest.raises(
+        gradserve.InvalidArgumentError, match=r"expected \[\], got \['buffers/scale'\].* the same .*leave_out"
+    ):
+        TrainingState(Adapted(1), leave_out=["scale", "seen"]).load(state)
+
+
+def test_a_run_with_buffers_that_stay_with_their_workers(server_address: str, name: str) -> None:
+    """They differ in shape and dtype, and the second worker joins."""
+    trained: list[Adapted] = []
+    for seed in (1, 2):
+        model = Adapted(seed)
+        optimizer = torch.optim.AdamW(model.lora.parameters())
+        with (
+            gradserve.connect(server_address) as client,
+            average_gradients(
+                client, model, optimizer, num_required=1, name=name, send_frozen=False, leave_out=["seen"]
+            ) as averaging,
+        ):
+            assert (averaging.step == 0) is (seed == 1)
+            if averaging.step:
+                assert all(map(torch.equal, trained[0].lora.parameters(), model.lora.parameters()))
+                assert torch.equal(model.scale, torch.ones(2))
+                assert torch.equal(model.base.weight, Adapted(2).base.weight)
+            model.lora(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            trained.append(model)
+
+
+def test_broadcast_parameters_leaves_out_the_same(server_address: str, name: str) -> None:
+    with gradserve.connect(server_address) as client:
+        for seed in (1, 2):
+            model = Adapted(seed)
+            received = broadcast_parameters(client, model, name=name, send_frozen=False, leave_out=["seen"])
+            assert received is (seed == 2)
+        assert torch.equal(model.lora.weight, Adapted(1).lora.weight)
+        assert torch.equal(model.base.weight, Adapted(2).base.weight)

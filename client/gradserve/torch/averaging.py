@@ -1,6 +1,6 @@
 """Averages gradients over workers when an optimizer takes its step."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -29,6 +29,8 @@ def average_gradients(
     start_step: int | None = None,
     missing: Literal["error", "zeros"] = "error",
     keep_averages: int = 4,
+    send_frozen: bool = True,
+    leave_out: Collection[str] = (),
     timeout: float | None = None,
     container: str = "",
     refuse_non_finite: bool = True,
@@ -69,6 +71,10 @@ def average_gradients(
             worker of a round had a gradient stays without one, `grad = None`, so the optimizer leaves it alone. The
             same for all workers.
         keep_averages: The number of averages that the server keeps for late workers.
+        send_frozen: Whether a worker that begins gets frozen parameters, too. False: all have loaded the same ones,
+            such as those below a LoRA.
+        leave_out: Names of frozen parameters and buffers that stay each worker's own from the start, or patterns of
+            names: "*.cache". Buffers that are not persistent always do. The same for all workers.
         timeout: Seconds to wait for other workers. None: the client's timeout. math.inf: no limit.
         container: The namespace of the name.
         refuse_non_finite: Whether gradients with infinities or NaN are refused, with an InvalidArgumentError that names
@@ -95,6 +101,7 @@ def average_gradients(
     parameters = trained_parameters(model)
     _check_same_parameters(parameters, optimizer)
     schedule = Schedule(optimizer, scheduler)
+    state = TrainingState(module_of(model), optimizer, scheduler, send_frozen=send_frozen, leave_out=leave_out)
     specs = {key: DenseSpec(each.dtype, tuple(each.shape)) for key, each in parameters.items()}
     worker = Worker(
         client,
@@ -114,9 +121,7 @@ def average_gradients(
         },
     )
     gradients = Gradients(parameters, zeros_for_missing=missing == "zeros")
-    return Averaging(
-        worker, gradients, TrainingState(module_of(model), optimizer, scheduler), optimizer, schedule, start_step
-    )
+    return Averaging(worker, gradients, state, optimizer, schedule, start_step)
 
 
 class Averaging:

@@ -1,5 +1,6 @@
 """Equal weights for all workers at the start."""
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ def broadcast_parameters(
     optimizer: Any = None,
     *,
     name: str,
+    send_frozen: bool = True,
+    leave_out: Collection[str] = (),
     timeout: float | None = None,
 ) -> bool:
     """Gives all workers of a run the weights of the first one: its parameters, buffers, and its optimizer's state.
@@ -29,6 +32,8 @@ def broadcast_parameters(
         model: The model, in which weights are replaced. A DistributedDataParallel is looked into.
         optimizer: Its optimizer, if it has a state that must be equal, such as one loaded from a checkpoint.
         name: The name of the run.
+        send_frozen: Whether frozen parameters are given, too; see `average_gradients`.
+        leave_out: Names, or patterns of names, of frozen parameters and buffers that are not given.
         timeout: Seconds to wait for the weights. None: the client's timeout. math.inf: no limit.
 
     Returns:
@@ -40,7 +45,7 @@ def broadcast_parameters(
         GradserveError: The server cannot be reached, or refuses.
     """
     specs = {key: DenseSpec(each.dtype, tuple(each.shape)) for key, each in trained_parameters(model).items()}
-    state = TrainingState(module_of(model), optimizer)
+    state = TrainingState(module_of(model), optimizer, send_frozen=send_frozen, leave_out=leave_out)
     with Worker(client, specs, name=f"{name}/broadcast", num_required=1, timeout=timeout) as worker:
         received = worker.begin(state.captured)
     if received is not None:

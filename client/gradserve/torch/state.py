@@ -4,7 +4,7 @@ Names begin with what a tensor is, so workers with other frameworks can read wha
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,33 @@ import torch
 from gradserve.errors import InvalidArgumentError
 from gradserve.torch.nested import Arrays, as_given, on_host, plain_parts, put_together, taken_apart
 from gradserve.torch.tensors import tensor_of
+from gradserve.torch.trained import tensors_left_out
 from gradserve.training import State
 
 _PARAMETERS, _BUFFERS = "parameters/", "buffers/"
 _OPTIMIZER, _SCHEDULER = "optimizer", "scheduler"
+_MOST_NAMES = 5
 _OPTIMIZER_METADATA, _SCHEDULER_METADATA = "torch.optimizer", "torch.scheduler"
 
 
 class TrainingState:
     """The state of a model, and of its optimizer and scheduler if there are any."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: Any = None, scheduler: Any = None) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        *,
+        send_frozen: bool = True,
+        leave_out: Collection[str] = (),
+    ) -> None:
+        """See `average_gradients`; the model is not in a wrapper.
+
+        Raises:
+            InvalidArgumentError: `leave_out` does not name frozen parameters and buffers.
+        """
+        self._left_out = tensors_left_out(model, send_frozen, leave_out)
         self._model = model
         self._optimizer = optimizer
         self._scheduler = scheduler
@@ -34,7 +50,7 @@ class TrainingState:
         Raises:
             InvalidArgumentError: A tensor, or something that the optimizer or the scheduler remembers, cannot travel.
         """
-        tensors: Arrays = {name: on_host(name, each) for name, each in _tensors_of(self._model)}
+        tensors: Arrays = {name: on_host(name, each) for name, each in self._tensors()}
         metadata: dict[str, Any] = {}
         if self._optimizer is not None:
             state = self._optimizer.state_dict()
@@ -55,11 +71,12 @@ class TrainingState:
         Raises:
             InvalidArgumentError: It is of another model, or of another optimizer.
         """
-        own = dict(_tensors_of(self._model))
+        own = dict(self._tensors())
         others = (f"{_OPTIMIZER}/", f"{_SCHEDULER}/")
         given = {name: np.asarray(each) for name, each in state.tensors.items() if not name.startswith(others)}
         if given.keys() != own.keys():
-            raise _different("parameters and buffers", sorted(own), sorted(given), "model")
+            missing, more = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+            raise _different("set of parameters and buffers", missing[:_MOST_NAMES], more[:_MOST_NAMES], "model")
         for name, tensor in own.items():
             if tuple(tensor.shape) != given[name].shape:
                 raise _different(f"shape of {name!r}", list(tensor.shape), list(given[name].shape), "model")
@@ -73,6 +90,16 @@ class TrainingState:
             self._load_optimizer(state)
         if self._scheduler is not None and _SCHEDULER_METADATA in state.metadata:
             self._scheduler.load_state_dict(put_together(state.metadata[_SCHEDULER_METADATA], state.tensors))
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Returns the plain tensors of the model that travel, by name."""
+        for prefix, tensors in (
+            (_PARAMETERS, self._model.named_parameters()),
+            (_BUFFERS, self._model.named_buffers()),
+        ):
+            for name, each in tensors:
+                if name not in self._left_out:
+                    yield from plain_parts(prefix + name, each)
 
     def _load_optimizer(self, state: State) -> None:
         metadata = state.metadata.get(_OPTIMIZER_METADATA)
@@ -98,16 +125,9 @@ class TrainingState:
                 self._optimizer.state[parameter] = as_given(loaded, remembered_by[number])
 
 
-def _tensors_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, parameter in model.named_parameters():
-        yield from plain_parts(_PARAMETERS + name, parameter)
-    for name, buffer in model.named_buffers():
-        yield from plain_parts(_BUFFERS + name, buffer)
-
-
 def _different(what: str, own: object, given: object, field: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"the state of another worker has another {what}: expected {own}, got {given}. All workers of a run need the "
-        "same model and optimizer",
+        "same model and optimizer, and the same send_frozen and leave_out",
         field=field,
     )

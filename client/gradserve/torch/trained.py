@@ -1,7 +1,12 @@
-"""The parameters of a model that are trained."""
+"""The parameters of a model that are trained, and what else of it workers give to each other."""
+
+from collections.abc import Collection
+from fnmatch import fnmatchcase
 
 import torch
 
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_flag
 from gradserve.errors import InvalidArgumentError
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -35,6 +40,49 @@ def trained_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
                 field="model",
             )
     return trained
+
+
+def tensors_left_out(model: torch.nn.Module, send_frozen: bool, leave_out: Collection[str]) -> frozenset[str]:
+    """Returns the names of parameters and buffers that workers do not give to each other, as each has them already.
+
+    Args:
+        model: The model.
+        send_frozen: Whether parameters that require no gradient travel.
+        leave_out: Names of frozen parameters and of buffers, or patterns of names as in `fnmatch`. Buffers that are not
+            persistent are left out in any case.
+
+    Raises:
+        InvalidArgumentError: A pattern fits nothing, or a parameter that is trained.
+    """
+    if isinstance(leave_out, str) or not all(isinstance(each, str) for each in leave_out):
+        raise Argument("leave_out").error("names of frozen parameters and buffers", leave_out)
+    module = module_of(model)
+    frozen = {name for name, each in module.named_parameters() if not each.requires_grad}
+    trained = {name for name, each in module.named_parameters() if each.requires_grad}
+    buffers = {name for name, _ in module.named_buffers()}
+    left_out = buffers - _persistent_buffers(module)
+    if not as_flag(send_frozen, Argument("send_frozen")):
+        left_out |= frozen
+    for pattern in leave_out:
+        fits = {name for name in frozen | trained | buffers if fnmatchcase(name, pattern)}
+        if not fits or fits & trained:
+            found = f"trained parameter {min(fits & trained)!r}" if fits else "nothing"
+            raise InvalidArgumentError(
+                f"expected names or patterns of frozen parameters and buffers for leave_out, got {pattern!r}, which "
+                f"fits {found} of the model",
+                field="leave_out",
+            )
+        left_out |= fits
+    return frozenset(left_out)
+
+
+def _persistent_buffers(module: torch.nn.Module) -> set[str]:
+    """Returns the names of the buffers that a checkpoint has, too."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, each in module.named_modules()
+        for name in each._buffers.keys() - each._non_persistent_buffers_set
+    }
 
 
 def module_of(model: torch.nn.Module) -> torch.nn.Module:
