@@ -87,7 +87,7 @@ def updated_twice(client: gradserve.Client, name: str) -> None:
 
 def started_again_without_joining(client: gradserve.Client, name: str) -> None:
     JaxWorker(client, name).begin().update(0)
-    JaxWorker(client, name).begin(join=False)
+    JaxWorker(client, name, if_exists="error").begin()
 
 
 def no_gradient(client: gradserve.Client, name: str) -> None:
@@ -134,7 +134,7 @@ MISTAKES: dict[Mistake, tuple[type[Exception], str]] = {
     text: (gradserve.InvalidArgumentError, "got str for 'optimizer/1'; keep it out of the tree"),
     equal_names: (gradserve.InvalidArgumentError, "two named 'a/b'"),
     updated_twice: (gradserve.InvalidArgumentError, "state of the optimizer of step 1, got that of step 0"),
-    started_again_without_joining: (gradserve.InvalidArgumentError, "is at step 1.*leave out join=False"),
+    started_again_without_joining: (gradserve.AlreadyExistsError, 'is at step 1.*if_exists="join"'),
     no_gradient: (gradserve.InvalidArgumentError, r"got none of \['layers/0/b'\] and one of \[\]; pass zeros"),
     another_dtype: (
         gradserve.InvalidArgumentError,

@@ -406,6 +406,12 @@ class TestMistakes:
                 again.step()
         assert any("is at step 3" in note and "start_step=" in note for note in raised.value.__notes__)
 
+    def test_a_run_that_there_is_already(self, server_address: str, name: str) -> None:
+        with Training(server_address, name) as first:
+            first.step()
+            with pytest.raises(gradserve.AlreadyExistsError, match='is at step 1, .*if_exists="new"'):
+                Training(server_address, name, if_exists="error").__enter__()
+
     def test_other_dtypes(self, server_address: str, name: str) -> None:
         with Training(server_address, name):
             other = network().bfloat16()

@@ -345,3 +345,15 @@ class TestMistakes:
         arguments: dict[str, Any] = {"model": torch.nn.Linear(2, 2), "name": name, "num_required": 1} | given
         with pytest.raises(gradserve.InvalidArgumentError, match=message):
             comm_hook(client, **arguments)
+
+
+@pytest.mark.usefixtures("_small_groups")
+def test_gradients_that_were_dropped_are_logged_once(
+    client: gradserve.Client, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    early, late = (replica_of(client, network(), name, worker_id=each) for each in ("early", "late"))
+    backward(early, torch.ones(2, 4))
+    caplog.set_level("INFO", "gradserve.training")
+    backward(late, torch.ones(2, 4))
+    (record,) = caplog.records
+    assert record.message.startswith(f"the gradient of worker 'late' at step 0 of training run {name!r} was dropped")

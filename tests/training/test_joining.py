@@ -281,10 +281,10 @@ class TestCheckpoint:
         with Replica(client, name, "first", 1).begin() as first:
             first.train()
         with (
-            Replica(client, name, "second", 1) as second,
-            pytest.raises(gradserve.InvalidArgumentError, match=r"is at step 1, .* would start at step 0.*start_step"),
+            Replica(client, name, "second", 1, if_exists="error") as second,
+            pytest.raises(gradserve.AlreadyExistsError, match=r"is at step 1, .* would start at step 0.*start_step"),
         ):
-            second.begin(join=False)
+            second.begin()
 
     def test_too_old_for_the_only_worker(self, client: gradserve.Client, name: str) -> None:
         """The averages in between are gone, and nobody has another state: the error says what to do, and that works."""

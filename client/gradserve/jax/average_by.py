@@ -1,6 +1,7 @@
 """Averages gradients over workers."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 from gradserve.client import Client
 from gradserve.jax.transformation import AverageBy
@@ -22,6 +23,7 @@ def average_by(
     durability: str | None = None,
     idle_lease: float | None = None,
     settings: Mapping[str, str] | None = None,
+    if_exists: Literal["join", "new", "error"] = "join",
 ) -> AverageBy:
     """Returns an Optax transformation that replaces gradients by their average over the workers of a training run.
 
@@ -52,6 +54,9 @@ def average_by(
         settings: What all workers must have been started with, as texts by name, such as {"learning rate": "0.1"}:
             Optax keeps that in closures. The transformations that the optimizer is made of are compared anyway, and the
             values of `optax.inject_hyperparams`.
+        if_exists: What to do if there is a run of this name that has taken steps. "join": go on with its state. "new":
+            the same if any of its workers is there; otherwise delete it and begin anew. "error": raise
+            AlreadyExistsError.
     """
 
     def worker(parameters: dict[str, DenseSpec], of_optimizer: dict[str, str]) -> Worker:
@@ -68,6 +73,7 @@ def average_by(
             refuse_non_finite=refuse_non_finite,
             durability=durability,
             idle_lease=idle_lease,
+            if_exists=if_exists,
             settings={"jax": {**of_optimizer, **(settings or {})}},
         )
 

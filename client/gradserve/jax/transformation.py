@@ -90,7 +90,7 @@ class AverageBy(optax.GradientTransformationExtraArgs):
         """The step of this worker's parameters: the number of averages that were applied to them."""
         return self._begun().step - len(self._missed)
 
-    def begin(self, params: PyTree, opt_state: PyTree, *, join: bool = True) -> tuple[PyTree, PyTree]:
+    def begin(self, params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
         """Joins the training run, and returns what this worker begins with. Blocks until it has that.
 
         The parameters of the first worker become those of all. A worker that comes later gets the parameters and the
@@ -101,15 +101,13 @@ class AverageBy(optax.GradientTransformationExtraArgs):
             params: The parameters, a pytree of floating point arrays.
             opt_state: The result of `optimizer.init(params)`, with the optimizer that has this transformation in it, or
                 what a checkpoint has.
-            join: Whether to take over the state of other workers that are further. Otherwise it is an error if there
-                are any.
 
         Returns:
             The parameters and the state of the optimizer, of the same structure and on the same devices.
 
         Raises:
             InvalidArgumentError: `opt_state` does not have the state of this transformation, or a leaf has a dtype that
-                cannot be averaged, or the state of the others has other leaves; or see `join`.
+                cannot be averaged, or the state of the others has other leaves.
             AlreadyExistsError: The name is taken by a run with another model, another `num_required`, another optimizer
                 or other settings: the message has both values.
             DeadlineExceededError: Other workers have trained, but none has sent its state in time.
@@ -126,7 +124,7 @@ class AverageBy(optax.GradientTransformationExtraArgs):
         try:
             self._current = _Current(worker.step, params, opt_state)
             self._worker = worker
-            newer = worker.begin(self._state_for_others, start_step=step or None, join=join)
+            newer = worker.begin(self._state_for_others, start_step=step or None)
             if newer is not None:
                 params, opt_state = restored(newer, params, opt_state)
         except BaseException:

@@ -10,6 +10,7 @@ from gradserve.errors import InvalidArgumentError
 from gradserve.results import DenseSpec
 from gradserve.torch.rounds import IDLE_SECONDS, Membership, Rounds
 from gradserve.torch.tensors import tensor_of
+from gradserve.training.progress import DropLog
 
 _ONLY = "gradients"
 
@@ -109,7 +110,8 @@ class _AllReduceHook:
         spec = DenseSpec(gradients.dtype, tuple(gradients.shape))
         if self._rounds is None:
             accumulator = self._member.accumulator(self._client, _ONLY, {_ONLY: spec})
-            self._rounds, self._spec = Rounds(accumulator, self._member, self._first_step), spec
+            drops = DropLog(self._member.run, self._member.worker_id)
+            self._rounds, self._spec = Rounds(accumulator, self._member, self._first_step, drops), spec
         if spec != self._spec:
             raise InvalidArgumentError(
                 f"expected gradients like those before in {self._member.run!r}, {self._spec}, got {spec}: in this "

@@ -37,6 +37,7 @@ def average_gradients(
     durability: str | None = None,
     idle_lease: float | None = None,
     settings: Mapping[str, str] | None = None,
+    if_exists: Literal["join", "new", "error"] = "join",
 ) -> "Averaging":
     """Lets an optimizer step with the gradients' averages over the workers of a run, until the end of the block.
 
@@ -84,6 +85,9 @@ def average_gradients(
         idle_lease: Seconds after its last use by a worker at which the run is deleted. None: never.
         settings: What else all workers must have been started with, as texts by name. The optimizer's class and
             options, and the scheduler's as far as they are not functions, are compared anyway.
+        if_exists: What to do if there is a run of this name that has taken steps. "join": go on with its state. "new":
+            the same if any of its workers is there; otherwise delete it and begin anew. "error": raise
+            AlreadyExistsError.
 
     Raises:
         InvalidArgumentError: The model and the optimizer have different parameters, a parameter has a dtype that cannot
@@ -119,6 +123,7 @@ def average_gradients(
         settings={
             "torch": {**settings_of(optimizer, scheduler, is_fresh=start_step is None), **(settings or {})},
         },
+        if_exists=if_exists,
     )
     gradients = Gradients(parameters, zeros_for_missing=missing == "zeros")
     return Averaging(worker, gradients, state, optimizer, schedule, start_step)

@@ -15,6 +15,7 @@ from gradserve.torch.groups import Group, groups_of
 from gradserve.torch.rounds import IDLE_SECONDS, Membership, Rounds
 from gradserve.torch.trained import trained_parameters
 from gradserve.training.presence import PRESENCE, presence_spec
+from gradserve.training.progress import DropLog
 
 
 def comm_hook(
@@ -84,11 +85,12 @@ def comm_hook(
     )
     specs = {key: DenseSpec(parameter.dtype, tuple(parameter.shape)) for key, parameter in parameters.items()}
     member.accumulator(client, "layout", specs)  # holds no gradients: it refuses workers with another model
-    averages = {}
+    averages: dict[Group, GroupAverage] = {}
     for group in groups_of(parameters.items()):
         components = {each: specs[each] for each in group.names}
         components[PRESENCE] = presence_spec(len(group.names))
-        rounds = Rounds(member.accumulator(client, f"gradients-{group.number}", components), member, step)
+        drops = None if averages else DropLog(member.run, member.worker_id)  # one group says it for all of them
+        rounds = Rounds(member.accumulator(client, f"gradients-{group.number}", components), member, step, drops)
         averages[group] = GroupAverage(rounds, group.names)
     return CommHook(parameters, averages)
 

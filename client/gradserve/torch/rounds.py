@@ -10,6 +10,7 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_integer, as_text
 from gradserve.errors import AlreadyExistsError, InvalidArgumentError, OutOfRangeError, StaleGradientError
 from gradserve.results import Average, DenseSpec, Outcome, PushPullResult
+from gradserve.training.progress import DropLog
 from gradserve.worker_ids import new_worker_id
 
 IDLE_SECONDS = 24 * 3600.0
@@ -91,7 +92,11 @@ class Rounds:
         step: The step at which the next gradient is computed: the number of averages so far.
     """
 
-    def __init__(self, accumulator: GradientAccumulator, member: Membership, step: int) -> None:
+    def __init__(
+        self, accumulator: GradientAccumulator, member: Membership, step: int, drops: DropLog | None = None
+    ) -> None:
+        """Takes the accumulator, the worker and its step; `drops` is told of gradients that were dropped."""
+        self._drops = drops
         self._accumulator = accumulator
         self._member = member
         self.step = step
@@ -113,6 +118,8 @@ class Rounds:
         """
         member = self._member
         result = self._pushed(gradients)
+        if self._drops is not None:
+            self._drops.note(self.step, result.global_step, was_dropped=result.outcome is Outcome.STALE)
         average: Average = result
         if result.outcome is Outcome.STALE and result.step != self.step + 1:
             try:

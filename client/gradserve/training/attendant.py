@@ -18,6 +18,8 @@ CHECK_SECONDS = 0.25
 PATIENCE_SECONDS = 3.0
 """How long a request waits for the worker that the last round names, before any other answers it."""
 _CLOSING_SECONDS = 1.0
+_SLICE_SECONDS = 1.0
+"""How long the attendant waits for the state to rest before it looks for roll calls again."""
 
 
 class Attendant:
@@ -36,12 +38,15 @@ class Attendant:
         state: Callable[[], State | None],
         check_seconds: float = CHECK_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
+        look: Callable[[], object] = lambda: None,
     ) -> None:
+        """Takes where requests are, this worker's id and state, and times in seconds; `look` is called every time."""
         self._joining = joining
         self._worker_id = worker_id
         self._state = state
         self._check_seconds = check_seconds
         self._patience_seconds = patience_seconds
+        self._look = look
         self._changed = threading.Condition()
         self._step: int | None = None
         """The step of the state while it rests, otherwise None."""
@@ -87,6 +92,7 @@ class Attendant:
         logged = ""
         while not self._is_closed:
             try:
+                self._look()
                 requesters = self._joining.requesters()
                 now = time.monotonic()
                 seen_at = (now if seen_at is None else seen_at) if requesters else None
@@ -129,8 +135,8 @@ class Attendant:
         """Returns the step and a copy of the state at the next rest, or what was wrong with it."""
         with self._changed:
             self._is_wanted = True
-            self._changed.wait_for(lambda: self._is_closed or self._step is not None)
             try:
+                self._wait_for_rest()
                 state = None if self._step is None else self._state()
                 return self._step, None if state is None else Carried.of(state), None
             except Exception as error:  # of what the caller has written, and of what the state has in it
@@ -138,6 +144,17 @@ class Attendant:
             finally:
                 self._is_wanted = False
                 self._changed.notify_all()
+
+    def _wait_for_rest(self) -> None:
+        """Returns when the state rests, or the attendant is closed; answers roll calls meanwhile. Holds the lock."""
+        while not self._changed.wait_for(lambda: self._is_closed or self._step is not None, _SLICE_SECONDS):
+            self._changed.release()
+            try:
+                self._joining.requesters()
+            except GradserveError:
+                return
+            finally:
+                self._changed.acquire()
 
     def _say(self, problem: Exception) -> None:
         """Tells those who wait for a state, and the log, once, why this worker cannot send its own: it goes on."""

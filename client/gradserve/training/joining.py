@@ -1,6 +1,8 @@
 """How a worker that begins later gets the state of one that is training."""
 
 import contextlib
+import time
+import uuid
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +22,7 @@ from gradserve.errors import (
 )
 from gradserve.results import DenseSpec
 from gradserve.training.state import COMPONENTS, TEXT, Arrived, Carried, State, as_text, of_text
+from gradserve.training.succession import PAUSE_SECONDS
 
 _T = TypeVar("_T")
 GONE = (AbortedError, LostError, NotFoundError)
@@ -36,6 +39,11 @@ _ANSWERS_KEPT = 16
 """How many answers are kept: workers that answer at once may say so in another order than they sent their states."""
 _STATES_KEPT_SECONDS = 3600.0
 """How long after its last use a state is kept, which takes as much memory as a model with its optimizer."""
+
+
+_ROLL_CALL, _PRESENT = "gradserve/roll-call/", "gradserve/present/"
+_ROLL_CALL_SECONDS = 5.0
+"""How long a roll call waits for an answer: workers look for calls every quarter of a second, whatever they compute."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,9 @@ class Joining:
 
     NAME is that of the training run, with what distinguishes it from earlier runs of the same name.
 
+    A request whose sender is ROLL_CALL and a number asks whether anybody is there: each worker answers at once, with a
+    request whose sender is PRESENT and that number.
+
     They need no memory on a disk: what a restart of the server has lost is made again, as are accumulators that have
     gone because nobody has joined for a day.
     """
@@ -72,6 +83,7 @@ class Joining:
         self._name = name
         self._container = container
         self._worker_id = worker_id
+        self._answered_calls: set[str] = set()
         self._open()
 
     def _open(self) -> None:
@@ -87,8 +99,28 @@ class Joining:
         return attempt()
 
     def requesters(self) -> Collection[str]:
-        """Returns the ids of the workers that wait for a state."""
-        return self._despite_loss(lambda: self._requests.info().worker_ids)
+        """Returns the ids of the workers that wait for a state; answers roll calls."""
+        senders = self._despite_loss(lambda: self._requests.info().worker_ids)
+        for sender in senders:
+            if sender.startswith(_ROLL_CALL) and sender not in self._answered_calls:
+                self._answered_calls.add(sender)
+                self._request(_PRESENT + sender.removeprefix(_ROLL_CALL))
+        return tuple(each for each in senders if not each.startswith((_ROLL_CALL, _PRESENT)))
+
+    def is_anybody_there(self) -> bool:
+        """Returns True if a worker that has begun answers a roll call. Takes seconds if there is none."""
+        end = time.monotonic() + _ROLL_CALL_SECONDS
+        number = ""
+        while True:
+            senders = self._despite_loss(lambda: self._requests.info().worker_ids)
+            if number and _PRESENT + number in senders:
+                return True
+            if _ROLL_CALL + number not in senders:  # not made yet, or gone with requests that were answered
+                number = uuid.uuid4().hex
+                self._request(_ROLL_CALL + number)
+            if time.monotonic() > end:
+                return False
+            time.sleep(PAUSE_SECONDS)
 
     def answer(self, carried: Carried, step: int) -> None:
         """Sends a state to all who wait for one.
@@ -161,9 +193,11 @@ class Joining:
         """Makes a request, unless there is one of this worker; returns how often requests had been answered before."""
         answered = self._requests.info().global_step
         if self._worker_id not in self._requests.info().worker_ids:
-            request = {"request": np.float32(1)}
-            self._requests.apply_grad(request, local_step=_NEVER_STALE, worker_id=self._worker_id)
+            self._request(self._worker_id)
         return answered
+
+    def _request(self, sender: str) -> None:
+        self._requests.apply_grad({"request": np.float32(1)}, local_step=_NEVER_STALE, worker_id=sender)
 
     def _withdraw(self) -> None:
         """Takes back this worker's request if nobody has answered it: it would look as if the worker could not answer.

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
@@ -10,7 +11,7 @@ from gradserve.accumulators import GradientAccumulator
 from gradserve.array_like import ArrayLike
 from gradserve.client import Client
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.plain import as_integer
+from gradserve.conversion.plain import as_choice, as_integer
 from gradserve.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -21,17 +22,21 @@ from gradserve.errors import (
     NotFoundError,
     OutOfRangeError,
 )
-from gradserve.results import Average, DenseSpec, Outcome, PushPullResult
+from gradserve.results import AccumulatorInfo, Average, DenseSpec, Outcome, PushPullResult
 from gradserve.training.attendant import Attendant
 from gradserve.training.initial import agreed_initial_state
 from gradserve.training.joining import ATTEMPTS, GONE, Joining, Received
 from gradserve.training.presence import PRESENCE, presence_of, presence_spec, present_names
+from gradserve.training.progress import DropLog, WaitLog
 from gradserve.training.settings import agree_on_settings, checked_settings
 from gradserve.training.state import Carried, State
+from gradserve.training.succession import PAUSE_SECONDS, is_successor
 from gradserve.worker_ids import new_worker_id
 
 _log = logging.getLogger(__name__)
 
+_SUCCESSION_SECONDS = 30.0
+"""How long a worker waits for another one to delete a run that is over."""
 _NUM_REQUIRED = Argument("num_required")
 
 
@@ -85,6 +90,7 @@ class Worker:
         durability: str | None = None,
         idle_lease: float | None = None,
         settings: Mapping[str, Mapping[str, str]] | None = None,
+        if_exists: Literal["join", "new", "error"] = "join",
     ) -> None:
         """Finds the accumulator of a training run, or makes it. Sends no gradient and changes no step.
 
@@ -109,6 +115,9 @@ class Worker:
             durability: What the server keeps of the run on its disk, as in `Client.gradient_accumulator`. None: what
                 the server was started with.
             idle_lease: Seconds after its last use by a worker at which the run is deleted. None: never.
+            if_exists: What `begin` does if there is a run of this name that has taken steps. "join": take the state of
+                one of its workers, or what the last of them has left. "new": the same if any of its workers is there;
+                otherwise delete it and begin anew. "error": raise AlreadyExistsError.
             settings: What else all workers must have been started with: texts by name, by kind of worker, such as
                 {"numpy": {"learning rate": "0.1"}}. `begin` compares them with those of the first worker of that kind.
 
@@ -138,6 +147,7 @@ class Worker:
             "idle_lease": idle_lease,
             "agreement": {"num_required": str(self._num_required)},
         }
+        self._if_exists = as_choice(if_exists, ("join", "new", "error"), Argument("if_exists"))
         self._settings = checked_settings(settings or {})
         self._parameters = dict(parameters)
         self._names = tuple(self._parameters)
@@ -149,6 +159,8 @@ class Worker:
         self._joining = self._new_joining()
         self._attendant: Attendant | None = None
         self._members: tuple[str, ...] = ()
+        self._waits = WaitLog(name, self.worker_id, self._num_required)
+        self._drops = DropLog(name, self.worker_id)
 
     def __enter__(self) -> Self:
         return self
@@ -189,9 +201,7 @@ class Worker:
             self._attendant.close()
             self._attendant = None
 
-    def begin(
-        self, state: Callable[[], State | None], *, start_step: int | None = None, join: bool = True
-    ) -> State | None:
+    def begin(self, state: Callable[[], State | None], *, start_step: int | None = None) -> State | None:
         """Finds out where to begin; the worker then has parameters of step `self.step`.
 
         Nobody has trained yet: the parameters of the first worker that comes become those of all. Others are training:
@@ -202,42 +212,56 @@ class Worker:
                 Also called in `exchange`, in another thread, for workers that join later; there None says that the
                 state is not at hand, and a joiner waits for the next step, or for another worker.
             start_step: The step of parameters that are already there, from a checkpoint: nothing is loaded. If the
-                others are further, the first `exchange` brings what was missed.
-            join: Whether to take the state of another worker if others are training.
+                others are further, the first `exchange` brings what was missed. "error" as `if_exists` does
+                not apply.
 
         Returns:
             The state to load, or None if this worker's own state stands.
 
         Raises:
-            InvalidArgumentError: Others are training and `join` is False; or `start_step` is negative; or the state
-                cannot travel.
-            AlreadyExistsError: The states of the workers do not have the same tensors, or they have other `settings`:
-                the message has both values.
+            InvalidArgumentError: `start_step` is negative, or the state cannot travel.
+            AlreadyExistsError: There is such a run and `if_exists` is "error"; or the states of the workers do not have
+                the same tensors; or they have other `settings`: the message has both values.
             DeadlineExceededError: Others have trained, and none of them has answered in time.
         """
         if self._attendant is not None:
             raise InvalidArgumentError("expected one call of begin(), got another", field="state")
+        is_new = self._if_exists == "new"
+        reached = self._step_of_new_run() if is_new else self.accumulator.info().global_step
         self._agree()
-        reached = self.accumulator.info().global_step
         loaded: State | None = None
+        how = "begins it"
         if start_step is not None:
             self._begin_at(start_step, reached)
+            how = f"goes on from a checkpoint of step {start_step}"
         elif reached == 0:
             own = state()
             if own is None:
                 raise InvalidArgumentError("expected the state that this worker begins with, got None", field="state")
             loaded = agreed_initial_state(self._client, self._name_of_this_run(), self._container, self.worker_id, own)
-        elif join:
-            loaded = self._join(reached).state
-        else:
-            raise InvalidArgumentError(
+        elif self._if_exists == "error":
+            raise AlreadyExistsError(
                 f"training run {self._name!r} is at step {reached}, but this worker would start at step 0. To take the "
-                "state of the workers that are training, leave out join=False; to go on from a checkpoint, pass its "
-                f"step as start_step; to begin anew, delete accumulator {self._name!r} or use another name",
-                field="join",
+                'state of its workers, pass if_exists="join"; to begin anew, if_exists="new" or another name; to go on '
+                "from a checkpoint, its step as start_step",
+                field="if_exists",
             )
+        else:
+            _log.info("worker %r asks for the state of training run %r at step %d", self.worker_id, self._name, reached)
+            loaded = self._join(reached).state
+            how = "joins it with the state of another worker"
+        _log.info(
+            "worker %r is in training run %r at step %d and %s; a round needs %d gradients",
+            self.worker_id,
+            self._name,
+            self.step,
+            how,
+            self._num_required,
+        )
         self._state = state
-        self._attendant = Attendant(self._joining, self.worker_id, state)
+        self._attendant = Attendant(
+            self._joining, self.worker_id, state, look=lambda: self._waits.look(self.accumulator)
+        )
         return loaded
 
     def exchange(self, gradients: Mapping[str, ArrayLike | None], weight: float = 1.0) -> Advance:
@@ -264,9 +288,11 @@ class Worker:
         """
         if self._attendant is None:
             raise InvalidArgumentError("expected begin() before exchange()", field="gradients")
-        with self._attendant.at_rest(self.step, self._members):
+        resting = self._attendant.at_rest(self.step, self._members)
+        with resting, self._waits.waiting(self.step, self._members):
             result = self._sent(gradients, weight)
         advance = self._advance(result)
+        self._drops.note(self.step, result.global_step, was_dropped=advance.was_late)
         self.step = advance.step
         if advance.averages:
             self._members = advance.averages[-1].worker_ids
@@ -411,6 +437,38 @@ class Worker:
             )
             raise
 
+    def _step_of_new_run(self) -> int:
+        """Returns the step of the run to be in: the one that there is if a worker of it is there, or one begun anew."""
+        info = self._found_anew("")
+        if not info.global_step or self._joining.is_anybody_there():
+            return info.global_step
+        if is_successor(self._client, self._name_of(info), self._container, self.worker_id):
+            _log.info(
+                "training run %r is over at step %d; worker %r begins anew",
+                self._name,
+                info.global_step,
+                self.worker_id,
+            )
+            self._client.delete_accumulator(self._name, self._container)
+        return self._found_anew(info.incarnation).global_step
+
+    def _found_anew(self, over: str) -> AccumulatorInfo:
+        """Finds or makes the accumulator of another run than that with incarnation `over`, which is being deleted."""
+        end = time.monotonic() + _SUCCESSION_SECONDS
+        while True:
+            self.accumulator = self._found()
+            with contextlib.suppress(NotFoundError):  # deleted since it was found
+                info = self.accumulator.info()
+                if info.incarnation != over:
+                    self._joining = Joining(self._client, self._name_of(info), self._container, self.worker_id)
+                    return info
+            if time.monotonic() > end:
+                raise DeadlineExceededError(
+                    f"another worker was to delete training run {self._name!r}, which is over, and has not: it may "
+                    f"have been stopped. Delete accumulator {self._name!r}, or use another name"
+                )
+            time.sleep(PAUSE_SECONDS)
+
     def _agree(self) -> None:
         run = self._name_of_this_run()
         agree_on_settings(self._client, run, self._container, self.worker_id, self._settings)
@@ -420,4 +478,7 @@ class Worker:
 
     def _name_of_this_run(self) -> str:
         """Returns a name that no earlier run had, whose accumulator was deleted to begin anew."""
-        return f"{self._name}/{self.accumulator.info().incarnation}"
+        return self._name_of(self.accumulator.info())
+
+    def _name_of(self, info: AccumulatorInfo) -> str:
+        return f"{self._name}/{info.incarnation}"
