@@ -33,6 +33,7 @@ from gradserve.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from gradserve.patience import with_all_patience
 from gradserve.transport.status import may_pass
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 
@@ -179,6 +180,38 @@ def test_the_patience_of_the_environment(text: str | None, seconds: float) -> No
     assert RetryPolicy.wanted(environment).restart_patience == seconds
 
 
+def test_a_call_with_all_patience_has_its_own_time_limit() -> None:
+    """However long the server is away, and whatever other calls of the client wait for."""
+    with with_all_patience():
+        server = Server("answer", *unavailable(*["no"] * 500), "again")
+        assert server.carry_out(one(UNARY), timeout=math.inf) == "answer"
+        assert server.carry_out(one(UNARY), timeout=math.inf) == "again"
+        server = Server("answer", *unavailable(*["no"] * 500))
+        server.carry_out(one(UNARY))
+        with pytest.raises(UnavailableError) as raised:
+            server.carry_out(one(UNARY), timeout=100.0)
+        assert 99 < sum(server.pauses) <= 100
+        (note,) = raised.value.__notes__
+        assert "until the time limit of the call was over, 100 s" in note
+    assert RetryPolicy().patience == 15.0
+
+
+def test_the_error_says_what_has_limited_the_patience() -> None:
+    server = Server("answer", *unavailable(*["no"] * 100))
+    server.carry_out(one(UNARY), timeout=1000.0)
+    with pytest.raises(UnavailableError) as raised:
+        server.carry_out(one(UNARY), timeout=1000.0)
+    (note,) = raised.value.__notes__
+    assert "tried again for 15 s" in note
+    assert "GRADSERVE_RESTART_PATIENCE" in note
+
+
+def test_patience_that_the_user_has_chosen_holds_in_any_case() -> None:
+    with with_all_patience():
+        assert RetryPolicy.wanted({"GRADSERVE_RESTART_PATIENCE": "3"}).patience == 3.0
+        assert RetryPolicy.wanted({}).patience == math.inf
+
+
 @pytest.mark.parametrize("text", ["-1", "soon", "inf", "nan"])
 def test_patience_that_is_none(text: str) -> None:
     expected = f"expected a number of seconds for GRADSERVE_RESTART_PATIENCE, got '{text}'"
@@ -285,7 +318,7 @@ def test_all_attempts_share_the_time(exchange: Exchange, limit: float) -> None:
 
 def test_when_the_time_is_over_it_is_over() -> None:
     server = Server(*unavailable("no", "no"), takes=TIMEOUT_SECONDS / 2)
-    with pytest.raises(UnavailableError, match="^no$"):
+    with pytest.raises(UnavailableError, match=r"^no\nThe client tried again until .* was over, 60 s"):
         server.carry_out(one(UNARY))
     assert len(server.pauses) == 1
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gradserve
+from gradserve.calls.retries import RetryPolicy
 from gradserve.testing import ServerProcess
 from gradserve.training import Advance, State, Worker
 from gradserve.training.joining import Joining
@@ -400,6 +401,30 @@ class TestRestartOfTheServer:
                 with training(first):
                     assert joining.result().num_loaded == 1
             joining.result().worker.close()
+
+    def test_they_wait_for_it_as_long_as_for_others(
+        self, tmp_path: Path, name: str, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Other calls of the client give up as soon as the server is gone."""
+        impatient = RetryPolicy(pauses=(), restart_patience=0.1, restart_pause=0.1)
+        monkeypatch.setattr(RetryPolicy, "wanted", lambda _environment: impatient)
+        with (
+            ServerProcess(tmp_path) as server,
+            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
+        ):
+            replica = Replica(client, name, "one", 1).begin()
+            replica.train()
+            server.kill()
+            with pytest.raises(gradserve.UnavailableError):
+                client.server_info()
+            waiting = threads.submit(replica.train)
+            for _ in range(3):
+                with pytest.raises(gradserve.UnavailableError):
+                    client.server_info()
+            assert not waiting.done()
+            server.restart()
+            assert waiting.result().step == 2
+            replica.worker.close()
 
 
 @contextmanager

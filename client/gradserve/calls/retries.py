@@ -1,8 +1,9 @@
 """Retries exchanges while the server is unavailable."""
 
+import itertools
 import math
 import random
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -28,6 +29,7 @@ from gradserve.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from gradserve.patience import has_all_patience
 from gradserve.wire.metadata import Metadata
 
 T = TypeVar("T")
@@ -47,6 +49,7 @@ class RetryPolicy:
         pauses: Seconds between attempts; there is one attempt more than pauses.
         restart_patience: The seconds of pauses, if that is more, for a server that may be starting: one that has
             answered before, or at whose address nobody listens.
+        is_patience_given: Whether the user has chosen that: then calls with all patience have no more either.
         restart_pause: The length of those further pauses. A refused attempt costs next to nothing, and a long pause
             after it would keep workers waiting for a server that is back.
         jitter: The fraction by which a pause is shortened or lengthened at random, so that not all clients call at once
@@ -55,6 +58,7 @@ class RetryPolicy:
 
     pauses: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8)
     restart_patience: float = 15.0
+    is_patience_given: bool = False
     restart_pause: float = 0.4
     jitter: float = 0.2
 
@@ -74,7 +78,12 @@ class RetryPolicy:
             seconds = math.nan
         if not 0 <= seconds < math.inf:
             raise Argument(RESTART_PATIENCE_VARIABLE).error("a number of seconds", text)
-        return cls(restart_patience=seconds)
+        return cls(restart_patience=seconds, is_patience_given=True)
+
+    @property
+    def patience(self) -> float:
+        """The seconds of pauses for a server that may be starting; inf in a block of `with_all_patience`."""
+        return math.inf if has_all_patience() and not self.is_patience_given else self.restart_patience
 
     def pauses_now(self, may_be_starting: Callable[[], bool]) -> Iterator[float]:
         """Yields the pauses of one exchange, each with random jitter.
@@ -82,8 +91,12 @@ class RetryPolicy:
         Args:
             may_be_starting: Returns True as long as the server may be starting.
         """
-        num_further = math.ceil((self.restart_patience - sum(self.pauses)) / self.restart_pause)
-        for number, pause in enumerate((*self.pauses, *[self.restart_pause] * num_further)):
+        further: Iterable[float]
+        if self.patience == math.inf:
+            further = itertools.repeat(self.restart_pause)
+        else:
+            further = [self.restart_pause] * math.ceil((self.patience - sum(self.pauses)) / self.restart_pause)
+        for number, pause in enumerate(itertools.chain(self.pauses, further)):
             if number >= len(self.pauses) and not may_be_starting():
                 return
             yield pause * random.uniform(1 - self.jitter, 1 + self.jitter)
@@ -217,7 +230,10 @@ class _FurtherAttempts:
                 failures.append(failure)
                 pause = next(self._pauses, None)
                 if pause is None or end - self._clock() - pause <= 0:
-                    raise _unavailable(failures) from None
+                    error = _unavailable(failures)
+                    if limit := self._limit(is_patience=pause is None):
+                        error.add_note(limit)
+                    raise error from None
                 yield Pause(pause)
             elif isinstance(failure, ResourceExhaustedError):
                 pause = (failure.retry_after or 0.0) * random.uniform(1, 1 + self._policy.jitter)
@@ -255,6 +271,20 @@ class _FurtherAttempts:
                     continue
                 _note(error, failures)
                 raise
+
+    def _limit(self, *, is_patience: bool) -> str:
+        """Returns what has ended the attempts, the patience or the time limit; "" if more would have been of no use."""
+        if not _is_repeatable(self._exchange):
+            return ""
+        if not is_patience:
+            seconds = self._exchange.time_limit(self._times)
+            return f"The client tried again until the time limit of the call was over, {seconds:g} s (timeout)."
+        if not self._may_be_starting() or self._policy.patience <= sum(self._policy.pauses):
+            return ""
+        return (
+            f"The client tried again for {self._policy.patience:g} s, in case the server is starting; the environment "
+            f"variable {RESTART_PATIENCE_VARIABLE} says for how many seconds."
+        )
 
     def _may_be_starting(self) -> bool:
         return self._contact.is_made or (isinstance(self._latest, UnavailableError) and self._latest.may_pass)

@@ -42,7 +42,8 @@ def average_by(
         name: The name of the training run: all workers with the same name and container train together.
         worker_id: An id that no other worker of the run has. None: one is made.
         container: The namespace of the name.
-        timeout: Seconds to wait for a round, or for the state of another worker. None: the client's timeout.
+        timeout: Seconds to wait for a round, or for the state of another worker; and for a server that is gone, unless
+            GRADSERVE_RESTART_PATIENCE is set. None: the client's timeout.
         keep_averages: The number of past rounds whose averages the server keeps for late workers. A worker that is
             later gets the state of another one.
         deterministic: Whether the same gradients give the same bits in whatever order they arrive.

@@ -76,7 +76,8 @@ def average_gradients(
             such as those below a LoRA.
         leave_out: Names of frozen parameters and buffers that stay each worker's own from the start, or patterns of
             names: "*.cache". Buffers that are not persistent always do. The same for all workers.
-        timeout: Seconds to wait for other workers. None: the client's timeout. math.inf: no limit.
+        timeout: Seconds to wait for other workers; and for a server that is gone, unless GRADSERVE_RESTART_PATIENCE is
+            set. None: the client's timeout. math.inf: no limit.
         container: The namespace of the name.
         refuse_non_finite: Whether gradients with infinities or NaN are refused, with an InvalidArgumentError that names
             the parameter. Otherwise they reach the weights of all workers.

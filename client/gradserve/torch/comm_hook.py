@@ -55,7 +55,8 @@ def comm_hook(
         worker_id: This worker's id, different from that of every other worker. None: a new one.
         step: The number of steps of this run that the weights have behind them: 0 for a new run.
         keep_averages: The number of averages that the server keeps: a worker may be late by so many steps.
-        timeout: Seconds to wait for other workers. None: the client's timeout. math.inf: no limit.
+        timeout: Seconds to wait for other workers; and for a server that is gone, unless GRADSERVE_RESTART_PATIENCE is
+            set. None: the client's timeout. math.inf: no limit.
         container: The namespace of the name.
         refuse_non_finite: Whether gradients with infinities or NaN are refused, with an InvalidArgumentError that names
             the parameter. Otherwise they reach all workers, which a GradScaler needs: then all skip the step.

@@ -9,6 +9,7 @@ from gradserve.client import Client
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_integer, as_text
 from gradserve.errors import AlreadyExistsError, InvalidArgumentError, OutOfRangeError, StaleGradientError
+from gradserve.patience import with_all_patience
 from gradserve.results import Average, DenseSpec, Outcome, PushPullResult
 from gradserve.training.progress import DropLog
 from gradserve.worker_ids import new_worker_id
@@ -101,6 +102,7 @@ class Rounds:
         self._member = member
         self.step = step
 
+    @with_all_patience()
     def average(self, gradients: Mapping[str, Any]) -> Average:
         """Returns the average of the round at this worker's step, and goes on to the next step.
 

@@ -22,6 +22,7 @@ from gradserve.errors import (
     NotFoundError,
     OutOfRangeError,
 )
+from gradserve.patience import with_all_patience
 from gradserve.results import AccumulatorInfo, Average, DenseSpec, Outcome, PushPullResult
 from gradserve.training.attendant import Attendant
 from gradserve.training.initial import agreed_initial_state
@@ -102,7 +103,8 @@ class Worker:
                 or may die. The same for all workers.
             worker_id: An id that no other worker of the run has. None: one made of host, process and a random number.
             container: The namespace of the name.
-            timeout: Seconds to wait for a round, or for the state of another worker. None: the client's timeout.
+            timeout: Seconds to wait for a round, or for the state of another worker; and for a server that is gone,
+                unless GRADSERVE_RESTART_PATIENCE is set. None: the client's timeout.
             keep_averages: The number of past rounds whose averages the server keeps for late workers. Each takes as
                 much memory as the parameters. A worker that is later gets the state of another.
             deterministic: Whether the same gradients give the same bits in whatever order they arrive.
@@ -201,6 +203,7 @@ class Worker:
             self._attendant.close()
             self._attendant = None
 
+    @with_all_patience()
     def begin(self, state: Callable[[], State | None], *, start_step: int | None = None) -> State | None:
         """Finds out where to begin; the worker then has parameters of step `self.step`.
 
@@ -264,6 +267,7 @@ class Worker:
         )
         return loaded
 
+    @with_all_patience()
     def exchange(self, gradients: Mapping[str, ArrayLike | None], weight: float = 1.0) -> Advance:
         """Sends the gradient of this worker's parameters, waits until its round ends, and returns what to apply.
 
