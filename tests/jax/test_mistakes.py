@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 import pytest
 
 import gradserve
@@ -166,3 +167,46 @@ def test_vmap_is_refused(client: gradserve.Client, name: str) -> None:
         jax.vmap(lambda grads: worker.averaging.update(grads, worker.opt_state[0])[0])(
             jax.tree.map(lambda each: jnp.stack([each, each]), gradient(0))
         )
+
+
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "MultiSteps": lambda inner: optax.MultiSteps(inner, every_k_schedule=2),
+    "masked": lambda inner: optax.masked(inner, {"w": True, "layers": False}),
+    "multi_transform": lambda inner: optax.multi_transform(
+        {"a": inner, "b": optax.sgd(0.1)}, {"w": "a", "layers": [{"b": "b"}, None]}
+    ),
+    "conditionally_transform": lambda inner: optax.conditionally_transform(inner, lambda step: step % 2 == 0),
+    "conditionally_mask": lambda inner: optax.conditionally_mask(inner, lambda step: step % 2 == 0),
+    "contrib.sam": lambda inner: optax.contrib.sam(inner, optax.sgd(0.1)),
+    "contrib.reduce_on_plateau": lambda inner: optax.chain(inner, optax.contrib.reduce_on_plateau()),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_transformations_that_it_cannot_be_in(client: gradserve.Client, name: str, wrapper: str) -> None:
+    averaging = average_by(client, num_required=1, name=name)
+    optimizer = WRAPPERS[wrapper](optax.chain(averaging, optax.sgd(0.1)))
+    with pytest.raises(gradserve.InvalidArgumentError, match=rf"optax\.{re.escape(wrapper)}\b"):
+        averaging.begin(INITIAL, optimizer.init(INITIAL))
+    assert name not in {each.name for each in client.list_accumulators()}
+
+
+@pytest.mark.parametrize("wrapper", ["MultiSteps", "masked", "multi_transform"])
+def test_it_can_be_before_them(client: gradserve.Client, name: str, wrapper: str) -> None:
+    averaging = average_by(client, num_required=1, name=name)
+    optimizer = optax.chain(averaging, WRAPPERS[wrapper](optax.sgd(0.1)))
+    params, opt_state = averaging.begin(INITIAL, optimizer.init(INITIAL))
+    for _ in range(2):
+        updates, opt_state = optimizer.update(gradient(0), opt_state, params)
+        params = optax.apply_updates(params, updates)
+        params, opt_state = averaging.catch_up(optimizer, params, opt_state)
+    assert averaging.step == 2
+    assert not jnp.array_equal(params["w"], INITIAL["w"])
+
+
+def test_one_that_reshapes_parameters(client: gradserve.Client, name: str) -> None:
+    averaging = average_by(client, num_required=1, name=name)
+    optimizer = optax.flatten(optax.chain(averaging, optax.sgd(0.1)))
+    params, opt_state = averaging.begin(INITIAL, optimizer.init(INITIAL))
+    with pytest.raises(gradserve.InvalidArgumentError, match=r"such as optax\.flatten, put it before that"):
+        optimizer.update(gradient(0), opt_state, params)

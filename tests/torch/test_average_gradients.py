@@ -460,9 +460,10 @@ class TestMistakes:
     def test_workers_that_are_missing(self, server_address: str, name: str) -> None:
         with (
             Training(server_address, name, num_required=2, worker_id="w0", timeout=0.05) as training,
-            pytest.raises(gradserve.DeadlineExceededError, match=r"1 gradient is in \(workers: w0"),
+            pytest.raises(gradserve.DeadlineExceededError, match=r"1 gradient is in \(workers: w0") as raised,
         ):
             training.step()
+        assert "docs/elastic.md" in raised.value.__notes__[-1]
 
     def test_parameters_that_the_optimizer_does_not_have(self, client: gradserve.Client, name: str) -> None:
         model = network()

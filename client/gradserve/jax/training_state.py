@@ -1,5 +1,6 @@
 """What one worker of a training run tells another one: parameters, and the state of the optimizer."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -37,6 +38,71 @@ def step_of(opt_state: PyTree) -> int:
             field="opt_state",
         )
     return int(found[0].step)
+
+
+_WRAPPERS = {
+    "MultiStepsState": (
+        "MultiSteps",
+        "it calls what it wraps for each part of a batch and drops the result; add up the gradients of the parts "
+        "yourself and call update once, or put average_by before it, which averages each part: "
+        "optax.chain(averaging, optax.MultiSteps(...))",
+    ),
+    "MaskedState": (
+        "masked",
+        "it hides parameters; put average_by before it: optax.chain(averaging, optax.masked(...))",
+    ),
+    "PartitionState": (
+        "multi_transform",
+        "it gives each transformation only some of the parameters; put average_by before it: "
+        "optax.chain(averaging, optax.multi_transform(...))",
+    ),
+    "ConditionallyTransformState": (
+        "conditionally_transform",
+        "it leaves gradients as they are in other steps, so weights would differ; put average_by before it",
+    ),
+    "ConditionallyMaskState": ("conditionally_mask", "it drops steps of the run; put average_by before it"),
+    "SAMState": ("contrib.sam", "it drops the steps in between; put average_by before it"),
+}
+"""What cannot have average_by inside, by the type of its state: its name in Optax, and why not."""
+_BY_VALUE = {
+    "ReduceLROnPlateauState": "contrib.reduce_on_plateau",
+    "MomoState": "contrib.momo",
+    "MomoAdamState": "contrib.momo_adam",
+    "ScaleByBacktrackingLinesearchState": "scale_by_backtracking_linesearch",
+    "ScaleByZoomLinesearchState": "scale_by_zoom_linesearch",
+}
+"""What goes by the loss of a worker's own batch, by the type of its state: its name in Optax."""
+
+
+def check_optimizer(opt_state: PyTree) -> None:
+    """Checks that an optimizer takes the same steps on all workers, and lets average_by see each of them.
+
+    Raises:
+        InvalidArgumentError: average_by is inside a transformation that does not, or the optimizer goes by the loss of
+            a worker's own batch; the message names the transformation.
+    """
+    for node, around in _with_wrappers(opt_state, ()):
+        if isinstance(node, AverageByState):
+            for name in around:
+                if name in _WRAPPERS:
+                    wrapper, reason = _WRAPPERS[name]
+                    raise InvalidArgumentError(
+                        f"average_by cannot be inside optax.{wrapper}: {reason}", field="opt_state"
+                    )
+        elif type(node).__name__ in _BY_VALUE:
+            raise InvalidArgumentError(
+                f"optax.{_BY_VALUE[type(node).__name__]} goes by the loss of this worker's own batch, so the steps of "
+                "workers would differ. Use a transformation that depends on gradients and the step alone",
+                field="opt_state",
+            )
+
+
+def _with_wrappers(node: object, around: tuple[str, ...]) -> Iterator[tuple[object, tuple[str, ...]]]:
+    """Yields the states in the state of an optimizer, each with the types of those around it."""
+    yield node, around
+    if isinstance(node, tuple | list | dict):
+        for inner in node.values() if isinstance(node, dict) else node:
+            yield from _with_wrappers(inner, (*around, type(node).__name__))
 
 
 def with_step(opt_state: PyTree, step: int) -> PyTree:

@@ -16,7 +16,15 @@ from jax.experimental import io_callback
 from gradserve.errors import GradserveError, InvalidArgumentError
 from gradserve.jax.named_leaves import PyTree, named_leaves
 from gradserve.jax.places import place_of
-from gradserve.jax.training_state import AverageByState, restored, settings_of, state_of, step_of, with_step
+from gradserve.jax.training_state import (
+    AverageByState,
+    check_optimizer,
+    restored,
+    settings_of,
+    state_of,
+    step_of,
+    with_step,
+)
 from gradserve.results import Average, DenseSpec
 from gradserve.training import State, Worker
 
@@ -106,8 +114,9 @@ class AverageBy(optax.GradientTransformationExtraArgs):
             The parameters and the state of the optimizer, of the same structure and on the same devices.
 
         Raises:
-            InvalidArgumentError: `opt_state` does not have the state of this transformation, or a leaf has a dtype that
-                cannot be averaged, or the state of the others has other leaves.
+            InvalidArgumentError: `opt_state` does not have the state of this transformation; or this is inside a
+                transformation that hides parameters or drops steps, such as optax.MultiSteps, which is named; or a leaf
+                has a dtype that cannot be averaged; or the state of the others has other leaves.
             AlreadyExistsError: The name is taken by a run with another model, another `num_required`, another optimizer
                 or other settings: the message has both values.
             DeadlineExceededError: Other workers have trained, but none has sent its state in time.
@@ -115,6 +124,7 @@ class AverageBy(optax.GradientTransformationExtraArgs):
         if self._worker is not None:
             raise InvalidArgumentError("expected one call of begin, got a second one; make another average_by")
         step = step_of(opt_state)
+        check_optimizer(opt_state)
         leaves = named_leaves(params)
         self._dtypes = {name: _floating_dtype(name, leaf) for name, leaf in leaves.items()}
         worker = self._new_worker(
@@ -224,7 +234,8 @@ class AverageBy(optax.GradientTransformationExtraArgs):
             raise InvalidArgumentError(
                 "expected a gradient of each parameter that begin was given, and of no other, got none of "
                 f"{sorted(missing)} and one of {sorted(unknown)}; pass zeros for a parameter without a gradient, or "
-                "leave it out in begin and optimizer.init, too"
+                "leave it out in begin and optimizer.init, too. If average_by is inside a transformation that hides or "
+                "reshapes parameters, such as optax.flatten, put it before that"
             )
         for name, gradient in gradients.items():
             if gradient.dtype != self._dtypes[name]:

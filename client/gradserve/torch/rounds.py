@@ -8,10 +8,16 @@ from gradserve.accumulators import GradientAccumulator
 from gradserve.client import Client
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_integer, as_text
-from gradserve.errors import AlreadyExistsError, InvalidArgumentError, OutOfRangeError, StaleGradientError
+from gradserve.errors import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    StaleGradientError,
+)
 from gradserve.patience import with_all_patience
 from gradserve.results import Average, DenseSpec, Outcome, PushPullResult
-from gradserve.training.progress import DropLog
+from gradserve.training.progress import OUT_OF_BATCHES, DropLog
 from gradserve.worker_ids import new_worker_id
 
 IDLE_SECONDS = 24 * 3600.0
@@ -151,6 +157,9 @@ class Rounds:
                 timeout=member.timeout,
                 copy=False,
             )
+        except DeadlineExceededError as error:
+            error.add_note(OUT_OF_BATCHES)
+            raise
         except InvalidArgumentError as error:
             if "finite values" in error.message:
                 error.add_note(

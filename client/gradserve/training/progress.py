@@ -15,6 +15,12 @@ _FIRST_SECONDS, _NEXT_SECONDS = 5.0, 30.0
 _WINDOW = 20
 """The number of gradients of which most must have been dropped for a warning; and the least between two of these."""
 
+OUT_OF_BATCHES = (
+    "Workers that have fewer batches than this one, and are done, are missing: all have to take the same number of "
+    'steps. See "A worker runs out of batches" in docs/elastic.md.'
+)
+"""What an error says, besides who is missing, when a round has not ended in time."""
+
 
 class WaitLog:
     """Says who is in and who is missing while a worker waits for its round."""

@@ -28,7 +28,7 @@ from gradserve.training.attendant import Attendant
 from gradserve.training.initial import agreed_initial_state
 from gradserve.training.joining import ATTEMPTS, GONE, Joining, Received
 from gradserve.training.presence import PRESENCE, presence_of, presence_spec, present_names
-from gradserve.training.progress import DropLog, WaitLog
+from gradserve.training.progress import OUT_OF_BATCHES, DropLog, WaitLog
 from gradserve.training.settings import agree_on_settings, checked_settings
 from gradserve.training.state import Carried, State
 from gradserve.training.succession import PAUSE_SECONDS, is_successor
@@ -316,6 +316,9 @@ class Worker:
     def _sent(self, gradients: Mapping[str, ArrayLike | None], weight: float) -> PushPullResult:
         try:
             return self._push_pull(gradients, weight)
+        except DeadlineExceededError as error:
+            error.add_note(OUT_OF_BATCHES)
+            raise
         except (AbortedError, NotFoundError, LostError) as error:
             incarnation = self._client.server_info().incarnation
             if incarnation == self._incarnation:
