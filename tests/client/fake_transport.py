@@ -9,6 +9,7 @@ import numpy as np
 from gradserve.calls.exchange import (
     NOT_CARRIED,
     Allocate,
+    CleanUp,
     DescribeTransport,
     Exchange,
     Operation,
@@ -16,6 +17,7 @@ from gradserve.calls.exchange import (
     Together,
     Track,
     Whole,
+    forget,
 )
 from gradserve.results import TransportInfo
 from gradserve.transport.carrying import carry_out
@@ -69,4 +71,6 @@ def _perform(answer: Callable[[Exchange], Any], exchange: Exchange) -> Any:
             return TransportInfo("grpc", "it is a test")
         case Track():
             return TransferProgress.of(exchange)
+        case CleanUp():
+            return forget
     return answer(exchange)

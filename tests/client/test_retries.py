@@ -11,6 +11,7 @@ import gradserve
 from gradserve.calls.exchange import (
     Allocate,
     Background,
+    CleanUp,
     DescribeTransport,
     Download,
     Exchange,
@@ -81,7 +82,7 @@ class Server:
             return stop.value
 
     def _meet(self, step: Step) -> Any:
-        assert not isinstance(step, Background | Together | DescribeTransport | Allocate | Track)
+        assert not isinstance(step, Background | Together | DescribeTransport | Allocate | Track | CleanUp)
         if isinstance(step, Pause):
             self.pauses.append(step.seconds)
             self._now += step.seconds

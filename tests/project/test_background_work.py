@@ -11,6 +11,7 @@ ELSEWHERE = {
     "client/gradserve/lasting.py": "begins work again after a failure",
     "client/gradserve/testing/network/proxy.py": "a test kit",
     "client/gradserve/transport/aio/background.py": "does lasting work",
+    "client/gradserve/transport/aio/server.py": "one upload, whose caller gets its error, or has gone",
     "client/gradserve/transport/aio/together.py": "one step of an operation, which waits for it",
     "client/gradserve/transport/blocking/background.py": "begins again by itself, and ends during forks",
     "client/gradserve/transport/blocking/threaded_call.py": "one call, whose caller gets its error",

@@ -4,7 +4,7 @@ Those of every small call are named tuples, which are made three times as fast a
 """
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -19,11 +19,11 @@ from gradserve.calls.time_limits import TimeLimits
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_number
 from gradserve.errors import InvalidArgumentError
-from gradserve.v1 import tensor_messages_pb2, tensor_pb2
+from gradserve.v1 import tensor_messages_pb2
 from gradserve.wire.contents import WithContents
 from gradserve.wire.dtypes import DType
 from gradserve.wire.durations import encode_duration
-from gradserve.wire.payload import AnyArray, Array, host_array
+from gradserve.wire.payload import Array
 
 T = TypeVar("T")
 
@@ -124,12 +124,15 @@ class Upload:
         arrays: The payload.
         target: The server's index among those of the transport.
         progress: Told how many bytes were moved.
+        unclaimed: Called with the response if nobody waits for it any more when it arrives, in any thread: the wait was
+            interrupted when the server had everything.
     """
 
     header: tensor_messages_pb2.PutTensorsHeader
     arrays: tuple[Array, ...]
     target: int = 0
     progress: Progress | None = None
+    unclaimed: Callable[[tensor_messages_pb2.PutTensorsResponse], object] | None = None
 
     def time_limit(self, times: TimeLimits) -> float:
         """Returns the time limit in seconds."""
@@ -229,11 +232,28 @@ class Track:
     progress: Told
 
 
-Local: TypeAlias = DescribeTransport | Allocate | Track
+@dataclass(frozen=True)
+class CleanUp:
+    """The means to clean up after an interruption, answered by a function that runs an operation in the background.
+
+    An operation that is interrupted (its task is cancelled, its thread gets a KeyboardInterrupt) is closed: it can make
+    no calls any more. The function can be called all the same, in any thread. Closing the client waits for a moment
+    until such operations have ended.
+    """
+
+
+BeginCleanUp: TypeAlias = "Callable[[Callable[[], Operation[None]]], None]"
+"""The answer to a `CleanUp`."""
+
+Local: TypeAlias = DescribeTransport | Allocate | Track | CleanUp
 """What a transport answers at once, by itself."""
 
 Exchange: TypeAlias = Unary | Whole | Upload | Download | Pause | Background | Together | Local
 Operation: TypeAlias = Generator[Exchange, Any, T]
+
+
+def forget(_clean_up: Callable[[], Operation[None]]) -> None:
+    """Cleans up nothing: the answer to a `CleanUp` of an operation in the background, which ends with the client."""
 
 
 def check_timeout(timeout: float) -> float:
@@ -269,12 +289,3 @@ def encode_idle_lease(seconds: Any) -> Duration | None:
     if not 0 < number <= _LONGEST_SECONDS:
         raise argument.error("a positive number of seconds, or None for no end,", seconds)
     return encode_duration(number)
-
-
-def upload(
-    header: tensor_messages_pb2.PutTensorsHeader, arrays: Sequence[AnyArray], progress: Progress | None = None
-) -> Operation[list[tensor_pb2.Tensor]]:
-    """Uploads arrays to the server, from host memory; returns their messages, with handles."""
-    on_host = tuple([host_array(array) for array in arrays])
-    reply: tensor_messages_pb2.PutTensorsResponse = yield Upload(header, on_host, progress=progress)
-    return list(reply.tensors)

@@ -3,7 +3,19 @@
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gradserve.calls.exchange import Allocate, Background, Exchange, Operation, Pause, Together, Track, Unary, Whole
+from gradserve.calls.exchange import (
+    Allocate,
+    Background,
+    BeginCleanUp,
+    CleanUp,
+    Exchange,
+    Operation,
+    Pause,
+    Together,
+    Track,
+    Unary,
+    Whole,
+)
 from gradserve.calls.passing_on import passed_on
 from gradserve.errors import CallCancelledError, GradserveError
 
@@ -68,6 +80,9 @@ def at_target(target: int, operation: Operation[T]) -> Operation[T]:
     """Sends all exchanges of an operation to one of several servers, by its index among those of the transport."""
 
     def aimed(exchange: Exchange) -> Operation[Any]:
+        if isinstance(exchange, CleanUp):
+            begin: BeginCleanUp = yield exchange
+            return lambda clean_up: begin(lambda: at_target(target, clean_up()))
         return (yield _aimed(target, exchange))
 
     return passed_on(operation, aimed)
@@ -86,7 +101,7 @@ def _without_result(operation: Operation[None]) -> Operation[None]:
 
 def _aimed(target: int, exchange: Exchange) -> Exchange:
     match exchange:
-        case Pause() | Allocate() | Track():
+        case Pause() | Allocate() | Track() | CleanUp():
             return exchange
         case Background(begin):
             return Background(lambda: at_target(target, begin()))

@@ -8,6 +8,7 @@ import numpy as np
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.dlpack import array_from_dlpack, is_in_host_memory
 from gradserve.conversion.dtypes import as_dtype, name_of
+from gradserve.conversion.interruptions import is_interruption
 from gradserve.errors import InvalidArgumentError
 from gradserve.wire.payload import Array
 
@@ -93,6 +94,8 @@ def _read_foreign(value: Any, argument: Argument) -> Array:
         except MemoryError:
             raise
         except Exception as error:  # each library raises its own
+            if is_interruption(error):
+                raise
             reason = reason or error
         else:
             if array.dtype.kind not in _NO_NUMBERS:

@@ -8,6 +8,7 @@ import numpy as np
 
 from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.arrays import as_array, has_dtype
+from gradserve.conversion.interruptions import is_interruption
 
 INT32 = range(-(1 << 31), 1 << 31)
 INT64 = range(-(1 << 63), 1 << 63)
@@ -60,8 +61,9 @@ def as_list(value: Any, expected: str, argument: Argument) -> list[Any]:
     if not isinstance(value, _TEXTS | Mapping):
         try:
             return list(value)
-        except Exception:  # each library raises its own
-            pass
+        except Exception as error:  # each library raises its own
+            if is_interruption(error):
+                raise
     raise argument.error(expected, value)
 
 
@@ -113,7 +115,9 @@ def as_integer(value: Any, argument: Argument, allowed: range = INT64) -> int:
     """
     try:
         number = operator.index(value)
-    except Exception:  # each library raises its own
+    except Exception as error:  # each library raises its own
+        if is_interruption(error):
+            raise
         raise argument.error("an integer", value) from None
     if number not in allowed:
         raise argument.error(f"an integer from {allowed.start} to {allowed.stop - 1}", number)
@@ -131,8 +135,9 @@ def as_number(value: Any, argument: Argument) -> float:
     if not isinstance(value, _TEXTS) and not getattr(value, "ndim", 0):
         try:
             return float(value)
-        except Exception:  # each library raises its own
-            pass
+        except Exception as error:  # each library raises its own
+            if is_interruption(error):
+                raise
     raise argument.error("a number", value)
 
 

@@ -14,16 +14,32 @@ from gradserve.wire.dtypes import to_dtype
 from gradserve.wire.payload import Array, buffer_of
 
 
-def upload_parts(upload: Upload) -> Iterator[messages_pb2.PutTensorsRequest | Chunk]:
-    """Returns the messages of a PutTensors stream."""
-    yield messages_pb2.PutTensorsRequest(header=upload.header)
-    progress = upload.progress
-    if progress is not None:
-        progress.begin()
-    for chunk in cut(map(buffer_of, upload.arrays)):
-        yield chunk
+class UploadParts:
+    """The messages of a PutTensors stream, for gRPC, which takes one after the other.
+
+    Attributes:
+        is_complete: True once gRPC gets the last one: the server may store the arrays whatever becomes of the call, as
+            the end of a cancelled call looks like the end of the stream to it.
+    """
+
+    def __init__(self, upload: Upload) -> None:
+        """Takes the upload, whose progress is told in between."""
+        self._upload = upload
+        self._left = sum(array.nbytes for array in upload.arrays)
+        self.is_complete = not self._left
+
+    def __iter__(self) -> Iterator[messages_pb2.PutTensorsRequest | Chunk]:
+        """Yields the messages."""
+        yield messages_pb2.PutTensorsRequest(header=self._upload.header)
+        progress = self._upload.progress
         if progress is not None:
-            progress.moved(chunk.num_bytes)  # now gRPC wants the next one
+            progress.begin()
+        for chunk in cut(map(buffer_of, self._upload.arrays)):
+            self._left -= chunk.num_bytes
+            self.is_complete = not self._left
+            yield chunk
+            if progress is not None:
+                progress.moved(chunk.num_bytes)  # now gRPC wants the next one
 
 
 class DownloadParts:

@@ -2,15 +2,28 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
-from gradserve.calls.exchange import NOT_CARRIED, Download, NotCarried, Operation, Reply, Unary, Whole, upload
+from gradserve.calls.exchange import (
+    NOT_CARRIED,
+    BeginCleanUp,
+    CleanUp,
+    Download,
+    NotCarried,
+    Operation,
+    Reply,
+    Unary,
+    Upload,
+    Whole,
+    forget,
+)
 from gradserve.calls.progress import CallbackError, Progress
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag, as_number
-from gradserve.errors import GradserveError, InternalError, InvalidArgumentError
+from gradserve.errors import CallCancelledError, GradserveError, InternalError, InvalidArgumentError
 from gradserve.gpu.arrays import GpuArray
 from gradserve.results import TensorHandle
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
@@ -18,10 +31,14 @@ from gradserve.v1 import tensor_pb2
 from gradserve.wire.contents import Contents, WithContents
 from gradserve.wire.dtypes import to_data_type, to_dtype
 from gradserve.wire.durations import encode_duration
-from gradserve.wire.payload import AnyArray, Array, buffer_of
+from gradserve.wire.payload import AnyArray, Array, buffer_of, host_array
 
 INLINE_LIMIT_BYTES = 3 << 20
 """Over gRPC, arrays of up to this size in total travel inside the request; a stream of their own would take longer."""
+INTERRUPTIONS = (GeneratorExit, CallCancelledError)
+"""What an operation gets that is to end at once, and that can make no more calls. See `CleanUp`."""
+_CLEAN_UP_SECONDS = 5.0
+"""The time limit of a call that cleans up."""
 
 
 def put(
@@ -127,6 +144,7 @@ def receive_results(
 ) -> Operation[list[Array]]:
     """Returns tensors of a reply as new arrays; fetches those kept on the server and deletes them there."""
     kept = [tensor for tensor in tensors if tensor.handle]
+    clean_up: BeginCleanUp = forget if not kept else (yield CleanUp())
     try:
         if progress is not None:
             progress.receives(sum(math.prod(each.shape) * to_dtype(each.dtype).itemsize for each in tensors))
@@ -136,21 +154,51 @@ def receive_results(
     except CallbackError as error:
         yield from delete_quietly([tensor.handle for tensor in kept], error)
         raise
+    except INTERRUPTIONS:
+        delete_later([tensor.handle for tensor in kept], clean_up)
+        raise
     fetched = iter(arrays)
     return [next(fetched) if tensor.handle else array_of(tensor, reply.arrays) for tensor in tensors]
 
 
-def delete_quietly(handles: Sequence[str], because: GradserveError | None = None) -> Operation[None]:
+def upload(
+    header: messages_pb2.PutTensorsHeader, arrays: Sequence[AnyArray], progress: Progress | None = None
+) -> Operation[list[tensor_pb2.Tensor]]:
+    """Uploads arrays to the server, from host memory; returns their messages, with handles.
+
+    If it is interrupted when the server has everything, the arrays are deleted there.
+    """
+    clean_up: BeginCleanUp = yield CleanUp()
+
+    def unclaimed(response: messages_pb2.PutTensorsResponse) -> None:
+        delete_later([tensor.handle for tensor in response.tensors], clean_up)
+
+    on_host = tuple([host_array(array) for array in arrays])
+    reply: messages_pb2.PutTensorsResponse = yield Upload(header, on_host, progress=progress, unclaimed=unclaimed)
+    return list(reply.tensors)
+
+
+def delete_later(handles: Sequence[str], clean_up: BeginCleanUp) -> None:
+    """Deletes tensors in the background, as the operation that has stored them was interrupted."""
+    if handles:
+        clean_up(partial(delete_quietly, handles, at_most=_CLEAN_UP_SECONDS))
+
+
+def delete_quietly(
+    handles: Sequence[str], because: GradserveError | None = None, *, at_most: float = math.inf
+) -> Operation[None]:
     """Deletes tensors that are no longer needed. If the server cannot be reached, they end with their lease.
 
     Args:
         handles: The handles of the tensors; nothing is sent if there are none.
         because: The error that made them useless, if there was one; a failure is noted on it.
+        at_most: The seconds that this may take, if they are fewer than the client's timeout.
     """
     if not handles:
         return
     try:
-        yield Unary("TensorService", "DeleteTensors", messages_pb2.DeleteTensorsRequest(handles=handles))
+        request = messages_pb2.DeleteTensorsRequest(handles=handles)
+        yield Unary("TensorService", "DeleteTensors", request, at_most=at_most)
     except GradserveError as error:
         if because is not None:
             because.add_note(f"and what was uploaded stays on the server until its lease ends: {error}")

@@ -6,16 +6,19 @@ from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
-from gradserve.calls.exchange import NOT_CARRIED, NotCarried, Operation, Reply, Unary, Whole, upload
+from gradserve.calls.exchange import NOT_CARRIED, BeginCleanUp, CleanUp, NotCarried, Operation, Reply, Unary, Whole
 from gradserve.calls.progress import Progress
 from gradserve.calls.restarts import is_of_another_run
 from gradserve.calls.tensors.arguments import (
     INLINE_LIMIT_BYTES,
+    INTERRUPTIONS,
+    delete_later,
     delete_quietly,
     encode_lease,
     handle_of,
     header_of,
     receive_results,
+    upload,
 )
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag
@@ -126,8 +129,12 @@ def call_with_arrays(
 
 def _call_with_uploads(call: Unary, uploaded: Sequence[tensor_pb2.Tensor], *, released: bool) -> Operation[Reply]:
     handles = [tensor.handle for tensor in uploaded]
+    clean_up: BeginCleanUp = yield CleanUp()
     try:
         reply: Reply = yield Whole(call)
+    except INTERRUPTIONS:
+        delete_later(handles, clean_up)
+        raise
     except (UnavailableError, DeadlineExceededError, InternalError):
         # The outcome is unknown: uploads end with their lease.
         raise

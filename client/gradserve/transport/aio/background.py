@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from gradserve.calls.exchange import Operation, Pause, Unary
+from gradserve.calls.exchange import CleanUp, Operation, Pause, Unary, forget
 from gradserve.calls.retries import Attempt, Contact, Step
 from gradserve.errors import GradserveError
 from gradserve.lasting import keep_doing
@@ -91,4 +91,6 @@ async def _perform(
             return await carry(step)
         case Pause(seconds):
             return await asyncio.sleep(seconds)
+        case CleanUp():
+            return forget
     raise TypeError(f"expected an exchange or a pause, got {step!r}")

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -18,7 +19,7 @@ from gradserve.transport.channel import closed, make_channel
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.shown import Shown
 from gradserve.transport.sockets.time_limit import TimeLimit
-from gradserve.transport.streams import DownloadParts, upload_parts
+from gradserve.transport.streams import DownloadParts, UploadParts
 from gradserve.wire.metadata import Metadata
 from gradserve.wire.payload import Array
 
@@ -33,6 +34,7 @@ class AsyncServer:
         """Takes the server's address, its index among those of the transport, and the client's settings and memory."""
         self._settings = settings
         self._closed = False
+        self._unclaimed: set[asyncio.Task[Any]] = set()
         shown = Shown.to(address, settings)
         self._channel = make_channel(address, settings, shown, grpc.aio)
         self._sockets = AsyncSockets(self._channel.route, target, settings, memory, shown, self._ask)
@@ -46,8 +48,7 @@ class AsyncServer:
         """Makes a call; returns its answer."""
         match attempt:
             case Attempt(Upload() as upload, timeout, metadata):
-                call = self._channel.now.put(upload_parts(upload), timeout=timeout, metadata=metadata)
-                return await self._answer(_put(call, upload.progress))
+                return await self._answer(self._put(upload, timeout, metadata))
             case Attempt(Download(request) as download, timeout, metadata):
                 call = self._channel.now.get(request, timeout=timeout, metadata=metadata)
                 return await self._answer(_read(call, download.progress))
@@ -86,6 +87,23 @@ class AsyncServer:
     async def _ask(self, unary: Unary, timeout: float | None) -> Any:
         return await self._answer(self.call_over_grpc(unary, timeout))
 
+    async def _put(self, upload: Upload, timeout: float | None, metadata: Metadata) -> Any:
+        parts = UploadParts(upload)
+        call = self._channel.now.put(iter(parts), timeout=timeout, metadata=metadata)
+        response = asyncio.ensure_future(_response(call, upload.progress))
+        try:
+            return await asyncio.shield(response)
+        except asyncio.CancelledError:
+            if not parts.is_complete:
+                response.cancel()
+            # Otherwise the server may have stored everything already, and says under which handles.
+            self._unclaimed.add(response)
+            response.add_done_callback(self._unclaimed.discard)
+            response.add_done_callback(partial(_leave, upload))
+            raise
+        finally:
+            del response  # a cycle: the traceback of its error has this frame, and the arrays
+
     async def _answer(self, outcome: Awaitable[Any]) -> Any:
         """Returns the outcome of a call over gRPC; raises gRPC's errors as gradserve's."""
         try:
@@ -102,7 +120,13 @@ class AsyncServer:
             raise
 
 
-async def _put(call: Any, progress: Progress | None = None) -> Any:
+def _leave(upload: Upload, response: asyncio.Task[Any]) -> None:
+    """Tells an upload whose wait was interrupted of the response, if there is one."""
+    if not response.cancelled() and response.exception() is None and upload.unclaimed is not None:
+        upload.unclaimed(response.result())
+
+
+async def _response(call: Any, progress: Progress | None = None) -> Any:
     try:
         return await call
     except grpc.aio.AioRpcError as error:

@@ -2,11 +2,22 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from gradserve.address import Address
-from gradserve.calls.exchange import Allocate, Background, DescribeTransport, Operation, Pause, Together, Track, Unary
+from gradserve.calls.exchange import (
+    Allocate,
+    Background,
+    CleanUp,
+    DescribeTransport,
+    Operation,
+    Pause,
+    Together,
+    Track,
+    Unary,
+)
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.transport.aio.background import BackgroundTask
@@ -34,6 +45,7 @@ class AsyncNetworkTransport:
             AsyncServer(address, target, settings, self._memory) for target, address in enumerate(addresses)
         )
         self._background: list[BackgroundTask] = []
+        self._clean_ups: list[BackgroundTask] = []
         self._cleanup = Cleanup(self, partial(_abandon, self._background, self._servers))
 
     async def run(self, operation: Operation[T], /) -> T:
@@ -44,7 +56,9 @@ class AsyncNetworkTransport:
     async def close(self) -> None:
         """Disconnects; calls under way end with CallCancelledError."""
         self._process.check()
-        _stop(self._background)
+        for each in self._clean_ups:
+            await each.join()
+        _stop([*self._background, *self._clean_ups])
         for each in self._background:
             await each.join()
         for server in self._servers:
@@ -61,17 +75,23 @@ class AsyncNetworkTransport:
             case Pause(seconds):
                 return await asyncio.sleep(seconds)
             case Background(begin):
-                return self._begin(begin)
+                return self._begin(begin, self._background)
             case DescribeTransport(target):
                 return self._servers[target].info
             case Allocate(shape, dtype):
                 return self._memory.empty(shape, dtype)
             case Track():
                 return TransferProgress.of(step)
+            case CleanUp():
+                return self._clean_up
             case Together(operations):
                 return await ConcurrentSteps(self._perform, self._attempts).run(operations)
 
-    def _begin(self, begin: Callable[[], Operation[None]]) -> None:
+    def _clean_up(self, begin: Callable[[], Operation[None]]) -> None:
+        with suppress(RuntimeError):  # the event loop has ended, and the channel with it
+            self._begin(begin, self._clean_ups)
+
+    def _begin(self, begin: Callable[[], Operation[None]], beside: list[BackgroundTask]) -> None:
         servers = self._servers
 
         async def call(exchange: Unary, timeout: float | None) -> Any:
@@ -80,8 +100,8 @@ class AsyncNetworkTransport:
         async def carry(attempt: Attempt) -> Any:
             return await servers[attempt.exchange.target].carry(attempt)
 
-        self._background[:] = [each for each in self._background if not each.is_done]
-        self._background.append(BackgroundTask(begin, self._settings, call, carry))
+        beside[:] = [each for each in beside if not each.is_done]
+        beside.append(BackgroundTask(begin, self._settings, call, carry))
 
 
 def _abandon(background: Sequence[BackgroundTask], servers: Sequence[AsyncServer]) -> None:

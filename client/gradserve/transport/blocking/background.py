@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from gradserve.calls.exchange import Operation, Pause, Unary
+from gradserve.calls.exchange import CleanUp, Operation, Pause, Unary, forget
 from gradserve.calls.retries import Attempt, Contact
 from gradserve.errors import GradserveError, UnavailableError
 from gradserve.lasting import PAUSE_SECONDS, Failures
@@ -124,6 +124,8 @@ class BackgroundThread:
                 with suppress(queue.Empty, _ForkedError):
                     self._react(self._events.get(timeout=seconds))
                 return None
+            case CleanUp():
+                return forget
         raise TypeError(f"expected an exchange or a pause, got {step!r}")
 
     def _call_with_tensors(self, attempt: Attempt) -> Any:

@@ -11,13 +11,13 @@ from gradserve.calls.progress import Progress
 from gradserve.calls.retries import Attempt
 from gradserve.memory.client_memory import ClientMemory
 from gradserve.results import TransportInfo
-from gradserve.transport.blocking.reported_upload import ReportedUpload
 from gradserve.transport.blocking.sockets import BlockingSockets, Watch
+from gradserve.transport.blocking.uploading import ReportedUpload, carry_upload
 from gradserve.transport.channel import closed, make_channel
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.shown import Shown
 from gradserve.transport.sockets.time_limit import TimeLimit
-from gradserve.transport.streams import DownloadParts, upload_parts
+from gradserve.transport.streams import DownloadParts
 from gradserve.wire.metadata import Metadata
 from gradserve.wire.payload import Array
 
@@ -99,9 +99,7 @@ class BlockingServer:
                 put = self._channel.now.put
                 if exchange.progress is not None:
                     return ReportedUpload(exchange, exchange.progress).run(put, timeout, metadata, watch)
-                if watch is None:
-                    return put(upload_parts(exchange), timeout=timeout, metadata=metadata)
-                return _result(put.future(upload_parts(exchange), timeout=timeout, metadata=metadata), watch)
+                return carry_upload(exchange, put, timeout, metadata, watch)
             case Download(request):
                 call = self._channel.now.get(request, timeout=timeout, metadata=metadata)
                 if watch is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from gradserve.calls.exchange import Allocate, Background, DescribeTransport, Local, Operation, Pause, Track
+from gradserve.calls.exchange import Allocate, Background, CleanUp, DescribeTransport, Local, Operation, Pause, Track
 from gradserve.calls.retries import Attempt, Attempts
 from gradserve.transport.blocking.sockets import Watch
 from gradserve.transport.blocking.threaded_call import ThreadedCall
@@ -77,7 +77,7 @@ class ConcurrentSteps:
                 heapq.heappush(self._pauses, (time.monotonic() + seconds, next(self._numbers), member))
             case Background(begin):
                 self._ended.put((member, lambda: self._calls.begin(begin)))
-            case DescribeTransport() | Allocate() | Track():
+            case DescribeTransport() | Allocate() | Track() | CleanUp():
                 self._ended.put((member, lambda: self._calls.answer(step)))
             case Attempt():
                 call = ThreadedCall(partial(self._calls.carry, step))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -9,6 +10,7 @@ from gradserve.address import Address
 from gradserve.calls.exchange import (
     Allocate,
     Background,
+    CleanUp,
     DescribeTransport,
     Local,
     Operation,
@@ -45,6 +47,7 @@ class NetworkTransport:
             BlockingServer(address, target, settings, self._memory) for target, address in enumerate(addresses)
         )
         self._background: list[BackgroundThread] = []
+        self._clean_ups: list[BackgroundThread] = []
         self._cleanup = Cleanup(self, partial(_abandon, self._background, self._servers))
 
     def run(self, operation: Operation[T], /) -> T:
@@ -55,6 +58,8 @@ class NetworkTransport:
     def close(self) -> None:
         """Disconnects; calls under way in other threads end with CallCancelledError."""
         self._process.check()
+        for each in self._clean_ups:
+            each.join()
         _stop(self._background)
         for each in self._background:
             each.join()
@@ -68,16 +73,7 @@ class NetworkTransport:
 
     def begin(self, begin: Callable[[], Operation[None]], /) -> None:
         """Runs an operation in the background."""
-        servers = self._servers
-
-        def start_call(exchange: Unary, timeout: float | None) -> Any:
-            return servers[exchange.target].start_over_grpc(exchange, timeout)
-
-        def carry(attempt: Attempt, watch: Watch) -> Any:
-            return servers[attempt.exchange.target].carry(attempt, watch)
-
-        self._background[:] = [each for each in self._background if not each.is_done]
-        self._background.append(BackgroundThread(begin, self._settings, start_call, carry))
+        self._begin(begin, self._background)
 
     def answer(self, step: Local, /) -> Any:
         """Answers what needs no server."""
@@ -88,6 +84,24 @@ class NetworkTransport:
                 return self._memory.empty(shape, dtype)
             case Track():
                 return TransferProgress.of(step)
+            case CleanUp():
+                return self._clean_up
+
+    def _clean_up(self, begin: Callable[[], Operation[None]]) -> None:
+        with suppress(RuntimeError):  # the interpreter ends, and starts no threads any more
+            self._begin(begin, self._clean_ups)
+
+    def _begin(self, begin: Callable[[], Operation[None]], beside: list[BackgroundThread]) -> None:
+        servers = self._servers
+
+        def start_call(exchange: Unary, timeout: float | None) -> Any:
+            return servers[exchange.target].start_over_grpc(exchange, timeout)
+
+        def carry(attempt: Attempt, watch: Watch) -> Any:
+            return servers[attempt.exchange.target].carry(attempt, watch)
+
+        beside[:] = [each for each in beside if not each.is_done]
+        beside.append(BackgroundThread(begin, self._settings, start_call, carry))
 
     def _attempts(self, operation: Operation[T]) -> Attempts[T]:
         return traced_attempts(operation, self._settings, self._contact)
@@ -100,7 +114,7 @@ class NetworkTransport:
                 return time.sleep(seconds)
             case Background(begin):
                 return self.begin(begin)
-            case DescribeTransport() | Allocate() | Track():
+            case DescribeTransport() | Allocate() | Track() | CleanUp():
                 return self.answer(step)
             case Together(operations):
                 return ConcurrentSteps(self, self._attempts).run(operations)

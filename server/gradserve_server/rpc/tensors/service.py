@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, contextmanager
 from functools import partial
 from types import TracebackType
+from typing import TypeAlias
 
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.wire.assembly import PayloadError
@@ -62,6 +63,9 @@ STREAM_CODECS: Mapping[str, Codec] = {
 _DELETED_AT_ONCE = 512
 """Handles deleted before other tasks get their turn."""
 _SERIAL = re.compile("[0-9]{1,18}")
+
+_Storing: TypeAlias = messages_pb2.PutTensorsResponse | messages_pb2.StoreTensorsResponse
+"""A response with the handles of what was stored."""
 
 
 class TensorServicer:
@@ -128,7 +132,21 @@ class TensorServicer:
                         with _chunk_errors():
                             await landing.finish()
                     handles = await self._store.store(upload)
-        return await self._compute.run(work, _serialized, messages_pb2.PutTensorsResponse, specs, handles)
+        return await self._answered(work, messages_pb2.PutTensorsResponse, specs, handles)
+
+    async def _answered(
+        self,
+        work: int,
+        response: type[_Storing],
+        tensors: Sequence[TensorSpec] | Sequence[Array],
+        handles: Sequence[str],
+    ) -> Serialized:
+        """Returns the response with the handles of tensors. If the call is given up before, nobody knows them."""
+        try:
+            return await self._compute.run(work, _serialized, response, tensors, handles)
+        except BaseException:
+            self._store.delete(handles)
+            raise
 
     async def _take_parts(
         self,
@@ -188,7 +206,7 @@ class TensorServicer:
         else:
             async with self._opener.open_many(references) as opened:
                 arrays, handles = await put(opened, work, lease, call)
-        return await self._compute.run(work, _serialized, messages_pb2.StoreTensorsResponse, arrays, handles)
+        return await self._answered(work, messages_pb2.StoreTensorsResponse, arrays, handles)
 
     async def _stored(
         self, opened: OpenedTensors, work: int, lease: float | None, call: Call
@@ -403,7 +421,7 @@ async def _is_there(_part: Array) -> None:
 
 
 def _serialized(
-    response: type[messages_pb2.PutTensorsResponse | messages_pb2.StoreTensorsResponse],
+    response: type[_Storing],
     tensors: Iterable[TensorSpec | Array],
     handles: Iterable[str],
 ) -> Serialized:
