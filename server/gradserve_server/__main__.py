@@ -4,6 +4,19 @@ import signal
 import sys
 
 
+def _serves(arguments: list[str]) -> bool:
+    """Answers `gradserve health` if a server serves; False if the command has to do it."""
+    try:
+        from gradserve_server.rpc.health.quick import line_if_serving
+
+        line = line_if_serving(arguments)
+    except ModuleNotFoundError:  # The command says which extra is missing.
+        return False
+    if line is not None:
+        sys.stdout.write(f"{line}\n")
+    return line is not None
+
+
 def main() -> None:
     """Runs the command line; if the server's extra is not installed, says how to install it."""
     signals = None
@@ -13,6 +26,8 @@ def main() -> None:
         from gradserve_server.signals import StopSignals
 
         signals = StopSignals()
+    if sys.argv[1:2] == ["health"] and _serves(sys.argv[2:]):
+        return
     from gradserve_server.extras import MissingExtraError, require
 
     try:

@@ -9,20 +9,24 @@ from gradserve_server.config import StateConfig
 from gradserve_server.layers.batch_norm.durable.records import FileLayerRecords
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files.directory import StateDirectory
+from gradserve_server.state.files.errors import StateError
 from gradserve_server.state.files.store import StateStore
 from gradserve_server.state.files.values import Allocate
+from gradserve_server.system_errors import reason_of
 
 
 def open_state(config: StateConfig) -> "ServerState | None":
     """Opens the state directory of a configuration, None if it has none.
 
     Raises:
-        StateError: It cannot be used.
-        OSError: It cannot be made or opened.
+        StateError: It cannot be made, opened or used.
     """
     if config.state_dir is None:
         return None
-    store = StateStore(StateDirectory(Path(config.state_dir)))
+    try:
+        store = StateStore(StateDirectory(Path(config.state_dir)))
+    except OSError as error:
+        raise StateError(f"cannot use the state directory {config.state_dir}: {reason_of(error)}") from error
     return ServerState(store, Durability[config.durability.upper()])
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, Union, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import click
 from click.core import ParameterSource
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ByteSize, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -41,6 +41,24 @@ _OTHER_VARIABLES = (
 _KUBERNETES = re.compile(_PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _KUBERNETES_URL = re.compile(r"(tcp|udp|sctp)://.+")
 """The value of GRADSERVE_PORT in Kubernetes."""
+
+_METAVARS = {
+    "access": "FILE",
+    "bulk_listen": "ADDRESS",
+    "cluster": "NAME",
+    "http_host": "HOST",
+    "http_listen": "ADDRESS",
+    "min_arrival_rate": "SIZE",
+    "reserved_share": "FRACTION",
+    "shared_memory_socket": "PATH",
+    "state_dir": "PATH",
+    "tls_certificate": "FILE",
+    "tls_client_ca": "FILE",
+    "tls_key": "FILE",
+    "upstream": "ADDRESS",
+}
+"""What the help says in place of values whose type and name do not tell it."""
+_METAVAR_BY_TYPE: dict[object, str] = {ByteSize: "SIZE", int: "N", float: "SECONDS", bool: "BOOLEAN"}
 
 
 class SettingsError(click.ClickException):
@@ -190,17 +208,19 @@ def _is_tuple(field: FieldInfo) -> bool:
 
 
 def _metavar(name: str, field: FieldInfo) -> str:
-    annotation = field.annotation
+    if name in _METAVARS:
+        return _METAVARS[name]
     if _is_tuple(field):
         return "ADDRESS"
-    if name == "upstream":
-        return "ADDRESS"
-    if name == "upstream_workers":
-        return "N"
+    kinds = [part for part in _parts(field.annotation) if part is not type(None)]
+    return _METAVAR_BY_TYPE.get(kinds[0], name.rpartition("_")[2].upper())
+
+
+def _parts(annotation: Any) -> tuple[Any, ...]:
+    """Returns the types that an annotation allows, without what pydantic knows beside them."""
     if get_origin(annotation) in (Union, UnionType):
-        return "PATH"
-    by_type = {"ByteSize": "SIZE", "int": "N", "float": "SECONDS", "bool": "BOOLEAN"}
-    return by_type.get(getattr(annotation, "__name__", ""), name.rpartition("_")[2].upper())
+        return tuple(found for part in get_args(annotation) for found in _parts(part))
+    return _parts(get_args(annotation)[0]) if get_origin(annotation) is Annotated else (annotation,)
 
 
 def _help(field: FieldInfo) -> str:

@@ -253,3 +253,14 @@ def test_a_whole_has_sums_and_one_clock() -> None:
     assert (found.totals.accepted, found.totals.rounds, found.num_accumulators) == (4, 40, 4)
     open_round = whole([Answer(0, "a", first), Answer(1, "b", status(60.0, 0.0, 3))], "rate").accumulators[0].rounds[0]
     assert (open_round.began, open_round.ended) == (45.0, 0.0)
+
+
+def test_a_pipe_gets_one_picture_of_all_servers(cluster: Cluster, broken: Cluster) -> None:
+    done = cluster.line.run("top")
+    assert (done.exit_code, done.stderr) == (0, "")
+    servers = [line.split()[:2] for line in done.stdout.splitlines() if line[:6].strip().isdecimal()]
+    assert servers == [[str(at), address] for at, address in enumerate(cluster.addresses)]
+    failed = broken.line.run("top", "--timeout", "1")
+    assert failed.exit_code == 1
+    assert f"server 1 at {broken.addresses[1]}" in failed.stderr
+    assert NAMES[2] in failed.stdout

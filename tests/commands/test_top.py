@@ -99,3 +99,14 @@ def test_rates_begin_again_with_another_run_of_the_server() -> None:
     assert (Rates.between(first, later).rounds, Rates.between(first, later).gradients) == (2.0, 4.0)
     assert Rates.between(None, later) == Rates()
     assert Rates.between(later, replace(later, incarnation="b", uptime=30.0)) == Rates()
+
+
+def test_a_pipe_gets_one_picture_without_codes_for_terminals(command_line: CommandLine, trained: str) -> None:
+    done = command_line.run("top")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"{command_line.address}  gradserve ")
+    assert lines[2].split() == ["NAME", "STEP", "ROUNDS/S", "IN", "ROUND", "WAIT", "STALE", "ROUND", "MEMORY"]
+    assert [line.split()[1] for line in lines if line.startswith(trained)] == ["2"]
+    assert any(line.startswith("slow ") for line in lines)

@@ -251,3 +251,26 @@ def test_every_setting_has_a_flag_that_help_explains_and_a_section_in_the_refere
         for name in type(getattr(ServerConfig(), section)).model_fields:
             assert f"--{name.replace('_', '-')} " in result.output
             assert f"\n### `{name}` " in reference
+
+
+METAVARS = {
+    "ADDRESS": ["listen", "bulk_listen", "http_listen", "upstream"],
+    "BOOLEAN": ["tracing", "warm_up"],
+    "FILE": ["access", "address_file", "rounds_file", "tls_certificate", "tls_client_ca", "tls_key"],
+    "FRACTION": ["reserved_share"],
+    "HOST": ["http_host"],
+    "N": ["cluster_index", "cluster_size", "compute_threads", "max_calls", "upstream_workers"],
+    "NAME": ["cluster"],
+    "PATH": ["shared_memory_socket", "state_dir"],
+    "SECONDS": ["event_loop_warning_seconds", "drain_seconds", "upstream_grace_seconds"],
+    "SIZE": ["max_bytes", "max_device_bytes", "min_arrival_rate", "pool_bytes"],
+}
+
+
+def test_the_help_says_what_each_setting_takes() -> None:
+    shown = {each.name: each.metavar for each in show_config.params if isinstance(each, click.Option)}
+    for metavar, names in METAVARS.items():
+        assert {name: shown[name] for name in names} == dict.fromkeys(names, metavar)
+    units = {"_seconds": "SECONDS", "_bytes": "SIZE", "_file": "FILE"}
+    for ending, metavar in units.items():
+        assert {shown[name] for name in shown if name and name.endswith(ending)} == {metavar}

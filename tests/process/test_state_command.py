@@ -19,6 +19,7 @@ from gradserve_server.state.files.errors import StateError
 from gradserve_server.testing import LocalServer
 from tests.accumulators.durable.disk import Disk as AccumulatorDisk
 from tests.layers.durable.disk import LayerDisk
+from tests.servers.command_line import run_cli
 from tests.together import together
 
 
@@ -269,3 +270,18 @@ def test_what_has_come_with_a_change_of_the_cluster_is_named_and_stays(directory
     result = run("check", directory)
     assert result.exit_code == 1
     assert "1 accumulators have come here with a change of the number of servers that has not ended" in result.output
+
+
+def test_serve_names_the_option_of_a_state_directory_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, reason in (
+        ("/proc/x", "cannot use the state directory /proc/x: no such file or directory"),
+        (str(tmp_path / "file"), f"{tmp_path}/file: expected a directory"),
+        (str(tmp_path / "file" / "below"), f"cannot use the state directory {tmp_path}/file/below: not a directory"),
+    ):
+        for flags, variables, source in (
+            (("--state-dir", place), {}, "--state-dir"),
+            ((), {"GRADSERVE_STATE_DIR": place}, "GRADSERVE_STATE_DIR"),
+        ):
+            done = run_cli("serve", "--listen", "127.0.0.1:0", "--http-listen", "off", *flags, env=variables)
+            assert (done.returncode, done.stderr) == (1, f"Error: {source}: {reason}\n")

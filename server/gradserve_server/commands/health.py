@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradserve_server.commands.as_json import echo_json, json_option
-from gradserve_server.commands.server_address import address_argument, connection_options, tls_of
+from gradserve_server.commands.server_address import server_options, tls_of
 from gradserve_server.commands.servers import servers_at
 from gradserve_server.commands.wording import table, tell, tell_problem
 from gradserve_server.process import silence_grpc
@@ -33,9 +33,8 @@ class _Health:
 
 
 @click.command()
-@address_argument
 @json_option
-@connection_options
+@server_options
 def health(address: str, timeout: float, as_json: bool, **tls: Any) -> None:
     """Exit with 0 if the server at ADDRESS serves, or all servers of a cluster, otherwise with 1."""
     silence_grpc()

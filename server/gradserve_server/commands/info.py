@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradserve_server.commands.as_json import echo_json
-from gradserve_server.commands.server_address import address_argument, connection_options
+from gradserve_server.commands.server_address import server_options
 from gradserve_server.commands.servers import Answer, ask_all, described_servers, tell_problems
 from gradserve_server.commands.wording import duration, figure, size, tell
 
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@address_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the names of gradserve.ServerInfo.")
-@connection_options
+@server_options
 def info(address: str, timeout: float, as_json: bool, **tls: Any) -> None:
     """Show version, devices, limits and load of the server at ADDRESS, or of each server of a cluster."""
     answers = ask_all(address, timeout, lambda client: client.server_info(), **tls)

@@ -8,7 +8,7 @@ import click
 
 from gradserve_server.commands.as_json import as_plain, echo_json, json_option
 from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, TENSORS, Kind
-from gradserve_server.commands.server_address import server_options
+from gradserve_server.commands.server_address import keep_address_argument, server_options
 from gradserve_server.commands.servers import Answer, ask_all, described_servers, tell_problems
 from gradserve_server.commands.wording import size, table, tell, tell_problem
 
@@ -18,8 +18,19 @@ if TYPE_CHECKING:
 _MOST_ACCUMULATORS = 1000
 
 
+class _KindOrAddress(Kind):
+    """A kind, or the address of a server, which then takes the place of ADDRESS."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Returns the kind in the plural; accumulators if the word is an address."""
+        if ctx is None or ":" not in value:
+            return super().convert(value, param, ctx)
+        keep_address_argument(ctx, value)
+        return ACCUMULATORS
+
+
 @click.command()
-@click.argument("kind", type=Kind(), default=ACCUMULATORS)
+@click.argument("kind", type=_KindOrAddress(), default=ACCUMULATORS)
 @click.option("--container", metavar="NAME", default="", help="only what is in this container")
 @click.option("--name", metavar="TEXT", default="", help="only accumulators or layers whose names contain this")
 @json_option

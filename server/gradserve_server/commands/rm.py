@@ -8,7 +8,7 @@ import click
 from gradserve_server.commands.as_json import echo_json, json_option
 from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, Kind, container_option
 from gradserve_server.commands.names import complete_names
-from gradserve_server.commands.server_address import connected, server_options, tls_of
+from gradserve_server.commands.server_address import address_option, connected, connection_options, tls_of
 from gradserve_server.commands.servers import Answer, ask_one, servers_at
 from gradserve_server.commands.wording import tell
 from gradserve_server.printable import visible
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 @container_option
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @json_option
-@server_options
+@address_option
+@connection_options
 def rm(
     kind: str,
     names: Sequence[str],

@@ -113,7 +113,9 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
         raise click.ClickException(
             f"{error}; `gradserve state check` lists all that is damaged, `gradserve state repair` removes it"
         ) from None
-    except (OSError, StateError, ServiceError) as error:
+    except StateError as error:
+        raise click.ClickException(f"{settings['state_dir'].source}: {error}") from None
+    except (OSError, ServiceError) as error:
         raise click.ClickException(str(error)) from None
     end_process()
 

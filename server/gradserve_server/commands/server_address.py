@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from gradserve_server.process import silence_grpc
 from gradserve_server.settings import SettingsError
@@ -15,17 +16,43 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_ADDRESS = "localhost:50051"
-address_argument = click.argument("address", default=DEFAULT_ADDRESS, envvar="GRADSERVE_ADDRESS")
-"""The address, as the only argument."""
+_ARGUMENT, _OPTION = "gradserve.address.argument", "gradserve.address.option"
+"""Where the callbacks of a command keep what was given as ADDRESS and as --address."""
+
+
+def keep_address_argument(context: click.Context, address: str) -> None:
+    """Takes a word of the command line for its ADDRESS, for `with_address` to find."""
+    context.meta[_ARGUMENT] = address
+
+
+def _keep_option(context: click.Context, _option: click.Parameter, address: str | None) -> None:
+    context.meta[_OPTION] = address
+
+
+def _chosen(context: click.Context, option: click.Parameter, argument: str | None) -> str:
+    argument = argument or context.meta.get(_ARGUMENT)
+    given = context.meta.get(_OPTION)
+    if argument is None:
+        return given or DEFAULT_ADDRESS
+    is_from_command_line = context.get_parameter_source(_OPTION_NAME) is ParameterSource.COMMANDLINE
+    if is_from_command_line and given != argument and not context.resilient_parsing:
+        raise click.UsageError(f"expected one address, got {argument!r} as ADDRESS and {given!r} as --address", context)
+    return argument
+
+
+_OPTION_NAME = "given_address"
+_ADDRESS_ARGUMENT = click.argument("address", required=False, callback=_chosen)
+_ABOUT_OPTION: dict[str, Any] = {
+    "metavar": "ADDRESS",
+    "envvar": "GRADSERVE_ADDRESS",
+    "help": "the server: HOST:PORT or unix:PATH; or all servers of a cluster: with commas between them, "
+    f"dns+srv://SERVICE or gradserve+ray://NAME  [default: {DEFAULT_ADDRESS}]",
+}
 _ADDRESS_OPTION = click.option(
-    "--address",
-    "-a",
-    default=DEFAULT_ADDRESS,
-    show_default=True,
-    envvar="GRADSERVE_ADDRESS",
-    help="the server: HOST:PORT or unix:PATH; or all servers of a cluster: with commas between them, "
-    "dns+srv://SERVICE or gradserve+ray://NAME",
+    "--address", "-a", _OPTION_NAME, is_eager=True, expose_value=False, callback=_keep_option, **_ABOUT_OPTION
 )
+address_option = click.option("--address", "-a", default=DEFAULT_ADDRESS, **_ABOUT_OPTION)
+"""--address alone, for a command whose last argument takes any number of words."""
 _TIMEOUT_OPTION = click.option(
     "--timeout", type=float, default=5.0, show_default=True, help="seconds to wait at most, or inf"
 )
@@ -62,8 +89,11 @@ def connection_options(command: F) -> F:
 
 
 def server_options(command: F) -> F:
-    """Gives a command --address and the options of `connection_options`."""
-    return _ADDRESS_OPTION(connection_options(command))
+    """Gives a command the argument ADDRESS, the option --address for the same, and those of `connection_options`.
+
+    The command has one parameter `address` for both. Without either, it is that of GRADSERVE_ADDRESS, or the default.
+    """
+    return _ADDRESS_ARGUMENT(_ADDRESS_OPTION(connection_options(command)))
 
 
 def tls_of(

@@ -7,7 +7,7 @@ import click
 
 from gradserve_server.commands.as_json import echo_json, json_option
 from gradserve_server.commands.progress import steps
-from gradserve_server.commands.server_address import address_argument, connected, connection_options
+from gradserve_server.commands.server_address import connected, server_options
 
 _WAYS = ("shared_memory", "bulk", "grpc")
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -32,7 +32,6 @@ class Size(click.ParamType[int]):
 
 
 @click.command()
-@address_argument
 @click.option("--size", "num_bytes", type=Size(), default="10MiB", show_default=True, help="the size of large tensors")
 @click.option(
     "--seconds",
@@ -41,10 +40,17 @@ class Size(click.ParamType[int]):
     show_default=True,
     help="how long each figure is measured: four for each way, and two of this machine",
 )
-@click.option("--way", "ways", multiple=True, type=click.Choice(_WAYS), help="only this way; repeatable")
+@click.option(
+    "--transport",
+    "--way",
+    "ways",
+    multiple=True,
+    type=click.Choice(_WAYS),
+    help="only this way, as transport= of gradserve.connect; repeatable",
+)
 @click.option("--container", metavar="NAME", default="", help="where to make accumulators  [default: default]")
 @json_option
-@connection_options
+@server_options
 def bench(
     address: str,
     timeout: float,

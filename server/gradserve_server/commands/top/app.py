@@ -14,7 +14,10 @@ from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, Tab
 from gradserve.server_status import AccumulatorStatus, ServerStatus
 from gradserve.visible import visible
 from gradserve_server.commands.top.panels import (
+    COLUMNS,
+    cells,
     errors_panel,
+    full_name,
     headline,
     rounds_panel,
     server_panel,
@@ -23,11 +26,9 @@ from gradserve_server.commands.top.panels import (
 )
 from gradserve_server.commands.top.rates import Rates
 from gradserve_server.commands.top.whole import Picture, whole
-from gradserve_server.commands.wording import duration, size
 
 ORDERS = ("latest", "name", "rate", "waiting", "bytes")
 _PANELS = ("rounds", "workers", "server", "errors")
-_COLUMNS = ("NAME", "STEP", "ROUNDS/S", "IN ROUND", "WAIT", "STALE", "ROUND", "MEMORY")
 
 TakePicture = Callable[[str, str], Awaitable[Picture]]
 """Returns a picture of each server: takes a part of the names, and the order."""
@@ -97,7 +98,7 @@ class TopApp(App[None]):
 
     def on_mount(self) -> None:
         """Begins to follow the server."""
-        self.query_one(DataTable).add_columns(*_COLUMNS, *(("SERVER",) if self._is_cluster else ()))
+        self.query_one(DataTable).add_columns(*COLUMNS, *(("SERVER",) if self._is_cluster else ()))
         self.query_one(DataTable).focus()
         self.run_worker(self._follow(), exclusive=True)
 
@@ -142,9 +143,10 @@ class TopApp(App[None]):
         shown.clear()
         homes = {_key(each): seen.index for seen in self._picture if seen.value for each in seen.value.accumulators}
         for each in accumulators:
-            name = each.name if each.container == "default" else _key(each)
             home = (str(homes[_key(each)]),) if self._is_cluster else ()
-            shown.add_row(Text(visible(name), no_wrap=True), *map(_right, (*_cells(each), *home)), key=_key(each))
+            shown.add_row(
+                Text(visible(full_name(each)), no_wrap=True), *map(_right, (*cells(each), *home)), key=_key(each)
+            )
         keys = [_key(each) for each in accumulators]
         if selected in keys:
             shown.move_cursor(row=keys.index(selected), animate=False, scroll=False)
@@ -225,18 +227,6 @@ class TopApp(App[None]):
 
 def _key(each: AccumulatorStatus) -> str:
     return f"{each.container}/{each.name}"
-
-
-def _cells(each: AccumulatorStatus) -> tuple[str, ...]:
-    return (
-        f"{each.global_step:,}",
-        f"{each.rounds_per_second:.1f}",
-        f"{each.num_accumulated}/{each.num_required}" if each.num_required else str(each.num_accumulated),
-        str(each.num_waiting),
-        str(each.stale),
-        duration(each.median_round_seconds) if each.median_round_seconds else "",
-        size(each.num_bytes),
-    )
 
 
 def _right(cell: str) -> Text:

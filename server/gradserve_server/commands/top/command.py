@@ -1,14 +1,16 @@
 """`gradserve top`: a server or a cluster at work, in a terminal."""
 
 import asyncio
+import sys
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gradserve_server.commands.as_json import echo_json, json_option
-from gradserve_server.commands.server_address import address_argument, connection_options, tls_of
+from gradserve_server.commands.server_address import server_options, tls_of
 from gradserve_server.commands.servers import Answer, ask_all, described_servers, misplaced, tell_problems
+from gradserve_server.commands.wording import tell
 
 if TYPE_CHECKING:
     import gradserve.aio
@@ -16,22 +18,28 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@address_argument
 @click.option(
     "--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="seconds between pictures"
 )
 @click.option("--name", metavar="TEXT", default="", help="only accumulators whose names contain this")
 @json_option
-@connection_options
+@server_options
 def top(address: str, timeout: float, interval: float, name: str, as_json: bool, **tls: Any) -> None:
     """Follow the server at ADDRESS: accumulators, their last rounds, slow workers, bytes, memory, errors.
 
-    Of a cluster, all servers together. With --json, print one picture and end. Keys: s sorts, / filters, [ and ] change
-    the panel, p pauses, q ends.
+    Of a cluster, all servers together. With --json, or into a pipe or a file, print one picture and end.
+
+    Keys: s sorts, / filters, [ and ] change the panel, p pauses, q ends.
     """
     answers = ask_all(address, timeout, lambda client: client.server_status(name_contains=name), **tls)
     if as_json:
         echo_json(answers[0].value if len(answers) == 1 else _described(answers))
+        tell_problems(answers)
+        return
+    if not sys.stdout.isatty():
+        from gradserve_server.commands.top.panels import plain_text
+
+        tell(*plain_text(address, answers).splitlines())
         tell_problems(answers)
         return
     import gradserve.aio

@@ -5,19 +5,57 @@ from collections.abc import Mapping
 from gradserve.server_status import AccumulatorStatus, RoundStatus, ServerStatus
 from gradserve.visible import visible
 from gradserve_server.commands.top.rates import Rates
-from gradserve_server.commands.top.whole import Picture
+from gradserve_server.commands.top.whole import Picture, whole
 from gradserve_server.commands.wording import block, duration, size, table
 
+COLUMNS = ("NAME", "STEP", "ROUNDS/S", "IN ROUND", "WAIT", "STALE", "ROUND", "MEMORY")
 _BAR = 28
 _MOST_ROUNDS = 8
 
 
-def headline(address: str, status: ServerStatus, rates: Rates) -> str:
-    """Returns a line about the whole server."""
-    received, sent = sum(rates.received.values()), sum(rates.sent.values())
-    return visible(
-        f"{address}  gradserve {status.version}  up {duration(status.uptime)}  {status.device}  "
-        f"{rates.rounds:.1f} rounds/s  in {size(received)}/s  out {size(sent)}/s"
+def headline(address: str, status: ServerStatus, rates: Rates | None) -> str:
+    """Returns a line about the whole server; without rates if they are not known yet."""
+    line = f"{address}  gradserve {status.version}  up {duration(status.uptime)}  {status.device}"
+    if rates is not None:
+        received, sent = sum(rates.received.values()), sum(rates.sent.values())
+        line += f"  {rates.rounds:.1f} rounds/s  in {size(received)}/s  out {size(sent)}/s"
+    return visible(line)
+
+
+def plain_text(address: str, picture: Picture) -> str:
+    """Returns one picture of a server or a cluster as text, for output that is no terminal."""
+    status = whole(picture)
+    parts = [headline(address, status, None), accumulators_table(status), workers_panel(status)]
+    if len(picture) > 1:
+        parts.insert(1, servers_panel(picture, None))
+    return "\n\n".join(parts)
+
+
+def accumulators_table(status: ServerStatus) -> str:
+    """Returns the accumulators, with the columns of the terminal program."""
+    if not status.accumulators:
+        return "No accumulators."
+    rows = [(full_name(each), *cells(each)) for each in status.accumulators]
+    lines = table(COLUMNS, rows, frozenset(range(1, len(COLUMNS))))
+    more = status.num_accumulators - len(rows)
+    return block((*lines, *((f"and {more:,} more",) if more > 0 else ())))
+
+
+def full_name(each: AccumulatorStatus) -> str:
+    """Returns the name of an accumulator, with its container if that is not the default one."""
+    return each.name if each.container == "default" else f"{each.container}/{each.name}"
+
+
+def cells(each: AccumulatorStatus) -> tuple[str, ...]:
+    """Returns what stands beside the name of an accumulator, as `COLUMNS` says."""
+    return (
+        f"{each.global_step:,}",
+        f"{each.rounds_per_second:.1f}",
+        f"{each.num_accumulated}/{each.num_required}" if each.num_required else str(each.num_accumulated),
+        str(each.num_waiting),
+        str(each.stale),
+        duration(each.median_round_seconds) if each.median_round_seconds else "",
+        size(each.num_bytes),
     )
 
 
@@ -99,24 +137,27 @@ def server_panel(status: ServerStatus, rates: Rates) -> str:
     )
 
 
-def servers_panel(picture: Picture, rates: Mapping[int, Rates]) -> str:
-    """Returns the servers of a cluster: what each has and does, or why it does not answer."""
+def servers_panel(picture: Picture, rates: Mapping[int, Rates] | None) -> str:
+    """Returns the servers of a cluster: what each has and does (without rates if unknown), or why it is silent."""
     rows = []
     for each in picture:
         status = each.value
         if status is None:
             rows.append((str(each.index), each.address, "no answer", "", "", "", "", "", each.problem))
             continue
-        found = rates.get(each.index, Rates())
+        found = Rates() if rates is None else rates.get(each.index, Rates())
+        flow = (
+            f"{found.rounds:.1f}",
+            f"{size(sum(found.received.values()))}/s",
+            f"{size(sum(found.sent.values()))}/s",
+        )
         rows.append(
             (
                 str(each.index),
                 each.address,
                 duration(status.uptime),
                 f"{status.num_accumulators:,}",
-                f"{found.rounds:.1f}",
-                f"{size(sum(found.received.values()))}/s",
-                f"{size(sum(found.sent.values()))}/s",
+                *(("", "", "") if rates is None else flow),
                 size(next((part.num_bytes for part in status.memory if part.purpose == "all tensors"), 0)),
                 "",
             )

@@ -1,0 +1,69 @@
+"""Answers `gradserve health` in a tenth of the processor time, where the answer is the usual one.
+
+Health checks run every few seconds, beside training. Importing what commands need takes longer than asking: so this
+module imports gRPC alone, and leaves everything but a plain SERVING to the command.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_ADDRESS = re.compile(r"unix:[^,?#%\s]+|[A-Za-z0-9_][\w.-]*:[0-9]{1,5}", re.ASCII)
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
+_LOOPBACK = re.compile(r"unix:.*|localhost:.*|127\.[0-9.]+:.*")
+_ELSEWHERE = re.compile(r"GRADSERVE_TLS.*")
+"""Variables with which the command does something else."""
+_SERVING = b"\x08\x01"
+"""grpc.health.v1.HealthCheckResponse with the status SERVING."""
+_DEFAULT_ADDRESS, _DEFAULT_SECONDS = "localhost:50051", "5.0"
+
+
+def line_if_serving(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> str | None:
+    """Returns the line that `gradserve health` prints if a server serves.
+
+    Args:
+        arguments: What follows `gradserve health`: an address, as a word or as --address, and --timeout.
+        environment: The environment variables.
+
+    Returns:
+        None if the command itself has to answer: for other options, TLS, several servers, and any other answer.
+    """
+    given = _understood(arguments, environment)
+    if given is None:
+        return None
+    address, seconds = given
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # as `process.silence_grpc` does
+    import grpc
+
+    path = address.removeprefix("unix:") if address.startswith("unix:") else ""
+    options = (("grpc.enable_http_proxy", 0),) if _LOOPBACK.fullmatch(address) else ()
+    target = f"unix:{path}" if path else f"dns:///{address}"
+    with grpc.insecure_channel(target, options=options) as channel:
+        try:
+            check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
+            answer = check(b"", timeout=seconds)
+        except grpc.RpcError:
+            return None
+    return f"{address}: SERVING" if answer == _SERVING else None
+
+
+def _understood(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[str, float] | None:
+    """Returns the address and the timeout, or None if there is anything else than these."""
+    options = {"--address": "", "--timeout": _DEFAULT_SECONDS}
+    words: list[str] = []
+    rest = iter(arguments)
+    for each in rest:
+        name, equals, value = each.partition("=")
+        name = "--address" if name == "-a" and not equals else name
+        if name in options:
+            options[name] = value if equals else next(rest, "")
+        else:
+            words.append(each)
+    if len(words) > 1 or (words and options["--address"]) or any(map(_ELSEWHERE.fullmatch, environment)):
+        return None
+    address = (*words, options["--address"], environment.get("GRADSERVE_ADDRESS"), _DEFAULT_ADDRESS)
+    chosen = next(filter(None, address))
+    if not _ADDRESS.fullmatch(chosen) or not _SECONDS.fullmatch(options["--timeout"]):
+        return None
+    return chosen, float(options["--timeout"])
