@@ -6,6 +6,22 @@ from dataclasses import dataclass
 from gradserve.errors import InvalidArgumentError
 
 _LONGEST_TEXT = 200
+READING_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    BufferError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What Python, NumPy and the libraries of arrays raise for a value that cannot be read in some way.
+
+Any other exception, such as a TimeoutError that a signal handler raises, says nothing about the value and
+is passed on.
+"""
+
 _SHOWN = (bool, int, float, complex, str, bytes, type(None), list, tuple, dict, set)
 
 

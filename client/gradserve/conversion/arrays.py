@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.conversion.argument import Argument
+from gradserve.conversion.argument import READING_ERRORS, Argument
 from gradserve.conversion.dlpack import array_from_dlpack, is_in_host_memory
 from gradserve.conversion.dtypes import as_dtype, name_of
-from gradserve.conversion.interruptions import is_interruption
 from gradserve.errors import InvalidArgumentError
 from gradserve.wire.payload import Array
 
@@ -91,11 +90,7 @@ def _read_foreign(value: Any, argument: Argument) -> Array:
     for read in ways:
         try:
             array = read(detached(value))
-        except MemoryError:
-            raise
-        except Exception as error:  # each library raises its own
-            if is_interruption(error):
-                raise
+        except READING_ERRORS as error:
             reason = reason or error
         else:
             if array.dtype.kind not in _NO_NUMBERS:

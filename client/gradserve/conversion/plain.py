@@ -6,9 +6,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from gradserve.conversion.argument import Argument, described
+from gradserve.conversion.argument import READING_ERRORS, Argument, described
 from gradserve.conversion.arrays import as_array, has_dtype
-from gradserve.conversion.interruptions import is_interruption
 
 INT32 = range(-(1 << 31), 1 << 31)
 INT64 = range(-(1 << 63), 1 << 63)
@@ -58,13 +57,12 @@ def as_list(value: Any, expected: str, argument: Argument) -> list[Any]:
     Raises:
         InvalidArgumentError: It is not such an iterable.
     """
-    if not isinstance(value, _TEXTS | Mapping):
-        try:
-            return list(value)
-        except Exception as error:  # each library raises its own
-            if is_interruption(error):
-                raise
-    raise argument.error(expected, value)
+    if isinstance(value, _TEXTS | Mapping):
+        raise argument.error(expected, value)
+    try:
+        return list(value)
+    except READING_ERRORS as error:
+        raise argument.error(expected, value) from _cause(error)
 
 
 def as_mapping(value: Any, argument: Argument) -> dict[str, Any]:
@@ -115,10 +113,8 @@ def as_integer(value: Any, argument: Argument, allowed: range = INT64) -> int:
     """
     try:
         number = operator.index(value)
-    except Exception as error:  # each library raises its own
-        if is_interruption(error):
-            raise
-        raise argument.error("an integer", value) from None
+    except READING_ERRORS as error:
+        raise argument.error("an integer", value) from _cause(error)
     if number not in allowed:
         raise argument.error(f"an integer from {allowed.start} to {allowed.stop - 1}", number)
     return number
@@ -132,13 +128,13 @@ def as_number(value: Any, argument: Argument) -> float:
     """
     if type(value) is float:
         return value
-    if not isinstance(value, _TEXTS) and not getattr(value, "ndim", 0):
-        try:
-            return float(value)
-        except Exception as error:  # each library raises its own
-            if is_interruption(error):
-                raise
-    raise argument.error("a number", value)
+    num_dimensions: int = getattr(value, "ndim", 0)
+    if isinstance(value, _TEXTS) or num_dimensions:
+        raise argument.error("a number", value)
+    try:
+        return float(value)
+    except READING_ERRORS as error:
+        raise argument.error("a number", value) from _cause(error)
 
 
 def as_shape(value: Any, argument: Argument) -> tuple[int, ...]:
@@ -152,3 +148,8 @@ def as_shape(value: Any, argument: Argument) -> tuple[int, ...]:
         raise argument.error(expected, value)
     sizes = as_list(as_array(value, argument).tolist() if has_dtype(value) else value, expected, argument)
     return tuple(-1 if size is None else as_integer(size, argument) for size in sizes)
+
+
+def _cause(error: Exception) -> Exception | None:
+    """Returns an error as the cause of another; None if it only says that a value is of the wrong type."""
+    return None if isinstance(error, TypeError | ValueError | OverflowError) else error
