@@ -524,6 +524,19 @@ def test_properties_of_the_run(client: gradserve.Client, server_address: str, na
         assert info.idle_lease == 3600.0
 
 
+def test_weights_that_have_come_to_differ(server_address: str, name: str) -> None:
+    with trainings(server_address, name, 3, optimizers=adam, num_required=3, compare_every=1) as workers:
+        for _ in range(2):
+            together(*(worker.step for worker in workers))
+        with torch.no_grad():
+            workers[2].model[0].bias.add_(1e-3)
+        with ThreadPoolExecutor(3) as threads:
+            failures = [each.exception() for each in [threads.submit(worker.step) for worker in workers]]
+        assert failures[:2] == [None, None]
+        assert isinstance(failures[2], gradserve.AbortedError)
+        assert "equal at step 1" in str(failures[2])
+
+
 class TestSchedules:
     @pytest.mark.parametrize("nested", [False, True])
     def test_one_that_goes_by_a_metric(self, client: gradserve.Client, name: str, nested: bool) -> None:

@@ -115,4 +115,4 @@ def test_all_workers_treat_missing_gradients_alike(client: gradserve.Client, nam
     Worker(client, weights, name=name, num_required=1, missing="zeros")
     with pytest.raises(gradserve.AlreadyExistsError) as raised:
         Worker(client, weights, name=name, num_required=1)
-    assert "num_required, keep_averages and missing" in raised.value.__notes__[0]
+    assert "num_required, keep_averages, missing" in raised.value.__notes__[0]

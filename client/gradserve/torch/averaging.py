@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
+from numpy.typing import NDArray
 
 from gradserve.client import Client
 from gradserve.errors import InvalidArgumentError
@@ -38,6 +39,7 @@ def average_gradients(
     idle_lease: float | None = None,
     settings: Mapping[str, str] | None = None,
     if_exists: Literal["join", "new", "error"] = "join",
+    compare_every: int = 0,
 ) -> "Averaging":
     """Lets an optimizer step with the gradients' averages over the workers of a run, until the end of the block.
 
@@ -89,6 +91,9 @@ def average_gradients(
         if_exists: What to do if there is a run of this name that has taken steps. "join": go on with its state. "new":
             the same if any of its workers is there; otherwise delete it and begin anew. "error": raise
             AlreadyExistsError.
+        compare_every: Compare the parameters of all workers, bit by bit, at every step that this divides: a digest of
+            them travels with the gradients. A worker whose parameters differ from those of most gets an AbortedError
+            out of `optimizer.step()`, and the others log it. 0: never. The same for all workers.
 
     Raises:
         InvalidArgumentError: The model and the optimizer have different parameters, a parameter has a dtype that cannot
@@ -125,6 +130,8 @@ def average_gradients(
             "torch": {**settings_of(optimizer, scheduler, is_fresh=start_step is None), **(settings or {})},
         },
         if_exists=if_exists,
+        compare_every=compare_every,
+        compared=lambda: {key: _bits_of(each) for key, each in parameters.items()},
     )
     gradients = Gradients(parameters, zeros_for_missing=missing == "zeros")
     return Averaging(worker, gradients, state, optimizer, schedule, start_step)
@@ -233,6 +240,11 @@ class Averaging:
                 "fused=False",
                 field="optimizer",
             )
+
+
+def _bits_of(parameter: torch.Tensor) -> NDArray[Any]:
+    bits: NDArray[Any] = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return bits
 
 
 def _num_parameters(optimizer: Any) -> int:

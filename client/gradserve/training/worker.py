@@ -32,6 +32,7 @@ from gradserve.training.progress import OUT_OF_BATCHES, DropLog, WaitLog
 from gradserve.training.settings import agree_on_settings, checked_settings
 from gradserve.training.state import Carried, State
 from gradserve.training.succession import PAUSE_SECONDS, is_successor
+from gradserve.training.weights_check import DIGESTS, DIGESTS_SPEC, WeightsCheck
 from gradserve.worker_ids import new_worker_id
 
 _log = logging.getLogger(__name__)
@@ -92,6 +93,8 @@ class Worker:
         idle_lease: float | None = None,
         settings: Mapping[str, Mapping[str, str]] | None = None,
         if_exists: Literal["join", "new", "error"] = "join",
+        compare_every: int = 0,
+        compared: Callable[[], Mapping[str, ArrayLike] | None] | None = None,
     ) -> None:
         """Finds the accumulator of a training run, or makes it. Sends no gradient and changes no step.
 
@@ -120,6 +123,11 @@ class Worker:
             if_exists: What `begin` does if there is a run of this name that has taken steps. "join": take the state of
                 one of its workers, or what the last of them has left. "new": the same if any of its workers is there;
                 otherwise delete it and begin anew. "error": raise AlreadyExistsError.
+            compare_every: Compare the parameters of all workers at every step that this divides: a digest of them
+                travels with the gradient. A worker whose parameters differ from those of most gets an AbortedError out
+                of `exchange`, and the others log it. 0: never. The same for all workers.
+            compared: Returns this worker's parameters, as arrays in the memory of the host by name; None if they are
+                not at hand.
             settings: What else all workers must have been started with: texts by name, by kind of worker, such as
                 {"numpy": {"learning rate": "0.1"}}. `begin` compares them with those of the first worker of that kind.
 
@@ -156,6 +164,17 @@ class Worker:
         self._is_partial = missing == "zeros"
         if self._is_partial:
             self._parameters[PRESENCE] = presence_spec(len(self._names))
+        self._check: WeightsCheck | None = None
+        self._digests: ArrayLike | None = None
+        if as_integer(compare_every, Argument("compare_every")):
+            if compare_every < 0 or compared is None:
+                raise InvalidArgumentError(
+                    f"expected compare_every of at least 0, and compared with it, got {compare_every} and "
+                    f"{'none' if compared is None else 'one'}",
+                    field="compare_every",
+                )
+            self._check = WeightsCheck(name, self.worker_id, compare_every, compared)
+            self._parameters[DIGESTS] = DIGESTS_SPEC
         self._incarnation = client.server_info().incarnation
         self.accumulator = self._found()
         self._joining = self._new_joining()
@@ -283,7 +302,8 @@ class Worker:
         Raises:
             InvalidArgumentError: A gradient is missing, does not have the parameter's shape, or has infinities or NaN.
                 It does not count: the next `exchange` may bring another one for the same step.
-            AbortedError: The accumulator was deleted, or put back to an earlier step.
+            AbortedError: The accumulator was deleted, or put back to an earlier step; or this worker's parameters are
+                not those of the others (`compare_every`).
             DeadlineExceededError: Too few gradients arrived in time; the message says which workers are missing. The
                 gradient counts: the next `exchange` waits for the same round. Or this worker is further behind than
                 averages are kept, after a start from an old checkpoint for example, and no other worker has sent its
@@ -292,10 +312,14 @@ class Worker:
         """
         if self._attendant is None:
             raise InvalidArgumentError("expected begin() before exchange()", field="gradients")
+        if self._check is not None:
+            self._digests = self._check.to_send(self.step)
         resting = self._attendant.at_rest(self.step, self._members)
         with resting, self._waits.waiting(self.step, self._members):
             result = self._sent(gradients, weight)
         advance = self._advance(result)
+        if self._check is not None and advance.averages and not advance.was_late:
+            self._check.check(self.step, advance.averages[-1])
         self._drops.note(self.step, result.global_step, was_dropped=advance.was_late)
         self.step = advance.step
         if advance.averages:
@@ -303,10 +327,10 @@ class Worker:
         return replace(advance, averages=tuple(map(self._of_those_present, advance.averages)))
 
     def _of_those_present(self, average: Average) -> Average:
-        """Returns an average without the parameters of which no worker had a gradient."""
-        if not self._is_partial:
+        """Returns an average of parameters alone, without those of which no worker had a gradient."""
+        if not self._is_partial and self._check is None:
             return average
-        present = present_names(self._names, average)
+        present = present_names(self._names, average) if self._is_partial else self._names
         return replace(
             average,
             components={name: each for name, each in average.components.items() if name in present},
@@ -332,6 +356,8 @@ class Worker:
         return self._push_pull(gradients, weight)
 
     def _push_pull(self, gradients: Mapping[str, ArrayLike | None], weight: float) -> PushPullResult:
+        if self._check is not None:
+            gradients = {**gradients, DIGESTS: self._digests}
         if self._is_partial:
             present = {name for name in self._names if gradients.get(name) is not None}
             gradients = {**gradients, PRESENCE: presence_of(self._names, present)}
@@ -439,8 +465,8 @@ class Worker:
         except AlreadyExistsError as error:
             error.add_note(
                 f"All workers of training run {self._name!r} need the same parameters and the same num_required, "
-                "keep_averages and missing. If this is another run, give it another name; if the run is over, delete "
-                "the accumulator."
+                "keep_averages, missing, refuse_non_finite and compare_every. If this is another run, give it another "
+                "name; if the run is over, delete the accumulator."
             )
             raise
 
