@@ -20,6 +20,7 @@ def broadcast_parameters(
     name: str,
     send_frozen: bool = True,
     leave_out: Collection[str] = (),
+    container: str = "",
     timeout: float | None = None,
 ) -> bool:
     """Gives all workers of a run the weights of the first one: its parameters, buffers, and its optimizer's state.
@@ -34,6 +35,7 @@ def broadcast_parameters(
         name: The name of the run.
         send_frozen: Whether frozen parameters are given, too; see `average_gradients`.
         leave_out: Names, or patterns of names, of frozen parameters and buffers that are not given.
+        container: The namespace of the name.
         timeout: Seconds to wait for the weights. None: the client's timeout. math.inf: no limit.
 
     Returns:
@@ -46,7 +48,8 @@ def broadcast_parameters(
     """
     specs = {key: DenseSpec(each.dtype, tuple(each.shape)) for key, each in trained_parameters(model).items()}
     state = TrainingState(module_of(model), optimizer, send_frozen=send_frozen, leave_out=leave_out)
-    with Worker(client, specs, name=f"{name}/broadcast", num_required=1, timeout=timeout) as worker:
+    run = f"{name}/broadcast"
+    with Worker(client, specs, name=run, num_required=1, container=container, timeout=timeout) as worker:
         received = worker.begin(state.captured)
     if received is not None:
         state.load(received)

@@ -56,6 +56,11 @@ class OrderedIncarnations:
         self._newest = max(self._newest, min(_number_of(incarnation), _MOST - 1))
 
 
+def is_incarnation(text: str) -> bool:
+    """Returns True if a text looks like the incarnation of an accumulator."""
+    return _ORDERED.fullmatch(text) is not None
+
+
 def check_ordered(incarnation: str, field: str) -> None:
     """Checks that a home can have made an incarnation.
 

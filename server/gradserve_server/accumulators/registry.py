@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from sys import getsizeof
 from typing import Any, TypeAlias
@@ -15,7 +16,7 @@ from gradserve_server.accumulators.averages import KeptAverages
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory
-from gradserve_server.accumulators.incarnations import OrderedIncarnations, is_later, latest_before
+from gradserve_server.accumulators.incarnations import OrderedIncarnations, is_incarnation, is_later, latest_before
 from gradserve_server.accumulators.journal import AccumulatorJournal, Records
 from gradserve_server.accumulators.kept_bytes import KeptBytes
 from gradserve_server.accumulators.ledger import Answer, Ledger
@@ -211,6 +212,24 @@ class AccumulatorRegistry:
         """
         found = self._find(key, home_incarnation)
         return found is not None and home_incarnation in ("", found.incarnation)
+
+    def belongs_to_another(self, key: ResourceKey) -> bool:
+        """Returns True if a name is that of something beside an accumulator that exists: NAME/INCARNATION/...
+
+        The workers of a training run keep there what they need besides gradients: requests of newcomers, states. If
+        another server of the cluster has the accumulator, only that is checked what this one can see.
+        """
+        segments = key.name.split("/")
+        for at in range(1, len(segments) - 1):
+            other, incarnation = replace(key, name="/".join(segments[:at])), segments[at]
+            if self._member is not None and not self._member.is_home(other):
+                if is_incarnation(incarnation):
+                    return True
+                continue
+            found = self._accumulators.find(other) if other.name else None
+            if found is not None and found.incarnation == incarnation:
+                return True
+        return False
 
     def check_is_home(self, key: ResourceKey) -> None:
         """Checks that this server decides about the rounds of an accumulator, if it has it: others only hold parts.

@@ -34,7 +34,7 @@ class Admitted:
 
     Attributes:
         identity: The caller.
-        may_only_open: The error for creating what does not exist; None if the caller may.
+        may_only_open: The error for creating what does not exist, and for takes; None if the caller may.
     """
 
     identity: Identity

@@ -1,7 +1,9 @@
 """Reads the file that says who may do what."""
 
+import os
 import pwd
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,6 +63,48 @@ def read_policy(path: Path) -> Policy:
         return _policy(content)
     except (AccessFileError, RecursionError) as error:  # RecursionError: a message about tables within tables
         raise AccessFileError(f"the access file {path} is not valid: {error}") from None
+
+
+def check_identity(entry: str) -> None:
+    """Checks the lines of one identity.
+
+    Raises:
+        AccessFileError: They are not valid.
+    """
+    _policy(tomllib.loads(entry))
+
+
+def add_identity(path: Path, entry: str) -> None:
+    """Adds the lines of an identity to a file, in one step; makes the file if it does not exist, for its user alone.
+
+    Raises:
+        AccessFileError: They, or what is there, are not valid, the identity is there already, or the file cannot be
+            read or written. It is as before.
+    """
+    check_identity(entry)
+    (name,) = tomllib.loads(entry)["identities"]
+    try:
+        before, mode = (path.read_text(), path.stat().st_mode & 0o777) if path.exists() else ("", 0o600)
+        if before.strip():
+            read_policy(path)
+            if name in tomllib.loads(before)["identities"]:
+                raise AccessFileError(
+                    f"expected an identity that is not in {path} yet, got {name!r}: to replace its token, add a second "
+                    "one to its `tokens`, and remove the first when nobody uses it any more"
+                )
+        text = f"{before.rstrip()}\n\n{entry}" if before.strip() else entry
+        _policy(tomllib.loads(text))
+        beside = path.resolve().with_name(f".{path.name}.{os.getpid()}")
+        try:
+            beside.touch(mode)
+            beside.write_text(text)
+            beside.chmod(mode)
+            beside.replace(path.resolve())
+        finally:
+            beside.unlink(missing_ok=True)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = reason_of(error) if isinstance(error, OSError) else str(error)
+        raise AccessFileError(f"cannot add to the access file {path}: {reason}") from None
 
 
 def _policy(content: Mapping[str, Any]) -> Policy:

@@ -14,7 +14,8 @@ class Rule:
         role: The role that its caller needs; None: anybody may call it, without credentials too.
         containers: The paths of the fields of the request that may name the container: the first whose message is set
             counts. Without any, the role in any container is enough.
-        opening: The role that is enough to open what exists, for a method that creates what does not; None: `role`.
+        opening: The role that is enough to open what exists, for a method that creates what does not; for creations and
+            takes, also for what belongs to another: `AccumulatorRegistry.belongs_to_another`. None: `role`.
         for_unknown_users: Whether somebody at a Unix socket, whose user is not known yet, may call it.
     """
 
@@ -48,7 +49,7 @@ RULES: Mapping[str, Rule] = {
     "gradserve.v1.AccumulatorService.ReduceGradients": Rule(Role.WORKER, _ACCUMULATOR),
     "gradserve.v1.AccumulatorService.SetGlobalStep": Rule(Role.CHIEF, _ACCUMULATOR),
     "gradserve.v1.AccumulatorService.StageGradient": Rule(Role.WORKER, _ACCUMULATOR),
-    "gradserve.v1.AccumulatorService.TakeGradient": Rule(Role.CHIEF, _ACCUMULATOR),
+    "gradserve.v1.AccumulatorService.TakeGradient": Rule(Role.CHIEF, _ACCUMULATOR, opening=Role.WORKER),
     "gradserve.v1.BatchNormLayerService.BatchNormBackward": Rule(Role.WORKER, _LAYER),
     "gradserve.v1.BatchNormLayerService.BatchNormForward": Rule(Role.WORKER, _LAYER),
     "gradserve.v1.BatchNormLayerService.CreateBatchNormLayer": Rule(Role.CHIEF, _LAYER, opening=Role.WORKER),

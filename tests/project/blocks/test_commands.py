@@ -27,6 +27,7 @@ OTHER_PROGRAMS = {
     "docker": "needs Docker; `make image` tries the image",
     "export": "of the shell",
     "git": "of the developer",
+    "cat": "of the system",
     "grep": "of the system",
     "mkdir": "of the system",
     "grpcurl": "a tool of others for servers with reflection, which tests/rpc/server_info tries",

@@ -101,7 +101,9 @@ class AccumulatorServicer:
         lifetime = decode_lifetime(request.lifetime, call.identity)
         work = PIECE_BYTES * len(request.spec.components)
         spec = await self._compute.run(work, _decode_spec, request.spec, self._member)
-        if call.may_only_open is not None and not self._registry.has(key, request.home_incarnation):
+        if call.may_only_open is not None and not (
+            self._registry.has(key, request.home_incarnation) or self._registry.belongs_to_another(key)
+        ):
             raise call.may_only_open
         accumulator, created = self._registry.create(key, spec, lifetime, request.home_incarnation)
         await self._registry.records.settle()
@@ -153,6 +155,10 @@ class AccumulatorServicer:
             return encode_applied(applied, duplicate=duplicate, num_rounds=accumulator.rounds.current.number)
 
     async def TakeGradient(self, request: messages_pb2.TakeGradientRequest, call: Call) -> WithContents:
+        if call.may_only_open is not None and not self._registry.belongs_to_another(
+            decode_key(request.accumulator, call.identity)
+        ):
+            raise call.may_only_open
         with (
             self._deciding(request.accumulator, call) as accumulator,
             self._registry.waiting(call.identity),

@@ -30,7 +30,7 @@ class Call:
         identity: Its caller, once it is admitted.
         origin: Returns where it came from.
         prepare: What must be done to the payload before anybody looks at it; None if nothing must.
-        may_only_open: The error for creating what does not exist, if its caller may only open what does.
+        may_only_open: The error for creating what does not exist, and for takes, if its caller may only open what does.
     """
 
     method: str

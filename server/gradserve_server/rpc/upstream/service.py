@@ -18,7 +18,7 @@ from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.checking import checked_gradient, checking_work
 from gradserve_server.accumulators.given import GivenGradient, use_gradient
 from gradserve_server.accumulators.gradient import Average, Gradient
-from gradserve_server.accumulators.incarnations import is_of_earlier
+from gradserve_server.accumulators.incarnations import is_incarnation, is_of_earlier
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.results import Applied
@@ -125,13 +125,10 @@ class AggregatingServicer:
     async def CreateAccumulator(self, request: messages_pb2.CreateAccumulatorRequest, call: Call) -> Any:
         if request.lifetime.owner_client_id:
             return await self._local.CreateAccumulator(request, call)
-        if call.may_only_open is not None:
-            try:
-                await self._link.call(
-                    "GetAccumulator", messages_pb2.GetAccumulatorRequest(accumulator=request.accumulator)
-                )
-            except NotFoundError:
-                raise call.may_only_open from None
+        if call.may_only_open is not None and not (
+            await self._exists(request.accumulator) or await self._belongs_to_another(request.accumulator)
+        ):
+            raise call.may_only_open
         work = PIECE_BYTES * len(request.spec.components)
         sent = await self._compute.run(work, self._creation, request)
         earlier = ""
@@ -176,6 +173,24 @@ class AggregatingServicer:
         response = await delete(self._link, request)
         self._forget((request.accumulator.container or DEFAULT_CONTAINER, request.accumulator.name))
         return response
+
+    async def _exists(self, ref: accumulator_pb2.AccumulatorRef) -> bool:
+        try:
+            await self._link.call("GetAccumulator", messages_pb2.GetAccumulatorRequest(accumulator=ref))
+        except NotFoundError:
+            return False
+        return True
+
+    async def _belongs_to_another(self, ref: accumulator_pb2.AccumulatorRef) -> bool:
+        """Does what `AccumulatorRegistry.belongs_to_another` does, with the accumulators upstream."""
+        segments = ref.name.split("/")
+        for at in range(1, len(segments) - 1):
+            name, incarnation = "/".join(segments[:at]), segments[at]
+            if name and is_incarnation(incarnation):
+                other = accumulator_pb2.AccumulatorRef(container=ref.container, name=name, incarnation=incarnation)
+                if await self._exists(other):
+                    return True
+        return False
 
     async def GetNumAccumulated(self, request: messages_pb2.GetNumAccumulatedRequest, call: Call) -> Any:
         if self._is_local(request.accumulator, call):
@@ -299,6 +314,8 @@ class AggregatingServicer:
         if self._is_local(request.accumulator, call):
             return await self._local.TakeGradient(request, call)
         check_num_required(request.num_required)
+        if call.may_only_open is not None and not await self._belongs_to_another(request.accumulator):
+            raise call.may_only_open
         with self._registry.waiting(call.identity), self._delivery(request.placement, call) as delivery:
             timeout = wait_timeout(request, call)
             accumulator = await self._accumulator(request.accumulator)
