@@ -21,15 +21,19 @@ from typing import IO
 from gradserve.conversion.argument import Argument
 from gradserve.errors import InvalidArgumentError, UnavailableError
 from gradserve.security.tls import TLS
-
-LOCAL_AGGREGATOR_VARIABLE = "GRADSERVE_LOCAL_AGGREGATOR"
+from gradserve.variables import (
+    BULK_SOCKETS_VARIABLE,
+    LOCAL_AGGREGATOR_VARIABLE,
+    RESTART_PATIENCE_VARIABLE,
+    TOKEN_VARIABLE,
+)
 
 _MOST_WORKERS = 1024
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.02
 _IDLE_SECONDS = 60.0
 _OURS = "GRADSERVE_"
-_PASSED_ON = ("GRADSERVE_BULK_SOCKETS", "GRADSERVE_RESTART_PATIENCE", "GRADSERVE_TOKEN")
+_PASSED_ON = (BULK_SOCKETS_VARIABLE, RESTART_PATIENCE_VARIABLE, TOKEN_VARIABLE)
 """Variables of the worker that are meant for connections upstream, too."""
 _TLS_VARIABLES = {
     "ca": "GRADSERVE_TLS_CA",

@@ -23,20 +23,8 @@ from gradserve_server.system_errors import reason_of
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PREFIX = "GRADSERVE_"
-_OTHER_VARIABLES = (
-    "address",
-    "bulk_sockets",
-    "config",
-    "gpu_arrays",
-    "local_aggregator",
-    "restart_patience",
-    "tls",
-    "tls_ca",
-    "tls_client_certificate",
-    "tls_client_key",
-    "token",
-    "transport",
-)
+_OF_COMMANDS = ("address", "config", "tls", "tls_ca", "tls_client_certificate", "tls_client_key")
+"""What other commands take from the environment."""
 
 _KUBERNETES = re.compile(_PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _KUBERNETES_URL = re.compile(r"(tcp|udp|sctp)://.+")
@@ -146,8 +134,14 @@ def _describe(problem: ErrorDetails, settings: Mapping[str, Setting]) -> str:
 
 
 def _check_variables(names: Iterable[str]) -> None:
-    known = [_variable(name) for name in (*names, *_OTHER_VARIABLES)]
-    for variable in sorted(filter(_is_ours, os.environ)):
+    known = [_variable(name) for name in (*names, *_OF_COMMANDS)]
+    unknown = sorted(set(filter(_is_ours, os.environ)) - set(known))
+    if not unknown:
+        return
+    from gradserve.variables import VARIABLES  # loads the client, which takes time
+
+    known += VARIABLES
+    for variable in unknown:
         if variable not in known:
             raise SettingsError(f"unknown environment variable: {variable}; {_advice(variable, known)}")
 

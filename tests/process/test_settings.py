@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+import gradserve
 from deploy.site.reference.settings import write_settings
+from gradserve.variables import VARIABLES
 from gradserve_server.cli import cli
 from gradserve_server.config import ServerConfig
 from gradserve_server.configuration.fields import Expected
@@ -200,10 +203,7 @@ def test_unknown_variables(tmp_path: Path, variable: str, value: str, message: s
     ("variable", "value"),
     [
         ("GRADSERVE_ADDRESS", "localhost:1"),
-        ("GRADSERVE_BULK_SOCKETS", "1"),
-        ("GRADSERVE_GPU_ARRAYS", "copy"),
-        ("GRADSERVE_RESTART_PATIENCE", "1"),
-        ("GRADSERVE_TRANSPORT", "bulk"),
+        *[(each, "1") for each in VARIABLES if each != "GRADSERVE_TRACING"],
         ("GRADSERVE_PORT", "tcp://10.0.0.1:50051"),
         ("GRADSERVE_PORT_50051_TCP", "tcp://10.0.0.1:50051"),
         ("GRADSERVE_PORT_50051_TCP_ADDR", "10.0.0.1"),
@@ -220,6 +220,18 @@ def test_unknown_variables(tmp_path: Path, variable: str, value: str, message: s
 def test_variables_that_are_no_settings(tmp_path: Path, variable: str, value: str) -> None:
     """Kubernetes gives every container some of a service that is called gradserve."""
     assert configure(tmp_path, env={variable: value}).exit_code == 0
+
+
+def test_the_variables_of_the_client_are_all_known() -> None:
+    sources = Path(gradserve.__file__).parent.rglob("*.py")
+    named = {name for each in sources for name in re.findall(r"GRADSERVE_[A-Z_]+[A-Z]", each.read_text())}
+    passed_to_servers = {
+        "GRADSERVE_TLS",
+        "GRADSERVE_TLS_CA",
+        "GRADSERVE_TLS_CLIENT_CERTIFICATE",
+        "GRADSERVE_TLS_CLIENT_KEY",
+    }
+    assert named - passed_to_servers == set(VARIABLES)
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "binary", "pipe", "too long", "brackets", "digits"])

@@ -30,6 +30,7 @@ from gradserve.errors import (
     UnavailableError,
 )
 from gradserve.patience import has_all_patience
+from gradserve.variables import RESTART_PATIENCE_VARIABLE
 from gradserve.wire.metadata import Metadata
 
 T = TypeVar("T")
@@ -37,7 +38,6 @@ T = TypeVar("T")
 _Failure: TypeAlias = UnavailableError | ResourceExhaustedError | AbortedError | UnauthenticatedError
 """An error after which an exchange may be repeated."""
 _Sent: TypeAlias = Unary | Whole | Upload | Download
-RESTART_PATIENCE_VARIABLE = "GRADSERVE_RESTART_PATIENCE"
 _NEVER_REPEATED = Pause | Background | Together | Local
 
 

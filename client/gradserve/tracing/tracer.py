@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gradserve.conversion.argument import Argument
 from gradserve.errors import InvalidArgumentError
+from gradserve.variables import TRACING_VARIABLE
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer, TracerProvider
@@ -14,7 +15,6 @@ CallTracer: TypeAlias = "Tracer"
 Tracing: TypeAlias = "bool | TracerProvider"
 """What users say: whether there are spans, or what makes tracers."""
 
-TRACING_VARIABLE = "GRADSERVE_TRACING"
 
 _ON = ("1", "on", "true", "yes")
 _OFF = ("", "0", "off", "false", "no")

@@ -14,15 +14,11 @@ from gradserve.conversion.plain import as_choice
 from gradserve.security.certificates import CertificateFiles, client_certificates
 from gradserve.tracing.tracer import CallTracer, wanted_tracer
 from gradserve.transport.token import Token
+from gradserve.variables import BULK_SOCKETS_VARIABLE, GPU_ARRAYS_VARIABLE, KEPT_BYTES_VARIABLE, TRANSPORT_VARIABLE
 from gradserve.wire.strands import MAX_STRANDS
 
 TransportName: TypeAlias = Literal["auto", "shared_memory", "bulk", "grpc"]
 """The words for transports."""
-
-TRANSPORT_VARIABLE = "GRADSERVE_TRANSPORT"
-KEPT_BYTES_VARIABLE = "GRADSERVE_KEPT_BYTES"
-BULK_SOCKETS_VARIABLE = "GRADSERVE_BULK_SOCKETS"
-GPU_ARRAYS_VARIABLE = "GRADSERVE_GPU_ARRAYS"
 
 
 class Way(StrEnum):

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from gradserve.conversion.argument import Argument
+from gradserve.variables import TOKEN_VARIABLE
 
-TOKEN_VARIABLE = "GRADSERVE_TOKEN"
 _MAX_CHARACTERS = 1024
 
 
