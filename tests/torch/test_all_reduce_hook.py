@@ -124,3 +124,9 @@ def test_gradients_that_are_not_finite(client: gradserve.Client, name: str) -> N
         else:
             hook(gradients)
         assert gradients.tolist() == [1.0, torch.inf]
+
+
+def test_a_run_that_there_is_already(client: gradserve.Client, name: str) -> None:
+    all_reduce_hook(client, num_required=1, name=name)(torch.ones(2))
+    with pytest.raises(gradserve.AlreadyExistsError, match="is at step 1, .* begins at step 0"):
+        all_reduce_hook(client, num_required=1, name=name, if_exists="error")(torch.ones(2))

@@ -357,3 +357,15 @@ def test_gradients_that_were_dropped_are_logged_once(
     backward(late, torch.ones(2, 4))
     (record,) = caplog.records
     assert record.message.startswith(f"the gradient of worker 'late' at step 0 of training run {name!r} was dropped")
+
+
+@pytest.mark.usefixtures("_small_groups")
+def test_a_run_that_there_is_already(client: gradserve.Client, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        backward(replica_of(client, network(), name, step=0), torch.ones(2, 4))
+    replica_of(client, network(), name, step=1, if_exists="error")
+    with pytest.raises(gradserve.AlreadyExistsError, match="is at step 1, .* begins at step 0.*another name"):
+        replica_of(client, network(), name, if_exists="error")
+    assert [each.levelname for each in caplog.records] == ["WARNING"]
+    with pytest.raises(gradserve.InvalidArgumentError, match="if_exists"):
+        replica_of(client, network(), name, if_exists="new")

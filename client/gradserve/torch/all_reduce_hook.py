@@ -1,7 +1,7 @@
 """A hook for FSDP2, which averages shards over replicas."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -28,6 +28,7 @@ def all_reduce_hook(
     refuse_non_finite: bool = True,
     durability: str | None = None,
     idle_lease: float | None = IDLE_SECONDS,
+    if_exists: Literal["join", "error"] = "join",
 ) -> Callable[[torch.Tensor], None]:
     """Returns a hook for `FSDPModule.set_all_reduce_hook`, which averages the gradients of one module over replicas.
 
@@ -57,13 +58,15 @@ def all_reduce_hook(
         durability: What the server keeps of the run on its disk, as in `Client.gradient_accumulator`. None: what the
             server was started with.
         idle_lease: Seconds after its last use by a worker at which the run is deleted: a day. None: never.
+        if_exists: What to do if a run of this name is further than `step`. "join": log a warning, drop the gradients of
+            this worker and get the averages of the run until it has caught up. "error": raise AlreadyExistsError.
 
     Raises:
         InvalidArgumentError: An argument is not valid.
 
     The hook raises, out of `backward()`:
         InvalidArgumentError: The gradients are not what such a hook gets, or their number has changed.
-        AlreadyExistsError: Another replica has a shard of another size or dtype under this name.
+        AlreadyExistsError: Another replica has a shard of another size or dtype under this name; or see `if_exists`.
         StaleGradientError: This replica is more than `keep_averages` steps late.
         GradserveError: See `GradientAccumulator.push_pull`.
     """
@@ -75,6 +78,7 @@ def all_reduce_hook(
             worker_id,
             keep_averages,
             timeout,
+            if_exists,
             {
                 "container": container,
                 "refuse_non_finite": refuse_non_finite,
@@ -111,6 +115,7 @@ class _AllReduceHook:
         spec = DenseSpec(gradients.dtype, tuple(gradients.shape))
         if self._rounds is None:
             accumulator = self._member.accumulator(self._client, _ONLY, {_ONLY: spec})
+            self._member.check_step(accumulator, self._first_step)
             drops = DropLog(self._member.run, self._member.worker_id)
             self._rounds, self._spec = Rounds(accumulator, self._member, self._first_step, drops), spec
         if spec != self._spec:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Literal
 
 import torch
 
@@ -32,6 +33,7 @@ def comm_hook(
     refuse_non_finite: bool = True,
     durability: str | None = None,
     idle_lease: float | None = IDLE_SECONDS,
+    if_exists: Literal["join", "error"] = "join",
 ) -> "CommHook":
     """Returns a hook that averages the gradients of a DistributedDataParallel over the workers of a run.
 
@@ -63,11 +65,13 @@ def comm_hook(
         durability: What the server keeps of the run on its disk, as in `Client.gradient_accumulator`. None: what the
             server was started with.
         idle_lease: Seconds after its last use by a worker at which the run is deleted: a day. None: never.
+        if_exists: What to do if a run of this name is further than `step`. "join": log a warning, drop the gradients of
+            this worker and get the averages of the run until it has caught up. "error": raise AlreadyExistsError.
 
     Raises:
         InvalidArgumentError: No parameter requires a gradient, one has a dtype that cannot be averaged, or an argument
             is not valid.
-        AlreadyExistsError: Another worker of the run has another model.
+        AlreadyExistsError: Another worker of the run has another model; or see `if_exists`.
         GradserveError: The server cannot be reached, or refuses.
     """
     parameters = trained_parameters(model)
@@ -77,6 +81,7 @@ def comm_hook(
         worker_id,
         keep_averages,
         timeout,
+        if_exists,
         {
             "container": container,
             "refuse_non_finite": refuse_non_finite,
@@ -90,8 +95,12 @@ def comm_hook(
     for group in groups_of(parameters.items()):
         components = {each: specs[each] for each in group.names}
         components[PRESENCE] = presence_spec(len(group.names))
-        drops = None if averages else DropLog(member.run, member.worker_id)  # one group says it for all of them
-        rounds = Rounds(member.accumulator(client, f"gradients-{group.number}", components), member, step, drops)
+        accumulator = member.accumulator(client, f"gradients-{group.number}", components)
+        drops = None
+        if not averages:  # one group says it for all of them
+            member.check_step(accumulator, step)
+            drops = DropLog(member.run, member.worker_id)
+        rounds = Rounds(accumulator, member, step, drops)
         averages[group] = GroupAverage(rounds, group.names)
     return CommHook(parameters, averages)
 

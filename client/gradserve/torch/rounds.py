@@ -1,5 +1,6 @@
 """One worker's part in the rounds of one accumulator."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from gradserve.accumulators import GradientAccumulator
 from gradserve.client import Client
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.plain import as_integer, as_text
+from gradserve.conversion.plain import as_choice, as_integer, as_text
 from gradserve.errors import (
     AlreadyExistsError,
     DeadlineExceededError,
@@ -19,6 +20,8 @@ from gradserve.patience import with_all_patience
 from gradserve.results import Average, DenseSpec, Outcome, PushPullResult
 from gradserve.training.progress import OUT_OF_BATCHES, DropLog
 from gradserve.worker_ids import new_worker_id
+
+_log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 24 * 3600.0
 """How long after the last use by a worker a run of hooks is kept, unless its workers say otherwise."""
@@ -34,6 +37,7 @@ class Membership:
         worker_id: The worker's id.
         keep_averages: The number of rounds that a worker may be late.
         timeout: Seconds to wait for the other workers; None: the client's timeout.
+        if_exists: "error" if the worker must not begin in a run that is further than the worker; or "join".
         options: Further properties of its accumulators, by the names of arguments of `Client.gradient_accumulator`.
     """
 
@@ -42,6 +46,7 @@ class Membership:
     worker_id: str
     keep_averages: int
     timeout: float | None
+    if_exists: str
     options: Mapping[str, Any]
 
     @classmethod
@@ -52,6 +57,7 @@ class Membership:
         worker_id: str | None,
         keep_averages: int,
         timeout: float | None,
+        if_exists: str,
         options: Mapping[str, Any],
     ) -> "Membership":
         """Returns a worker with these arguments of the user's; without an id, it gets a new one.
@@ -66,7 +72,15 @@ class Membership:
             raise Argument("num_required").error("a positive number of workers", num_required)
         if worker_id is None:
             worker_id = new_worker_id()
-        return cls(run, num_required, as_text(worker_id, Argument("worker_id")), keep_averages, timeout, options)
+        return cls(
+            run,
+            num_required,
+            as_text(worker_id, Argument("worker_id")),
+            keep_averages,
+            timeout,
+            as_choice(if_exists, ("join", "error"), Argument("if_exists")),
+            options,
+        )
 
     def accumulator(self, client: Client, part: str, components: Mapping[str, DenseSpec]) -> GradientAccumulator:
         """Returns the accumulator of a part of the run, which the first worker makes.
@@ -90,6 +104,23 @@ class Membership:
                 "another name",
                 field="name",
             ) from None
+
+    def check_step(self, accumulator: GradientAccumulator, step: int) -> None:
+        """Compares the step of a worker that begins with that of its run.
+
+        Raises:
+            AlreadyExistsError: The run is further, and the worker was to be in a new one.
+        """
+        reached = accumulator.info().global_step
+        if reached <= step:
+            return
+        said = (
+            f"run {self.run!r} is at step {reached}, but worker {self.worker_id!r} begins at step {step}. If it is to "
+            "go on from a checkpoint, pass the checkpoint's step; if this is a new run, give it another name"
+        )
+        if self.if_exists == "error":
+            raise AlreadyExistsError(said, field="if_exists")
+        _log.warning("%s. Its gradients are dropped, and it gets the averages of the run, until it has caught up", said)
 
 
 class Rounds:
