@@ -168,7 +168,8 @@ class TestLog:
         ]
 
     @pytest.mark.parametrize(
-        ("dropped", "num_warnings"), [([False, True] * 30, 0), ([True] * 10, 0), ([True] * 11, 1), ([True] * 45, 2)]
+        ("dropped", "num_warnings"),
+        [([False, True] * 30, 0), ([True] * 10, 0), ([True] * 11, 1), ([True] * 100, 1), ([True] * 120, 2)],
     )
     def test_most_of_them(self, caplog: pytest.LogCaptureFixture, dropped: list[bool], num_warnings: int) -> None:
         drops = DropLog("net", "w")

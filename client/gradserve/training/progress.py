@@ -13,7 +13,9 @@ _log = logging.getLogger(__name__)
 _FIRST_SECONDS, _NEXT_SECONDS = 5.0, 30.0
 """After how long a wait is logged, and how long after that again."""
 _WINDOW = 20
-"""The number of gradients of which most must have been dropped for a warning; and the least between two of these."""
+"""The number of gradients of which most must have been dropped for a warning."""
+_BETWEEN_WARNINGS = 100
+"""The least number of gradients from one warning to the next."""
 
 OUT_OF_BATCHES = (
     "Workers that have fewer batches than this one, and are done, are missing: all have to take the same number of "
@@ -82,7 +84,7 @@ class DropLog:
         self._run = run
         self._worker_id = worker_id
         self._latest: deque[bool] = deque(maxlen=_WINDOW)
-        self._num_since_warning = _WINDOW
+        self._num_since_warning = _BETWEEN_WARNINGS
 
     def note(self, step: int, reached: int, *, was_dropped: bool) -> None:
         """Notes what became of the gradient of a step; `reached` is the step of the run by then."""
@@ -98,7 +100,7 @@ class DropLog:
             self._run,
             reached,
         )
-        if 2 * sum(self._latest) > _WINDOW and self._num_since_warning > _WINDOW:
+        if 2 * sum(self._latest) > _WINDOW and self._num_since_warning > _BETWEEN_WARNINGS:
             self._num_since_warning = 0
             _log.warning(
                 "%d of the last %d gradients of worker %r of training run %r were dropped: the other workers are "
