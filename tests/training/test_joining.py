@@ -383,6 +383,74 @@ class TestRestartOfTheServer:
             with Replica(other_client, name, "d", 1).begin() as last:
                 assert have_equal_weights(first, last)
 
+    @pytest.mark.parametrize("first", ["the one behind", "the one ahead"])
+    def test_that_loses_the_rounds_between_two_workers(
+        self, tmp_path: Path, name: str, first: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody knows the average between their steps any more: one of them has to take the other's parameters."""
+        monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
+        with (
+            ServerProcess(tmp_path, "--warm-up", "false") as server,
+            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
+            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as other_client,
+        ):
+            ahead, behind = Replica(client, name, "a", 1).begin(), Replica(other_client, name, "b", 1).begin()
+            loaded = ahead.num_loaded + behind.num_loaded
+            ahead.train()
+            behind.train()
+            ahead.train()
+            assert (ahead.step, behind.step) == (2, 1)
+            server.kill()
+            server.restart()
+            one, other = (behind, ahead) if first == "the one behind" else (ahead, behind)
+            one.train()
+            with training(one):
+                other.train()
+            ahead.train()
+            behind.train()
+            if ahead.step > behind.step:
+                behind.train()
+            if behind.step > ahead.step:
+                ahead.train()
+            assert have_equal_weights(ahead, behind)
+            assert ahead.num_loaded + behind.num_loaded > loaded
+            for each in (ahead, behind):
+                each.worker.close()
+
+    @pytest.mark.parametrize("is_newcomer_first", [False, True])
+    def test_before_the_first_round(
+        self,
+        tmp_path: Path,
+        name: str,
+        threads: ThreadPoolExecutor,
+        is_newcomer_first: bool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Those who have begun, and one that begins afterwards, have the same parameters."""
+        monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
+        with (
+            ServerProcess(tmp_path, "--warm-up", "false") as server,
+            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
+            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as other_client,
+        ):
+            early = Replica(client, name, "early", 2).begin()
+            run = early.worker._run
+            server.kill()
+            server.restart()
+            if is_newcomer_first:
+                late = Replica(other_client, name, "late", 2).begin()
+                assert early.train().state is not None
+                waiting = waits_for_its_round(early, threads)
+            else:
+                waiting = threads.submit(early.train)
+                eventually(lambda: early.worker._run != run and early.worker.accumulator.num_accumulated())
+                late = Replica(other_client, name, "late", 2).begin()
+            late.train()
+            waiting.result()
+            assert have_equal_weights(early, late)
+            for each in (early, late):
+                each.worker.close()
+
     def test_while_a_worker_waits_for_a_state(
         self, tmp_path: Path, name: str, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
     ) -> None:

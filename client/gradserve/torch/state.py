@@ -59,10 +59,7 @@ class TrainingState:
                 "groups": taken_apart(list(state["param_groups"]), f"{_OPTIMIZER}.groups", tensors),
             }
         if self._scheduler is not None:
-            remembered = self._scheduler.state_dict()
-            if callable(remembered.get("step")):  # see `Averaging`: a step that is to be left out, which this state has
-                remembered = {key: each for key, each in remembered.items() if key != "step"}
-            metadata[_SCHEDULER_METADATA] = taken_apart(remembered, _SCHEDULER, tensors)
+            metadata[_SCHEDULER_METADATA] = taken_apart(self._scheduler.state_dict(), _SCHEDULER, tensors)
         return State(tensors, metadata)
 
     def load(self, state: State) -> None:

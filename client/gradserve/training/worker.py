@@ -29,6 +29,7 @@ from gradserve.training.initial import agreed_initial_state
 from gradserve.training.joining import ATTEMPTS, GONE, Joining, Received
 from gradserve.training.presence import PRESENCE, presence_of, presence_spec, present_names
 from gradserve.training.progress import OUT_OF_BATCHES, DropLog, WaitLog
+from gradserve.training.resuming import resume
 from gradserve.training.settings import agree_on_settings, checked_settings
 from gradserve.training.state import Carried, State
 from gradserve.training.succession import PAUSE_SECONDS, is_successor
@@ -182,6 +183,12 @@ class Worker:
         self._members: tuple[str, ...] = ()
         self._waits = WaitLog(name, self.worker_id, self._num_required)
         self._drops = DropLog(name, self.worker_id)
+        self._loss: GradserveError | None = None
+        """The error that a restart of the server has made, until this worker has found the run again."""
+        self._is_apart = False
+        """Whether this worker needs the state of another one, as a restart has lost what leads to that."""
+        self._begun_with: State | None = None
+        """What others have begun with after such a restart, at step 0."""
 
     def __enter__(self) -> Self:
         return self
@@ -314,13 +321,16 @@ class Worker:
             raise InvalidArgumentError("expected begin() before exchange()", field="gradients")
         if self._check is not None:
             self._digests = self._check.to_send(self.step)
-        resting = self._attendant.at_rest(self.step, self._members)
-        with resting, self._waits.waiting(self.step, self._members):
-            result = self._sent(gradients, weight)
-        advance = self._advance(result)
+        result: PushPullResult | None = None
+        if not self._is_apart:
+            resting = self._attendant.at_rest(self.step, self._members)
+            with resting, self._waits.waiting(self.step, self._members):
+                result = self._sent(gradients, weight)
+        advance = self._as_the_others() if result is None else self._advance(result)
         if self._check is not None and advance.averages and not advance.was_late:
             self._check.check(self.step, advance.averages[-1])
-        self._drops.note(self.step, result.global_step, was_dropped=advance.was_late)
+        if result is not None:
+            self._drops.note(self.step, result.global_step, was_dropped=advance.was_late)
         self.step = advance.step
         if advance.averages:
             self._members = advance.averages[-1].worker_ids
@@ -337,23 +347,27 @@ class Worker:
             gradients={name: each for name, each in average.gradients.items() if name in present},
         )
 
-    def _sent(self, gradients: Mapping[str, ArrayLike | None], weight: float) -> PushPullResult:
-        try:
-            return self._push_pull(gradients, weight)
-        except DeadlineExceededError as error:
-            error.add_note(OUT_OF_BATCHES)
-            raise
-        except (AbortedError, NotFoundError, LostError) as error:
-            incarnation = self._client.server_info().incarnation
-            if incarnation == self._incarnation:
-                error.add_note(
-                    f"This worker of training run {self._name!r} was at step {self.step}. If the accumulator was "
-                    "deleted to begin anew, start this worker again, too."
-                )
+    def _sent(self, gradients: Mapping[str, ArrayLike | None], weight: float) -> PushPullResult | None:
+        """Sends a gradient; returns None if the run goes on from parameters that this worker does not have."""
+        if self._loss is None and self.step == 0 and self._name_of_this_run() != self._run:
+            # A restart before the first gradient: nothing is lost, but others may have begun with other parameters.
+            self._loss = LostError("the server was started again before the first round")
+        if self._loss is None:
+            try:
+                return self._push_pull(gradients, weight)
+            except DeadlineExceededError as error:
+                error.add_note(OUT_OF_BATCHES)
                 raise
-            self._find_again(error)
-            self._incarnation = incarnation
-        return self._push_pull(gradients, weight)
+            except (AbortedError, NotFoundError, LostError) as error:
+                if self._client.server_info().incarnation == self._incarnation:
+                    error.add_note(
+                        f"This worker of training run {self._name!r} was at step {self.step}. If the accumulator was "
+                        "deleted to begin anew, start this worker again, too."
+                    )
+                    raise
+                self._loss = error
+        self._find_again(self._loss)
+        return None if self._is_apart else self._push_pull(gradients, weight)
 
     def _push_pull(self, gradients: Mapping[str, ArrayLike | None], weight: float) -> PushPullResult:
         if self._check is not None:
@@ -373,16 +387,39 @@ class Worker:
         )
 
     def _find_again(self, error: GradserveError) -> None:
-        """Goes on after a restart of the server, with a new accumulator if it has lost that of the run."""
-        self.accumulator = self._found()
-        reached = self.accumulator.info().global_step
-        if reached < self.step:
-            self.accumulator.set_global_step(self.step)
-        _log.warning("training run %r goes on at step %d after: %s", self._name, max(reached, self.step), error)
-        self._joining = self._new_joining()
-        self._agree()
+        """Goes on after a restart of the server, with a new accumulator if it has lost that of the run.
+
+        The worker is then apart if the run does not go on from its parameters: between its step and that of the others
+        there are rounds that nobody knows any more.
+        """
         assert self._attendant is not None
+        incarnation = self._client.server_info().incarnation
+        earlier = self._run
+        self.accumulator = self._found()
+        self._joining = self._new_joining()
+        if self._run != earlier:
+            base = resume(self._client, self._run, self._container, self.accumulator, self.step)
+            self._agree()
+            self._is_apart = base != self.step
+            if base == self.step == 0 and (own := self._state()) is not None:
+                # For workers that are yet to come: they would begin with parameters of their own.
+                self._begun_with = agreed_initial_state(self._client, self._run, self._container, self.worker_id, own)
+                self._is_apart = self._begun_with is not None
+        _log.warning("training run %r goes on after: %s", self._name, error)
+        if not self._is_apart:
+            self._attendant.use(self._joining)
+        self._incarnation, self._loss = incarnation, None
+
+    def _as_the_others(self) -> Advance:
+        """Takes the state of another worker after a restart of the server."""
+        assert self._attendant is not None
+        if self._begun_with is None:
+            received = self._join(self.accumulator.info().global_step)
+        else:
+            received = Received(self._begun_with, 0)
+        self._begun_with, self._is_apart = None, False
         self._attendant.use(self._joining)
+        return Advance((), received.state, True, received.step)
 
     def _advance(self, result: PushPullResult) -> Advance:
         was_late = result.outcome is Outcome.STALE
@@ -434,11 +471,14 @@ class Worker:
         """Returns the state of another worker, despite a restart of the server that the run has survived."""
         kept = self._options["keep_averages"]
         for _ in range(ATTEMPTS):
-            with contextlib.suppress(*GONE):
+            try:
                 return self._joining.receive(
                     self._timeout, lambda step: self.accumulator.info().global_step - step <= kept
                 )
-            self.accumulator.info()  # raises an error if the run is gone, too
+            except GONE as error:
+                if self._name_of_this_run() != self._run:
+                    self._loss = error  # the run is gone with them, and the next exchange finds it again
+                    raise
         raise AbortedError(f"the requests and answers of training run {self._name!r} are deleted again and again")
 
     def _nobody_answers(self, reached: int) -> str:
@@ -493,7 +533,8 @@ class Worker:
             with contextlib.suppress(NotFoundError):  # deleted since it was found
                 info = self.accumulator.info()
                 if info.incarnation != over:
-                    self._joining = Joining(self._client, self._name_of(info), self._container, self.worker_id)
+                    self._run = self._name_of(info)
+                    self._joining = Joining(self._client, self._run, self._container, self.worker_id)
                     return info
             if time.monotonic() > end:
                 raise DeadlineExceededError(
@@ -507,7 +548,8 @@ class Worker:
         agree_on_settings(self._client, run, self._container, self.worker_id, self._settings)
 
     def _new_joining(self) -> Joining:
-        return Joining(self._client, self._name_of_this_run(), self._container, self.worker_id)
+        self._run = self._name_of_this_run()
+        return Joining(self._client, self._run, self._container, self.worker_id)
 
     def _name_of_this_run(self) -> str:
         """Returns a name that no earlier run had, whose accumulator was deleted to begin anew."""
