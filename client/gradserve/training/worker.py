@@ -183,6 +183,8 @@ class Worker:
         self._members: tuple[str, ...] = ()
         self._waits = WaitLog(name, self.worker_id, self._num_required)
         self._drops = DropLog(name, self.worker_id)
+        self._has_seen_steps = False
+        """Whether the run had taken steps when this worker asked for a state to begin with."""
         self._loss: GradserveError | None = None
         """The error that a restart of the server has made, until this worker has found the run again."""
         self._is_apart = False
@@ -255,30 +257,7 @@ class Worker:
         """
         if self._attendant is not None:
             raise InvalidArgumentError("expected one call of begin(), got another", field="state")
-        is_new = self._if_exists == "new"
-        reached = self._step_of_new_run() if is_new else self.accumulator.info().global_step
-        self._agree()
-        loaded: State | None = None
-        how = "begins it"
-        if start_step is not None:
-            self._begin_at(start_step, reached)
-            how = f"goes on from a checkpoint of step {start_step}"
-        elif reached == 0:
-            own = state()
-            if own is None:
-                raise InvalidArgumentError("expected the state that this worker begins with, got None", field="state")
-            loaded = agreed_initial_state(self._client, self._name_of_this_run(), self._container, self.worker_id, own)
-        elif self._if_exists == "error":
-            raise AlreadyExistsError(
-                f"training run {self._name!r} is at step {reached}, but this worker would start at step 0. To take the "
-                'state of its workers, pass if_exists="join"; to begin anew, if_exists="new" or another name; to go on '
-                "from a checkpoint, its step as start_step",
-                field="if_exists",
-            )
-        else:
-            _log.info("worker %r asks for the state of training run %r at step %d", self.worker_id, self._name, reached)
-            loaded = self._join(reached).state
-            how = "joins it with the state of another worker"
+        loaded, how = self._begun(state, start_step)
         _log.info(
             "worker %r is in training run %r at step %d and %s; a round needs %d gradients",
             self.worker_id,
@@ -292,6 +271,49 @@ class Worker:
             self._joining, self.worker_id, state, look=lambda: self._waits.look(self.accumulator)
         )
         return loaded
+
+    def _begun(self, state: Callable[[], State | None], start_step: int | None) -> tuple[State | None, str]:
+        """Begins, despite restarts of the server; returns the state to load, or None, and in words how."""
+        for _ in range(ATTEMPTS):
+            try:
+                return self._begun_once(state, start_step)
+            except GONE:
+                incarnation = self._client.server_info().incarnation
+                if incarnation == self._incarnation:
+                    raise
+                self.accumulator = self._found()
+                self._joining = self._new_joining()
+                self._incarnation, self._loss = incarnation, None
+        return self._begun_once(state, start_step)
+
+    def _begun_once(self, state: Callable[[], State | None], start_step: int | None) -> tuple[State | None, str]:
+        is_new = self._if_exists == "new"
+        reached = self._step_of_new_run() if is_new else self.accumulator.info().global_step
+        self._agree()
+        loaded: State | None = None
+        how = "begins it"
+        if start_step is not None:
+            self._begin_at(start_step, reached)
+            how = f"goes on from a checkpoint of step {start_step}"
+        elif not reached and not self._has_seen_steps:
+            own = state()
+            if own is None:
+                raise InvalidArgumentError("expected the state that this worker begins with, got None", field="state")
+            loaded = agreed_initial_state(self._client, self._name_of_this_run(), self._container, self.worker_id, own)
+        elif self._if_exists == "error":
+            raise AlreadyExistsError(
+                f"training run {self._name!r} is at step {reached}, but this worker would start at step 0. To take the "
+                'state of its workers, pass if_exists="join"; to begin anew, if_exists="new" or another name; to go on '
+                "from a checkpoint, its step as start_step",
+                field="if_exists",
+            )
+        else:
+            # If a restart loses the run now, those who train make it again, and still have the state to send.
+            self._has_seen_steps = True
+            _log.info("worker %r asks for the state of training run %r at step %d", self.worker_id, self._name, reached)
+            loaded = self._join(reached).state
+            how = "joins it with the state of another worker"
+        return loaded, how
 
     @with_all_patience()
     def exchange(self, gradients: Mapping[str, ArrayLike | None], weight: float = 1.0) -> Advance:
