@@ -43,7 +43,9 @@ def fused_batch_norm(
         deviations = x - mean.astype(param_dtype)[:, None]
         # The rounding of the mean matters if the deviations are small beside it.
         correction = _sums(deviations) / geometry.count
-        variance = (_sums(xp.square(deviations)) / geometry.count - correction**2).astype(param_dtype)
+        # Squares of float32 overflow from 2e19 on, where their mean need not.
+        squares = xp.square(deviations, dtype="float64")
+        variance = (_sums(squares) / geometry.count - correction**2).astype(param_dtype)
         mean = mean.astype(param_dtype)
         saved_mean, saved_variance = mean, variance
         batch_mean, batch_variance = mean, variance * (geometry.count / max(geometry.count - 1, 1))
@@ -102,16 +104,20 @@ def fused_batch_norm_grad(
         dy = xp.where(y > 0, dy, 0)
     inverse_deviation = 1 / deviation
     offset_backprop = _sums(dy)
-    dot = _sums(dy * centered)
+    # A difference times about the inverse deviation leaves the product in about the range of dy. The factor is a power
+    # of two, which costs no digits.
+    _, exponents = xp.frexp(inverse_deviation)
+    reduction = xp.ldexp(xp.ones_like(inverse_deviation), exponents)
+    dot = _sums(dy * (centered * reduction[:, None])) * (inverse_deviation / reduction)
     x_backprop = dy
     if attributes.is_training:
-        slope = (inverse_deviation**2 * dot / geometry.count).astype(param_dtype)
+        slope = (inverse_deviation * dot / geometry.count).astype(param_dtype)
         mean_of_dy = (offset_backprop / geometry.count).astype(param_dtype)
         x_backprop = dy - mean_of_dy[:, None] - centered * slope[:, None]
     x_backprop = x_backprop * (inputs.scale * inverse_deviation)[:, None]
     return GradOutputs(
         x_backprop=x_backprop.astype(inputs.x.dtype).reshape(inputs.x.shape),
-        scale_backprop=(dot * inverse_deviation).astype(param_dtype),
+        scale_backprop=dot.astype(param_dtype),
         offset_backprop=offset_backprop.astype(param_dtype),
         reserve_space_4=nothing,
         reserve_space_5=nothing.copy(),

@@ -32,7 +32,8 @@ def layer_norm(xp: Any, inputs: ForwardInputs, attributes: ForwardAttributes, ge
     deviations = x - mean[:, None]
     # The mean was rounded, which matters if the deviations are small compared to it.
     correction = _sums(deviations, axis=1) / size
-    variance = _sums(xp.square(deviations), axis=1) / size - correction**2
+    # Squares of float32 overflow from 2e19 on, and lose digits below 1e-16.
+    variance = _sums(xp.square(deviations, dtype="float64"), axis=1) / size - correction**2
     rstd = (1 / xp.sqrt(variance + attributes.epsilon)).astype(dtype)
     normalized = (deviations - correction.astype(dtype)[:, None]) * rstd[:, None]
     y = normalized * inputs.scale.reshape(-1) + inputs.offset.reshape(-1)

@@ -82,13 +82,15 @@ def sum_products(
     rows: Any,
     stride: Any,
     mean: Any,
+    reduction: Any,
+    reduced_mean: Any,
     has_relu: Any,
     multiplier: Any,
     offset: Any,
     totals: Any,
     dots: Any,
 ) -> None:
-    """Adds up dy and dy (x - mean) for each column.
+    """Adds up dy and dy (x - mean) reduction for each column.
 
     Args:
         dy: T, flat.
@@ -98,6 +100,9 @@ def sum_products(
         rows: See `sum_values`.
         stride: See `sum_values`.
         mean: U [columns].
+        reduction: U [columns]: see `power_of_two`.
+        reduced_mean: U [columns]: mean reduction. As reduction is a power of two, x reduction - reduced_mean is
+            (x - mean) reduction to the bit.
         has_relu: Whether a relu followed y; then dy is first replaced by the gradient with respect to y.
         multiplier: U [columns]; read if `has_relu`.
         offset: U [columns]; read if `has_relu`.
@@ -108,17 +113,18 @@ def sum_products(
     for quad in range(num_quads):
         row = first + 4 * quad * stride
         for column in range(columns):
-            m = load(mean, column)
-            a, p = load(dy, row + column), load(x, row + column) - m
-            b, q = load(dy, row + stride + column), load(x, row + stride + column) - m
-            c, r = load(dy, row + 2 * stride + column), load(x, row + 2 * stride + column) - m
-            d, s = load(dy, row + 3 * stride + column), load(x, row + 3 * stride + column) - m
+            a, p = load(dy, row + column), load(x, row + column)
+            b, q = load(dy, row + stride + column), load(x, row + stride + column)
+            c, r = load(dy, row + 2 * stride + column), load(x, row + 2 * stride + column)
+            d, s = load(dy, row + 3 * stride + column), load(x, row + 3 * stride + column)
             if has_relu:
-                f, o = load(multiplier, column), load(offset, column)
-                a = relu_gradient(a, normalized(p, f, o))
-                b = relu_gradient(b, normalized(q, f, o))
-                c = relu_gradient(c, normalized(r, f, o))
-                d = relu_gradient(d, normalized(s, f, o))
+                m, f, o = load(mean, column), load(multiplier, column), load(offset, column)
+                a = relu_gradient(a, normalized(p - m, f, o))
+                b = relu_gradient(b, normalized(q - m, f, o))
+                c = relu_gradient(c, normalized(r - m, f, o))
+                d = relu_gradient(d, normalized(s - m, f, o))
+            i, m = load(reduction, column), load(reduced_mean, column)
+            p, q, r, s = p * i - m, q * i - m, r * i - m, s * i - m
             store(totals, column, totals[column] + ((a + b) + (c + d)))
             store(dots, column, dots[column] + ((a * p + b * q) + (c * r + d * s)))
     for index in range(4 * num_quads, rows):
@@ -128,7 +134,7 @@ def sum_products(
             if has_relu:
                 g = relu_gradient(g, normalized(difference, load(multiplier, column), load(offset, column)))
             store(totals, column, totals[column] + g)
-            store(dots, column, dots[column] + g * difference)
+            store(dots, column, dots[column] + g * (difference * load(reduction, column)))
 
 
 @register_jitable(fastmath={"contract"})

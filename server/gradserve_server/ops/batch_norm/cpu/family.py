@@ -133,11 +133,12 @@ class CpuBatchNorm:
         rows = _Rows.of(geometry)
         if rows:
             affine = (np.empty(0, scale.dtype),) * 2
+            reduction = rows.expand(_reduction(mean, variance, attributes.epsilon))
             if relu_offset is not None:
                 # The same arithmetic as in the forward kernel, for the same bits.
                 multiplier = scale / np.sqrt(variance.astype(np.float64) + attributes.epsilon)
                 affine = (rows.expand(multiplier.astype(scale.dtype)), rows.expand(relu_offset))
-            arguments = (dy, x, scale, rows.expand(mean), *affine, *options, *rows.arguments(scale.dtype))
+            arguments = (dy, x, scale, rows.expand(mean), reduction, *affine, *options, *rows.arguments(scale.dtype))
             kernels.run(self._parallel, kernels.rows_gradient, arguments + outputs, rows.num_chunks)
         else:
             planes = _Planes.of(geometry, x.nbytes + dy.nbytes)
@@ -201,7 +202,22 @@ class _Planes:
 
     def arguments(self, scale: NDArray[Any]) -> tuple[Any, ...]:
         """Returns the kernels' arguments, with memory for what they compute once for each channel."""
-        return (self.inner, self.chunk_channels, np.empty((4, *scale.shape), scale.dtype))
+        return (self.inner, self.chunk_channels, np.empty((5, *scale.shape), scale.dtype))
+
+
+def _reduction(mean: NDArray[Any], variance: NDArray[Any], epsilon: float) -> NDArray[Any]:
+    """Returns a power of two for each channel, by which the sums of a gradient multiply differences from the mean.
+
+    It is about 1 / sqrt(variance + epsilon), but so small that the mean stays within the range of its dtype, U.
+    """
+    deviation: NDArray[Any] = variance + mean.dtype.type(epsilon)
+    np.sqrt(deviation, out=deviation)
+    _, exponents = np.frexp(deviation)
+    _, of_mean = np.frexp(mean, deviation, None)
+    np.minimum(np.negative(exponents, out=exponents), np.subtract(100, of_mean, out=of_mean), out=exponents)
+    deviation[:] = 1
+    np.ldexp(deviation, exponents, out=deviation)
+    return deviation
 
 
 def _forward_outputs(

@@ -1,5 +1,6 @@
 """Formulas of the host's kernels, for one channel or one element. See `kernels`."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -36,14 +37,32 @@ def forward_multiplier(variance: Any, scale: Any, epsilon: Any) -> Any:
 
 
 @register_jitable
-def gradient_factors(dot: Any, variance: Any, scale: Any, epsilon: Any, count: Any) -> Any:
-    """Returns the factors of dy - mean(dy) and of x - mean in x_backprop; `dot` is the sum of dy (x - mean)."""
-    inverse_deviation = 1 / np.sqrt(variance + epsilon)
-    factor = scale * inverse_deviation
-    return factor, factor * inverse_deviation * inverse_deviation * (dot / count)
+def inverse_deviation(variance: Any, epsilon: Any) -> Any:
+    """Returns 1 / sqrt(variance + epsilon), float64."""
+    return 1 / np.sqrt(variance + epsilon)
 
 
 @register_jitable
-def scale_gradient(dot: Any, variance: Any, epsilon: Any) -> Any:
-    """Returns scale_backprop; `dot` is the sum of dy (x - mean)."""
-    return dot / np.sqrt(variance + epsilon)
+def power_of_two(inverse: Any) -> Any:
+    """Returns a power of two that is about as large as the inverse of a deviation.
+
+    Differences from the mean are multiplied by it before they are by dy, so the products have about the range of dy.
+    A power of two costs them no digits.
+    """
+    return math.ldexp(1.0, math.frexp(inverse)[1]) if np.isfinite(inverse) else 1.0
+
+
+@register_jitable(**INLINED)
+def input_gradient(dy: Any, difference: Any, mean_of_dy: Any, slope: Any, factor: Any) -> Any:
+    """Returns x_backprop in training.
+
+    The factor comes last: multiplied into the slope, it could leave the range of float32 where the result does not.
+
+    Args:
+        dy: The gradient with respect to y.
+        difference: x - mean.
+        mean_of_dy: The mean of dy.
+        slope: scale_backprop / count / sqrt(variance + epsilon).
+        factor: scale / sqrt(variance + epsilon).
+    """
+    return (dy - mean_of_dy - difference * slope) * factor

@@ -49,7 +49,8 @@ FUSED_BATCH_NORM = KernelTable(
     },
     declared={
         "rows_gradient": Declared(
-            "rows.rows_gradient", f"{_GRADIENT}, const {{U}}[], const {{U}}[], {_OPTIONS}, {_ROWS}, {_SUMS}"
+            "rows.rows_gradient",
+            f"{_GRADIENT}, const {{U}}[], const {{U}}[], const {{U}}[], {_OPTIONS}, {_ROWS}, {_SUMS}",
         ),
         "rows_forward": Declared("rows.rows_forward", f"{_FORWARD}, {_ROWS}, {_MOMENTS}"),
         "planes_gradient": Declared(

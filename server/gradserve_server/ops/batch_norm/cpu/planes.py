@@ -14,14 +14,15 @@ from gradserve_server.devices.host.lanes import (
     sum_of_lanes,
     where_positive,
 )
-from gradserve_server.devices.host.moments import BLOCK_ELEMENTS, moments_of_block
+from gradserve_server.devices.host.moments import BLOCK_ELEMENTS, merged_mean, moments_of_block
 from gradserve_server.ops.batch_norm.cpu.formulas import (
     forward_multiplier,
-    gradient_factors,
+    input_gradient,
+    inverse_deviation,
     normalized,
+    power_of_two,
     relu,
     relu_gradient,
-    scale_gradient,
 )
 
 _TAKEN = 1
@@ -54,7 +55,7 @@ def planes_forward(
         has_relu: Whether a relu follows.
         inner: The size of a plane.
         chunk_channels: The channels of a chunk.
-        factors: U [4, channels]: scratch memory.
+        factors: U [5, channels]: scratch memory.
         mean: float64 [channels]: a result in training, else an input.
         variance: float64 [channels]: a result in training, else an input.
         y: T, flat: the result.
@@ -73,11 +74,11 @@ def planes_forward(
                     plane = (image * channels + channel) * inner
                     for first in range(0, inner, BLOCK_ELEMENTS):
                         size = min(BLOCK_ELEMENTS, inner - first)
-                        block_mean, block_squares = moments_of_block(x, plane + first, size)
+                        block_mean, block_squares = moments_of_block(x, plane + first, size, False)
                         before = image * inner + first
                         weight = size / (before + size)
                         delta = block_mean - mean[channel]
-                        mean[channel] += weight * delta
+                        mean[channel] = merged_mean(mean[channel], block_mean, weight)
                         variance[channel] += block_squares + weight * before * delta * delta
             for channel in range(channel_first, channel_end):
                 variance[channel] /= outer * inner
@@ -128,7 +129,7 @@ def planes_gradient(
         is_training: Whether mean and variance depend on x.
         inner: The size of a plane.
         chunk_channels: The channels of a chunk.
-        factors: U [4, channels]: scratch memory.
+        factors: U [5, channels]: scratch memory.
         totals: float64 [channels].
         dots: float64 [channels].
         dscale: U [channels]: the result.
@@ -137,7 +138,7 @@ def planes_gradient(
         counters: int64 [2], zeros.
     """
     channels, has_relu = len(scale), len(offset) > 0
-    multipliers, of_dy, of_x, means_of_dy = factors[0], factors[1], factors[2], factors[3]
+    multipliers, reductions, of_dy, of_x, means_of_dy = factors[0], factors[1], factors[2], factors[3], factors[4]
     outer = x.size // (channels * inner)
     num_chunks = -(-channels // chunk_channels)
     chunk = count_up(counters, _TAKEN)
@@ -146,27 +147,25 @@ def planes_gradient(
         totals[channel_first:channel_end], dots[channel_first:channel_end] = 0, 0
         for channel in range(channel_first, channel_end):
             multipliers[channel] = forward_multiplier(variance[channel], scale[channel], epsilon)
+            reductions[channel] = power_of_two(inverse_deviation(variance[channel], epsilon))
         for image in range(outer):
             for channel in range(channel_first, channel_end):
                 plane = (image * channels + channel) * inner
-                b = multipliers[channel]
+                b, reduction = multipliers[channel], reductions[channel]
                 c = offset[channel] if has_relu else widen(x, 0)
                 for first in range(0, inner, BLOCK_ELEMENTS):
                     size = min(BLOCK_ELEMENTS, inner - first)
                     if has_relu:
-                        total, dot = _relu_products(dy, x, mean[channel], b, c, plane + first, size)
+                        total, dot = _relu_products(dy, x, mean[channel], reduction, b, c, plane + first, size)
                     else:
-                        total, dot = _plain_products(dy, x, mean[channel], b, c, plane + first, size)
+                        total, dot = _plain_products(dy, x, mean[channel], reduction, b, c, plane + first, size)
                     totals[channel] += total
                     dots[channel] += dot
         for channel in range(channel_first, channel_end):
-            dscale[channel], doffset[channel] = (
-                scale_gradient(dots[channel], variance[channel], epsilon),
-                totals[channel],
-            )
-            of_dy[channel], of_x[channel] = gradient_factors(
-                dots[channel], variance[channel], scale[channel], epsilon, outer * inner
-            )
+            inverse = inverse_deviation(variance[channel], epsilon)
+            dots[channel] *= inverse / reductions[channel]
+            dscale[channel], doffset[channel] = dots[channel], totals[channel]
+            of_dy[channel], of_x[channel] = scale[channel] * inverse, inverse * (dots[channel] / (outer * inner))
             means_of_dy[channel] = totals[channel] / (outer * inner)
         for image in range(outer - 1, -1, -1):
             for channel in range(channel_first, channel_end):
@@ -179,7 +178,7 @@ def planes_gradient(
                         g, difference = load(dy, index), load(x, index) - m
                         if has_relu:
                             g = relu_gradient(g, normalized(difference, b, c))
-                        store(dx, index, (g - mean_dy) * f - difference * s)
+                        store(dx, index, input_gradient(g, difference, mean_dy, s, f))
                 else:
                     for index in range(plane, plane + inner):
                         g = load(dy, index)
@@ -191,14 +190,18 @@ def planes_gradient(
 
 
 def _products_of_block(has_relu: bool) -> Any:
-    """Returns a function that sums dy and dy (x - mean) over `size` elements; for a relu, dy is the gradient of y."""
+    """Returns a function that sums dy and dy (x - mean) reduction over `size` elements; see `power_of_two`.
+
+    For a relu, dy is the gradient of y.
+    """
 
     @register_jitable(**INLINED)
-    def products(dy: Any, x: Any, mean: Any, b: Any, c: Any, first: Any, size: Any) -> Any:
+    def products(dy: Any, x: Any, mean: Any, reduction: Any, b: Any, c: Any, first: Any, size: Any) -> Any:
         lanes = num_lanes(x)
         num_rows = size // lanes
         num_pairs = num_rows // 2
-        means, factors, summands = in_all_lanes(mean), in_all_lanes(b), in_all_lanes(c)
+        means, reductions = in_all_lanes(mean), in_all_lanes(reduction)
+        factors, summands = in_all_lanes(b), in_all_lanes(c)
         totals = in_all_lanes(widen(x, 0))
         dots = in_all_lanes(widen(x, 0))
         for pair in range(num_pairs):
@@ -209,14 +212,14 @@ def _products_of_block(has_relu: bool) -> Any:
                 g = where_positive(g, normalized(p, factors, summands))
                 h = where_positive(h, normalized(q, factors, summands))
             totals += g + h
-            dots += g * p + h * q
+            dots += g * (p * reductions) + h * (q * reductions)
         for row in range(2 * num_pairs, num_rows):
             at = first + row * lanes
             g, p = load_lanes(dy, at), load_lanes(x, at) - means
             if has_relu:
                 g = where_positive(g, normalized(p, factors, summands))
             totals += g
-            dots += g * p
+            dots += g * (p * reductions)
         rest = size - num_rows * lanes
         if rest > 0 and num_rows > 0:
             at = first + size - lanes
@@ -224,7 +227,7 @@ def _products_of_block(has_relu: bool) -> Any:
             if has_relu:
                 g = where_positive(g, normalized(p, factors, summands))
             totals += last_lanes(g, rest)
-            dots += last_lanes(g * p, rest)
+            dots += last_lanes(g * (p * reductions), rest)
         total = sum_of_lanes(totals)
         dot = sum_of_lanes(dots)
         if num_rows == 0:
@@ -233,7 +236,7 @@ def _products_of_block(has_relu: bool) -> Any:
                 if has_relu:
                     value = relu_gradient(value, normalized(difference, b, c))
                 total += value
-                dot += value * difference
+                dot += value * (difference * reduction)
         return total, dot
 
     return products

@@ -5,10 +5,11 @@ Elements of x after the last whole row belong to the last columns, and are added
 
 from typing import Any
 
+import numpy as np
 from numba.extending import register_jitable
 
 from gradserve_server.devices.host.intrinsics import load, store
-from gradserve_server.devices.host.moments import is_far, squares_around_mean
+from gradserve_server.devices.host.moments import is_far, merged_mean, squares_around_mean
 from gradserve_server.ops.batch_norm.cpu.block_sums import (
     BLOCK_ROWS,
     add_to,
@@ -57,9 +58,30 @@ def moments_of_chunk(x: Any, columns: Any, chunk_first: Any, chunk_end: Any, scr
             for column in range(width):
                 centers[column] += totals[column] / size
             _differences_of_tile(x, origin, width, size, columns, scratch, totals, squares)
+        num_finite = 0
         for column in range(width):
             store(squares, column, squares_around_mean(totals[column], squares[column], size))
             store(totals, column, load(centers, column) + totals[column] / size)
+            num_finite += np.isfinite(squares[column])
+        if num_finite < width:
+            for column in range(width):
+                if not np.isfinite(squares[column]):
+                    totals[column], squares[column] = _moments_of_column(x, origin + column, size, columns)
+
+
+@register_jitable(fastmath={"contract"})
+def _moments_of_column(x: Any, first: Any, size: Any, stride: Any) -> Any:
+    """Computes them in float64, for a column whose sums overflow."""
+    total, squares = 0.0, 0.0
+    for row in range(size):
+        total += load(x, first + row * stride)
+    mean = total / size
+    if np.isfinite(mean):
+        for row in range(size):
+            difference = load(x, first + row * stride) - mean
+            squares += difference * difference
+        return mean, squares
+    return mean, np.nan
 
 
 @register_jitable(fastmath={"contract"})
@@ -99,7 +121,7 @@ def combine_moments(x: Any, repeats: Any, inner: Any, chunk_rows: Any, partial: 
         weight = (end - first) / end
         for column in range(columns):
             delta = partial[chunk, 0, column] - means[column]
-            store(means, column, means[column] + weight * delta)
+            store(means, column, merged_mean(means[column], partial[chunk, 0, column], weight))
             store(squares, column, squares[column] + (partial[chunk, 1, column] + weight * first * delta * delta))
     first_rest = columns - (x.size - rows * columns)
     for channel in range(channels):
@@ -108,13 +130,14 @@ def combine_moments(x: Any, repeats: Any, inner: Any, chunk_rows: Any, partial: 
             for index in range(inner):
                 column = (repeat * channels + channel) * inner + index
                 delta = means[column] - channel_mean
-                channel_mean += delta * (rows / (count + rows))
+                channel_mean = merged_mean(channel_mean, means[column], rows / (count + rows))
                 channel_squares += squares[column] + delta * delta * (count * (rows / (count + rows)))
                 count += rows
                 if column >= first_rest:
-                    delta = load(x, x.size - columns + column) - channel_mean
-                    channel_mean += delta / (count + 1)
-                    channel_squares += delta * delta * (count / (count + 1))
+                    last = load(x, x.size - columns + column)
+                    delta = last - channel_mean
+                    channel_mean = merged_mean(channel_mean, last, 1 / (count + 1))
+                    channel_squares += delta * (last - channel_mean)
                     count += 1
         mean[channel], variance[channel] = channel_mean, channel_squares / count
 
@@ -124,6 +147,7 @@ def products_of_chunk(
     dy: Any,
     x: Any,
     mean: Any,
+    reduction: Any,
     multiplier: Any,
     offset: Any,
     chunk_first: Any,
@@ -131,12 +155,13 @@ def products_of_chunk(
     scratch: Any,
     partial: Any,
 ) -> None:
-    """Computes the sums of dy and of dy (x - mean) for each column over some rows.
+    """Computes the sums of dy and of dy (x - mean) reduction for each column over some rows.
 
     Args:
         dy: T, flat.
         x: T, flat.
         mean: U [columns].
+        reduction: U [columns]: see `power_of_two`.
         multiplier: U [columns] if a relu followed y, and dy must pass through its gradient first; otherwise empty.
         offset: U [columns], or empty like `multiplier`.
         chunk_first: The first row.
@@ -149,8 +174,11 @@ def products_of_chunk(
         tile_end = min(tile + TILE_COLUMNS, columns)
         width = tile_end - tile
         totals, dots = partial[0, tile:tile_end], partial[1, tile:tile_end]
-        block_totals, block_dots = scratch[0], scratch[1]
-        tile_mean, tile_multiplier, tile_offset = mean[tile:], multiplier[tile:], offset[tile:]
+        block_totals, block_dots, reduced_mean = scratch[0], scratch[1], scratch[2]
+        for column in range(width):
+            reduced_mean[column] = mean[tile + column] * reduction[tile + column]
+        tile_mean, tile_reduction = mean[tile:], reduction[tile:]
+        tile_multiplier, tile_offset = multiplier[tile:], offset[tile:]
         totals[:], dots[:] = 0, 0
         for row in range(chunk_first, chunk_end, BLOCK_ROWS):
             rows = min(BLOCK_ROWS, chunk_end - row)
@@ -163,6 +191,8 @@ def products_of_chunk(
                 rows,
                 columns,
                 tile_mean,
+                tile_reduction,
+                reduced_mean,
                 has_relu,
                 tile_multiplier,
                 tile_offset,
@@ -178,6 +208,7 @@ def combine_products(
     dy: Any,
     x: Any,
     mean: Any,
+    reduction: Any,
     multiplier: Any,
     offset: Any,
     repeats: Any,
@@ -192,6 +223,7 @@ def combine_products(
         dy: T, flat.
         x: T, flat.
         mean: U [columns].
+        reduction: See `products_of_chunk`.
         multiplier: See `products_of_chunk`.
         offset: See `products_of_chunk`.
         repeats: The number of times that a row repeats [channels, inner] elements.
@@ -212,7 +244,7 @@ def combine_products(
         if len(offset) > 0:
             g = relu_gradient(g, normalized(difference, load(multiplier, column), load(offset, column)))
         column_totals[column] += g
-        column_dots[column] += g * difference
+        column_dots[column] += g * (difference * load(reduction, column))
     channels = len(totals)
     totals[:], dots[:] = 0, 0
     for repeat in range(repeats):

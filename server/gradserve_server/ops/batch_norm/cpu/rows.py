@@ -8,11 +8,11 @@ from numba.extending import register_jitable
 from gradserve_server.devices.host.intrinsics import DONE, count_up, load, store, wait_for, widen
 from gradserve_server.ops.batch_norm.cpu.formulas import (
     forward_multiplier,
-    gradient_factors,
+    input_gradient,
+    inverse_deviation,
     normalized,
     relu,
     relu_gradient,
-    scale_gradient,
 )
 from gradserve_server.ops.batch_norm.cpu.row_sums import (
     TILE_COLUMNS,
@@ -94,6 +94,7 @@ def rows_gradient(
     x: Any,
     scale: Any,
     mean: Any,
+    reduction: Any,
     multiplier: Any,
     offset: Any,
     variance: Any,
@@ -118,6 +119,7 @@ def rows_gradient(
         x: T, flat.
         scale: U [channels].
         mean: U [columns], repeated as in a row.
+        reduction: U [columns]: the `power_of_two` for each channel, repeated as in a row.
         multiplier: U [columns], if a relu followed: the factor of x - mean in y. Otherwise empty.
         offset: U [columns], the forward call's, if a relu followed. Otherwise empty.
         variance: U [channels].
@@ -143,21 +145,20 @@ def rows_gradient(
     chunk = count_up(counters, _FIRST_TAKEN)
     while chunk < num_chunks:
         end = min((chunk + 1) * chunk_rows, rows)
-        products_of_chunk(dy, x, mean, multiplier, offset, chunk * chunk_rows, end, scratch, partial[chunk])
+        products_of_chunk(dy, x, mean, reduction, multiplier, offset, chunk * chunk_rows, end, scratch, partial[chunk])
         if count_up(counters, _FIRST_DONE) == num_chunks - 1:
-            combine_products(dy, x, mean, multiplier, offset, repeats, inner, partial, totals, dots)
+            combine_products(dy, x, mean, reduction, multiplier, offset, repeats, inner, partial, totals, dots)
             count = x.size // channels
             for channel in range(channels):
-                dscale[channel], doffset[channel] = (
-                    scale_gradient(dots[channel], variance[channel], epsilon),
-                    totals[channel],
-                )
+                inverse = inverse_deviation(variance[channel], epsilon)
+                dots[channel] *= inverse / load(reduction, channel * inner)
+                dscale[channel], doffset[channel] = dots[channel], totals[channel]
             for column in range(columns):
                 channel = column // inner % channels
-                factor, slope = gradient_factors(dots[channel], variance[channel], scale[channel], epsilon, count)
+                inverse = inverse_deviation(variance[channel], epsilon)
                 coefficients[column] = totals[channel] / count if is_training else 0
-                coefficients[columns + column] = factor
-                coefficients[2 * columns + column] = slope if is_training else 0
+                coefficients[columns + column] = scale[channel] * inverse
+                coefficients[2 * columns + column] = inverse * (dots[channel] / count) if is_training else 0
             count_up(counters, _READY)
         chunk = count_up(counters, _FIRST_TAKEN)
     wait_for(counters, _READY, 1)
@@ -206,7 +207,7 @@ def _write_gradient(
     counters: Any,
     dx: Any,
 ) -> None:
-    """Writes dx = (dy - a) b - (x - mean) c, with a, b and c the coefficients; dy b unless in training."""
+    """Writes dx = (dy - a - (x - mean) c) b, with a, b and c the coefficients; dy b unless in training."""
     has_relu = len(offset) > 0
     rows = -(-x.size // columns)
     chunk = num_chunks - 1 - count_up(counters, _SECOND_TAKEN)
@@ -218,9 +219,11 @@ def _write_gradient(
                 g, difference = load(dy, row + column), load(x, row + column) - load(mean, column)
                 if has_relu:
                     g = relu_gradient(g, normalized(difference, load(multiplier, column), load(offset, column)))
-                value = (g - load(coefficients, column)) * load(coefficients, columns + column)
+                factor = load(coefficients, columns + column)
                 if is_training:
-                    value -= difference * load(coefficients, 2 * columns + column)
-                store(dx, row + column, value)
+                    mean_of_dy, slope = load(coefficients, column), load(coefficients, 2 * columns + column)
+                    store(dx, row + column, input_gradient(g, difference, mean_of_dy, slope, factor))
+                else:
+                    store(dx, row + column, g * factor)
         count_up(counters, DONE)
         chunk = num_chunks - 1 - count_up(counters, _SECOND_TAKEN)

@@ -23,9 +23,18 @@ struct ForwardArguments {
     U is_training;  // 1 or 0
 };
 
-// The number, mean and sum of squared deviations of each lane's elements minus the first one of the channel.
+// The mean of two groups of numbers, of which the second one has the share `weight`.
+template <typename U>
+__device__ __forceinline__ U merged_mean(U mean, U other, U weight) {
+    const U merged = mean + (other - mean) * weight;
+    // With an infinity in one of the groups, the difference is not a number where the mean is infinite.
+    return merged == merged ? merged : mean * (1 - weight) + other * weight;
+}
+
+// The number, mean and variance of each lane's elements minus the first one of the channel.
 // Merged as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
-// 1979. Subtracting a typical value of the channel keeps digits if the mean is large.
+// 1979, but with means of squares in place of their sums, which overflow earlier. Subtracting a typical value of the
+// channel keeps digits if the mean is large.
 template <typename U, int LANES>
 struct Moments {
     using Value = U;
@@ -44,17 +53,21 @@ struct Moments {
 
     __device__ __forceinline__ U& mean(int lane) { return values[1 + lane]; }
 
-    __device__ __forceinline__ U& squares(int lane) { return values[1 + LANES + lane]; }
+    __device__ __forceinline__ U& variance(int lane) { return values[1 + LANES + lane]; }
+
+    __device__ __forceinline__ void merge_lane(int lane, U other_mean, U other_variance, U weight) {
+        const U difference = other_mean - mean(lane);
+        const U between = (difference * weight) * (difference * (1 - weight));
+        variance(lane) += (other_variance - variance(lane)) * weight + between;
+        mean(lane) = merged_mean(mean(lane), other_mean, weight);
+    }
 
     __device__ __forceinline__ void merge(Moments& other) {
         const U total = count() + other.count();
         const U weight = total == 0 ? U(0) : other.count() / total;
-        const U squares_weight = count() * weight;
 #pragma unroll
         for (int lane = 0; lane < LANES; ++lane) {
-            const U difference = other.mean(lane) - mean(lane);
-            mean(lane) += difference * weight;
-            squares(lane) += other.squares(lane) + difference * difference * squares_weight;
+            merge_lane(lane, other.mean(lane), other.variance(lane), weight);
         }
         count() = total;
     }
@@ -65,7 +78,6 @@ struct Moments {
         const U added = static_cast<U>(used * (WIDTH / LANES));
         const U inverse_added = 1 / added;
         const U weight = added / (count() + added);
-        const U squares_weight = count() * weight;
         count() += added;
 #pragma unroll
         for (int lane = 0; lane < LANES; ++lane) {
@@ -80,20 +92,18 @@ struct Moments {
                 }
             }
             const U added_mean = sum * inverse_added;
-            U added_squares = 0;
+            U added_variance = 0;
 #pragma unroll
             for (int i = 0; i < NUM_VECTORS; ++i) {
 #pragma unroll
                 for (int element = lane; element < WIDTH; element += LANES) {
                     if (i < used) {
                         const U deviation = widen(x[i].elements[element]) - shift[lane] - added_mean;
-                        added_squares += deviation * deviation;
+                        added_variance += deviation * (deviation * inverse_added);
                     }
                 }
             }
-            const U difference = added_mean - mean(lane);
-            mean(lane) += difference * weight;
-            squares(lane) += added_squares + difference * difference * squares_weight;
+            merge_lane(lane, added_mean, added_variance, weight);
         }
     }
 };
@@ -113,7 +123,9 @@ __device__ __forceinline__ void load_shifts(
     }
 #pragma unroll
     for (int lane = 0; lane < LANES; ++lane) {
-        shift[lane] = has_elements ? widen(first.elements[lane]) : Param<T>(0);
+        const Param<T> element = has_elements ? widen(first.elements[lane]) : Param<T>(0);
+        // A difference from an infinity would not be a number.
+        shift[lane] = element - element == 0 ? element : Param<T>(0);
     }
 }
 
@@ -137,7 +149,7 @@ __device__ __forceinline__ void write_moments(
         const long long channel = first_channel + lane;
         const bool is_empty = moments.count() == 0;
         const U mean = moments.mean(lane) + shift[lane];
-        const U variance = is_empty ? U(0) : moments.squares(lane) / moments.count();
+        const U variance = moments.variance(lane);
         U batch_mean = mean;
         U batch_variance = variance * arguments.bessel_correction;
         if (factor != 1) {
@@ -308,7 +320,7 @@ __device__ __forceinline__ void forward_whole(const ForwardArguments<Param<T>>& 
 #pragma unroll
     for (int lane = 0; lane < LANES; ++lane) {
         mean[lane] = moments.mean(lane) + shift[lane];
-        variance[lane] = moments.squares(lane) / moments.count();
+        variance[lane] = moments.variance(lane);
     }
     const ForwardCoefficients<U, LANES> coefficients(arguments, place.channel, mean, variance);
     for (Walk<WIDTH, LANES, false> walk(arguments.layout, place); walk.remaining > 0; --walk.remaining) {

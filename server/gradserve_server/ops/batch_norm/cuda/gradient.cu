@@ -18,7 +18,8 @@ struct GradientArguments {
     U inverse_count;  // of the elements of a channel
 };
 
-// sum dy and sum dy (x - mean) of each lane.
+// sum dy and sum dy (x - mean) reduction of each lane. The reduction is about 1 / sqrt(variance + epsilon), so the
+// products have about the range of dy; it is a power of two, so it costs no digits.
 template <typename U, int LANES>
 struct GradientSums {
     using Value = U;
@@ -46,7 +47,8 @@ struct GradientSums {
 
     // The terms of a vector are added up first: short sums lose less to rounding.
     template <typename T, int WIDTH>
-    __device__ __forceinline__ void add(const Vector<T, WIDTH>& dy, const Vector<T, WIDTH>& x, const U* mean) {
+    __device__ __forceinline__ void add(
+        const Vector<T, WIDTH>& dy, const Vector<T, WIDTH>& x, const U* mean, const U* reduction) {
 #pragma unroll
         for (int lane = 0; lane < LANES; ++lane) {
             U vector_sum = 0;
@@ -55,7 +57,7 @@ struct GradientSums {
             for (int i = lane; i < WIDTH; i += LANES) {
                 const U element = widen(dy.elements[i]);
                 vector_sum += element;
-                vector_dot += element * (widen(x.elements[i]) - mean[lane]);
+                vector_dot += element * ((widen(x.elements[i]) - mean[lane]) * reduction[lane]);
             }
             sum(lane) += vector_sum;
             dot(lane) += vector_dot;
@@ -71,7 +73,8 @@ __device__ __forceinline__ void finish_sums(
     for (int lane = 0; lane < LANES; ++lane) {
         // For an empty x both are 0, even if the deviation is 0.
         if (arguments.layout.positions > 0) {
-            sums.dot(lane) *= inverse_square_root(arguments.variance[channel + lane] + arguments.epsilon);
+            const U inverse = inverse_square_root(arguments.variance[channel + lane] + arguments.epsilon);
+            sums.dot(lane) *= inverse / power_of_two(inverse);
         }
         arguments.scale_backprop[channel + lane] = sums.dot(lane);
         arguments.offset_backprop[channel + lane] = sums.sum(lane);
@@ -86,13 +89,14 @@ constexpr int READ_BATCH = WIDTH == 1 ? 8 : 4;
 template <int WIDTH, int LANES>
 constexpr int WRITE_BATCH = LANES == 4 ? 2 : READ_BATCH<WIDTH>;
 
-// x_backprop = factor dy + slope (x - mean) + intercept
+// x_backprop = factor (dy - mean_of_dy - slope (x - mean)). The factor comes last: multiplied into the slope, it could
+// leave the range of U where the result does not.
 template <typename U, int LANES>
 struct GradientCoefficients {
     U mean[LANES];
     U factor[LANES];
     U slope[LANES];
-    U intercept[LANES];
+    U mean_of_dy[LANES];
 
     __device__ __forceinline__ GradientCoefficients(
         const GradientArguments<U>& arguments, long long channel, const U (&scale_backprop)[LANES],
@@ -105,8 +109,8 @@ struct GradientCoefficients {
         for (int lane = 0; lane < LANES; ++lane) {
             const U inverse = inverse_square_root(variance[lane] + arguments.epsilon);
             factor[lane] *= inverse;
-            slope[lane] = -factor[lane] * inverse * scale_backprop[lane] * arguments.inverse_count;
-            intercept[lane] = -factor[lane] * offset_backprop[lane] * arguments.inverse_count;
+            slope[lane] = inverse * (scale_backprop[lane] * arguments.inverse_count);
+            mean_of_dy[lane] = offset_backprop[lane] * arguments.inverse_count;
         }
     }
 
@@ -117,17 +121,22 @@ struct GradientCoefficients {
         for (int i = 0; i < WIDTH; ++i) {
             const int lane = i % LANES;
             const U centered = widen(x.elements[i]) - mean[lane];
-            narrow(factor[lane] * widen(dy.elements[i]) + (slope[lane] * centered + intercept[lane]), dx.elements[i]);
+            narrow(factor[lane] * (widen(dy.elements[i]) - mean_of_dy[lane] - slope[lane] * centered), dx.elements[i]);
         }
         return dx;
     }
 };
 
 template <typename U, int WIDTH, int LANES>
-__device__ __forceinline__ void load_means(
-    const GradientArguments<U>& arguments, const Place<WIDTH, LANES>& place, U (&mean)[LANES]) {
+__device__ __forceinline__ void load_moments(
+    const GradientArguments<U>& arguments, const Place<WIDTH, LANES>& place, U (&mean)[LANES], U (&reduction)[LANES]) {
     if (place.has_channels) {
         load_lanes(arguments.mean + place.channel, mean);
+        load_lanes(arguments.variance + place.channel, reduction);
+#pragma unroll
+        for (int lane = 0; lane < LANES; ++lane) {
+            reduction[lane] = power_of_two(inverse_square_root(reduction[lane] + arguments.epsilon));
+        }
     }
 }
 
@@ -140,7 +149,8 @@ __device__ __forceinline__ void gradient_sums(const GradientArguments<Param<T>>&
     const T* dy_elements = static_cast<const T*>(arguments.y_backprop);
     const Place<WIDTH, LANES> place(arguments.layout, blockIdx.x, blockIdx.y);
     U mean[LANES];
-    load_means(arguments, place, mean);
+    U reduction[LANES];
+    load_moments(arguments, place, mean, reduction);
     GradientSums<U, LANES> sums;
     for (Walk<WIDTH, LANES, false> walk(arguments.layout, place); walk.remaining > 0; walk.remaining -= SIZE) {
         Vector<T, WIDTH> dy[SIZE];
@@ -156,7 +166,7 @@ __device__ __forceinline__ void gradient_sums(const GradientArguments<Param<T>>&
 #pragma unroll
         for (int i = 0; i < SIZE; ++i) {
             if (i < walk.remaining) {
-                sums.add(dy[i], x[i], mean);
+                sums.add(dy[i], x[i], mean, reduction);
             }
         }
     }
@@ -216,7 +226,8 @@ __device__ __forceinline__ void gradient_whole(const GradientArguments<Param<T>>
     const Place<WIDTH, LANES> place(arguments.layout, blockIdx.x, 0);
     auto* kept = shared_vectors<T, WIDTH, GradientSums<U, LANES>>() + threadIdx.x;
     U mean[LANES];
-    load_means(arguments, place, mean);
+    U reduction[LANES];
+    load_moments(arguments, place, mean, reduction);
     GradientSums<U, LANES> sums;
     auto* keep = kept;
     for (Walk<WIDTH, LANES, false> walk(arguments.layout, place); walk.remaining > 0; walk.remaining -= SIZE) {
@@ -236,7 +247,7 @@ __device__ __forceinline__ void gradient_whole(const GradientArguments<Param<T>>
                 keep[0].word() = dy[i].word();
                 keep[blockDim.x].word() = x[i].word();
                 keep += 2 * blockDim.x;
-                sums.add(dy[i], x[i], mean);
+                sums.add(dy[i], x[i], mean, reduction);
             }
         }
     }
@@ -277,9 +288,10 @@ __device__ __forceinline__ void gradient_frozen(const GradientArguments<Param<T>
     T* dx_elements = static_cast<T*>(arguments.x_backprop);
     const Place<WIDTH, LANES> place(arguments.layout, blockIdx.x, blockIdx.y);
     U mean[LANES];
+    U reduction[LANES];
     U factor[LANES];
     U variance[LANES];
-    load_means(arguments, place, mean);
+    load_moments(arguments, place, mean, reduction);
     if (place.has_channels) {
         load_lanes(arguments.scale + place.channel, factor);
         load_lanes(arguments.variance + place.channel, variance);
@@ -304,7 +316,7 @@ __device__ __forceinline__ void gradient_frozen(const GradientArguments<Param<T>
 #pragma unroll
         for (int i = 0; i < SIZE; ++i) {
             if (i < walk.remaining) {
-                sums.add(dy[i], x[i], mean);
+                sums.add(dy[i], x[i], mean, reduction);
                 Vector<T, WIDTH> dx;
 #pragma unroll
                 for (int element = 0; element < WIDTH; ++element) {

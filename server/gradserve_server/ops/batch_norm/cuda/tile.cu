@@ -10,6 +10,20 @@ __device__ __forceinline__ float inverse_square_root(float value) { return rsqrt
 
 __device__ __forceinline__ double inverse_square_root(double value) { return rsqrt(value); }
 
+__device__ __forceinline__ float without_fraction(float value) {
+    return __uint_as_float(__float_as_uint(value) & 0x7f800000u);
+}
+
+__device__ __forceinline__ double without_fraction(double value) {
+    return __longlong_as_double(__double_as_longlong(value) & 0x7ff0000000000000ll);
+}
+
+// The largest power of two that is not above a positive number; 1 for 0, infinity and NaN.
+template <typename U>
+__device__ __forceinline__ U power_of_two(U value) {
+    return value > 0 && value - value == 0 ? without_fraction(value) : U(1);
+}
+
 // U, the type of parameters and of all arithmetic.
 template <typename T>
 struct ParamOf {

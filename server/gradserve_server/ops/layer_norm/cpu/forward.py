@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from gradserve_server.devices.host.intrinsics import DONE, count_up, load, store, widen
-from gradserve_server.devices.host.moments import BLOCK_ELEMENTS, moments_of_block
+from gradserve_server.devices.host.moments import BLOCK_ELEMENTS, merged_mean, moments_of_block
 
 _TAKEN = 1
 """The index of the counter of chunks taken."""
@@ -47,10 +47,10 @@ def forward(
             group_mean, squares = 0.0, 0.0
             for before in range(0, size, BLOCK_ELEMENTS):
                 count = min(BLOCK_ELEMENTS, size - before)
-                block_mean, block_squares = moments_of_block(x, first + before, count)
+                block_mean, block_squares = moments_of_block(x, first + before, count, True)
                 weight = count / (before + count)
                 delta = block_mean - group_mean
-                group_mean += weight * delta
+                group_mean = merged_mean(group_mean, block_mean, weight)
                 squares += block_squares + weight * before * delta * delta
             m, r = widen(x, group_mean), widen(x, 1 / np.sqrt(squares / size + epsilon))
             # The rounding error of the mean matters if the deviations are small compared to it.

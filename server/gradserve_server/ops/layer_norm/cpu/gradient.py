@@ -82,30 +82,33 @@ def _gradient_of_group(
     total, dot = 0.0, 0.0
     for start in range(0, size, BLOCK_ELEMENTS):
         block_total, block_dot = _sums_of_block(
-            dy, x, scale, mean, first + start, start, min(BLOCK_ELEMENTS, size - start)
+            dy, x, scale, mean, rstd, first + start, start, min(BLOCK_ELEMENTS, size - start)
         )
         total += block_total
         dot += block_dot
     mean_of_g = widen(x, total / size)
-    slope = widen(x, dot * rstd * rstd / size)
+    mean_of_g_n = widen(x, dot / size)
     for index in range(size):
-        gradient, difference = load(dy, first + index), load(x, first + index) - mean
-        store(dx, first + index, (gradient * load(scale, index) - mean_of_g - difference * slope) * rstd)
+        gradient, n = load(dy, first + index), (load(x, first + index) - mean) * rstd
+        store(dx, first + index, (gradient * load(scale, index) - mean_of_g - n * mean_of_g_n) * rstd)
     for index in range(size):
-        gradient, difference = load(dy, first + index), load(x, first + index) - mean
-        store_at(0, dots, index, read(dots, index) + gradient * (difference * rstd))
+        gradient, n = load(dy, first + index), (load(x, first + index) - mean) * rstd
+        store_at(0, dots, index, read(dots, index) + gradient * n)
         store_at(1, totals, index, read(totals, index) + gradient)
 
 
 @register_jitable(**INLINED)
-def _sums_of_block(dy: Any, x: Any, scale: Any, mean: Any, first: Any, start: Any, size: Any) -> Any:
-    """Returns the sums of dy scale and of dy scale (x - mean), both float64.
+def _sums_of_block(dy: Any, x: Any, scale: Any, mean: Any, rstd: Any, first: Any, start: Any, size: Any) -> Any:
+    """Returns the sums of dy scale and of dy scale (x - mean) rstd, both float64.
+
+    Each difference is multiplied by rstd before it is by dy, so that the products have about the range of dy.
 
     Args:
         dy: T, flat.
         x: T, flat.
         scale: U.
         mean: The mean of the group.
+        rstd: The inverse of its standard deviation.
         first: The index of the first element, in dy and x.
         start: Its index in scale.
         size: The number of elements, from 1 to BLOCK_ELEMENTS.
@@ -113,32 +116,32 @@ def _sums_of_block(dy: Any, x: Any, scale: Any, mean: Any, first: Any, start: An
     lanes = num_lanes(x)
     num_rows = size // lanes
     num_pairs = num_rows // 2
-    means = in_all_lanes(mean)
+    means, factors = in_all_lanes(mean), in_all_lanes(rstd)
     totals, dots = in_all_lanes(widen(x, 0)), in_all_lanes(widen(x, 0))
     for pair in range(num_pairs):
         at = 2 * pair * lanes
         g = load_lanes(dy, first + at) * load_lanes(scale, start + at)
-        p = load_lanes(x, first + at) - means
+        p = (load_lanes(x, first + at) - means) * factors
         at += lanes
         h = load_lanes(dy, first + at) * load_lanes(scale, start + at)
-        q = load_lanes(x, first + at) - means
+        q = (load_lanes(x, first + at) - means) * factors
         totals += g + h
         dots += g * p + h * q
     for row in range(2 * num_pairs, num_rows):
         at = row * lanes
         g = load_lanes(dy, first + at) * load_lanes(scale, start + at)
         totals += g
-        dots += g * (load_lanes(x, first + at) - means)
+        dots += g * ((load_lanes(x, first + at) - means) * factors)
     rest = size - num_rows * lanes
     if rest > 0 and num_rows > 0:
         at = size - lanes
         g = load_lanes(dy, first + at) * load_lanes(scale, start + at)
         totals += last_lanes(g, rest)
-        dots += last_lanes(g * (load_lanes(x, first + at) - means), rest)
+        dots += last_lanes(g * ((load_lanes(x, first + at) - means) * factors), rest)
     total, dot = sum_of_lanes(totals), sum_of_lanes(dots)
     if num_rows == 0:
         for index in range(size):
             g = load(dy, first + index) * load(scale, start + index)
             total += g
-            dot += g * (load(x, first + index) - mean)
+            dot += g * ((load(x, first + index) - mean) * rstd)
     return total, dot

@@ -24,7 +24,7 @@ ARGUMENTS = {
 }
 """The arguments of each kernel."""
 
-GROUP_KERNELS = {"forward": 1, "x_gradient": 2}
+GROUP_KERNELS = {"forward": 2, "x_gradient": 2}
 """The number of sums of a thread, for the kernels with threads for each group; they exist for vectors and elements."""
 
 MAX_THREADS = 512

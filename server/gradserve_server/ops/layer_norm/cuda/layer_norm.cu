@@ -108,8 +108,16 @@ struct ForwardArguments {
     double epsilon;
 };
 
+// A power of two, at most 1 / magnitude and at least half of it, as far as it is in the normal range of float; 1 for an
+// infinite magnitude. The sum of the threads' magnitudes may be beyond the range of float, its 2048th part is not.
+__device__ __forceinline__ float reducing(double magnitude) {
+    const int exponent = static_cast<int>(__float_as_uint(static_cast<float>(magnitude / 2048)) >> 23);
+    const int opposite = 253 - 11 - exponent;
+    return exponent == 255 ? 1.0f : __uint_as_float((opposite < 1 ? 1u : static_cast<unsigned int>(opposite)) << 23);
+}
+
 // Computes y, mean and rstd. Differences are added up: from the first element for the mean, from the mean for the
-// variance.
+// variance, as multiples by a power of two whose squares neither overflow nor vanish.
 template <int WIDTH, typename T, typename U>
 __device__ __forceinline__ void forward(const ForwardArguments<T, U>& arguments) {
     const long long size = arguments.size;
@@ -117,9 +125,11 @@ __device__ __forceinline__ void forward(const ForwardArguments<T, U>& arguments)
         const Place place(walk.first, arguments.groups, arguments.threads_of_group);
         const long long elements = place.is_active ? size : 0;
         const T* x = arguments.x + place.group * size;
-        const U shift = elements > 0 ? widen(x[0]) : U(0);
-        double total[1] = {0};
+        const U first = elements > 0 ? widen(x[0]) : U(0);
+        const U shift = first - first == 0 ? first : U(0);  // a difference from an infinity would not be a number
+        double total[2] = {0, 0};  // of the differences, and of the threads' largest ones
         U part = 0;
+        float largest = 0;
         for_vectors<WIDTH>(
             place, elements,
             [&](long long index) {
@@ -127,14 +137,19 @@ __device__ __forceinline__ void forward(const ForwardArguments<T, U>& arguments)
                 vector.load(x + index);
 #pragma unroll
                 for (int i = 0; i < WIDTH; ++i) {
-                    part += widen(vector.elements[i]) - shift;
+                    const U difference = widen(vector.elements[i]) - shift;
+                    part += difference;
+                    largest = fmaxf(largest, fabsf(static_cast<float>(difference)));
                 }
             },
             [&] {
                 total[0] += part;
                 part = 0;
             });
+        total[1] = largest;
         place.add_up(total);
+        // No deviation is more than twice as large as the largest difference.
+        const float factor = reducing(2 * total[1]);
         const double exact_mean = size > 0 ? shift + total[0] / size : 0;
         const U mean = static_cast<U>(exact_mean);
         // The rounding error of the mean matters if the deviations are small compared to it.
@@ -147,7 +162,7 @@ __device__ __forceinline__ void forward(const ForwardArguments<T, U>& arguments)
                 vector.load(x + index);
 #pragma unroll
                 for (int i = 0; i < WIDTH; ++i) {
-                    const U deviation = widen(vector.elements[i]) - mean - rest;
+                    const U deviation = (widen(vector.elements[i]) - mean - rest) * factor;
                     part += deviation * deviation;
                 }
             },
@@ -156,7 +171,8 @@ __device__ __forceinline__ void forward(const ForwardArguments<T, U>& arguments)
                 part = 0;
             });
         place.add_up(squares);
-        const U rstd = static_cast<U>(1 / sqrt(squares[0] / size + arguments.epsilon));
+        const double variance = squares[0] / (size * (static_cast<double>(factor) * factor));
+        const U rstd = static_cast<U>(1 / sqrt(variance + arguments.epsilon));
         if (place.is_active && place.lane == 0) {
             arguments.mean[place.group] = mean;
             arguments.rstd[place.group] = rstd;
@@ -206,7 +222,7 @@ __device__ __forceinline__ void x_gradient(const XGradientArguments<T, U>& argum
         const T* dy = arguments.y_backprop + place.group * size;
         const U mean = place.is_active ? arguments.mean[place.group] : U(0);
         const U rstd = place.is_active ? arguments.rstd[place.group] : U(0);
-        double sums[2] = {0, 0};  // of g = dy scale, and of g (x - mean)
+        double sums[2] = {0, 0};  // of g = dy scale, and of g n with n = (x - mean) rstd, so g n has about the range of g
         U part = 0;
         U part_dot = 0;
         for_vectors<WIDTH>(
@@ -222,7 +238,7 @@ __device__ __forceinline__ void x_gradient(const XGradientArguments<T, U>& argum
                 for (int i = 0; i < WIDTH; ++i) {
                     const U g = widen(dy_vector.elements[i]) * scale[i];
                     part += g;
-                    part_dot += g * (widen(x_vector.elements[i]) - mean);
+                    part_dot += g * ((widen(x_vector.elements[i]) - mean) * rstd);
                 }
             },
             [&] {
@@ -233,7 +249,7 @@ __device__ __forceinline__ void x_gradient(const XGradientArguments<T, U>& argum
             });
         place.add_up(sums);
         const U mean_of_g = static_cast<U>(sums[0] / size);
-        const U slope = static_cast<U>(sums[1] * rstd * rstd / size);
+        const U mean_of_g_n = static_cast<U>(sums[1] / size);
         T* dx = arguments.x_backprop + place.group * size;
         for_vectors<WIDTH>(
             place, elements,
@@ -247,8 +263,8 @@ __device__ __forceinline__ void x_gradient(const XGradientArguments<T, U>& argum
 #pragma unroll
                 for (int i = 0; i < WIDTH; ++i) {
                     const U g = widen(dy_vector.elements[i]) * scale[i];
-                    const U difference = widen(x_vector.elements[i]) - mean;
-                    narrow((g - mean_of_g - difference * slope) * rstd, dy_vector.elements[i]);
+                    const U n = (widen(x_vector.elements[i]) - mean) * rstd;
+                    narrow((g - mean_of_g - n * mean_of_g_n) * rstd, dy_vector.elements[i]);
                 }
                 dy_vector.store(dx + index);
             },
