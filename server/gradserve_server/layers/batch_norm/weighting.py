@@ -46,9 +46,11 @@ class WeightedBatch:
         For each element of item i: -(w_i / W) / s (Sg + xhat Sgx).
         """
         scale = through.inverse_deviation * self._share(xp)
-        xhat_slope = (scale * through.dots * through.inverse_deviation).astype(self.x.dtype)
-        constant = (scale * through.totals).astype(self.x.dtype)
-        result = (self.x - through.mean[:, None]) * xhat_slope[:, None]
+        slope, constant = ((scale * each).astype(self.x.dtype) for each in (through.dots, through.totals))
+        result = self.x - through.mean[:, None]
+        # One after the other: the product of both factors could leave the range of float32 where the result does not.
+        result *= through.inverse_deviation.astype(self.x.dtype)[:, None]
+        result *= slope[:, None]
         result += constant[:, None]
         result *= -self.weights.astype(self.x.dtype)[:, None, None, None]
         return result
