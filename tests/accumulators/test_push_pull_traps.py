@@ -16,7 +16,11 @@ import gradserve
 import gradserve.aio
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.open_calls import CallId, OpenCalls
-from tests.servers.polling import eventually, eventually_async
+from gradserve.v1 import accumulator_pb2
+from gradserve_server.config import LimitsConfig, ServerConfig
+from gradserve_server.testing import LocalServer
+from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
+from tests.servers.runtime import NOT_WARMED_UP
 
 ZEROS = {"w": np.zeros(2)}
 
@@ -264,6 +268,38 @@ KEY = ("default", "net")
 
 def opened(calls: OpenCalls, new: CallId) -> AbstractContextManager[CallId]:
     return calls.opened(KEY, lambda: new)
+
+
+class TestManyWaitingCalls:
+    async def test_of_one_client(self) -> None:
+        config = ServerConfig(runtime=NOT_WARMED_UP, limits=LimitsConfig(max_connection_calls=4096))
+        with LocalServer(config) as server:
+            async with gradserve.aio.connect(server.address, timeout=PATIENCE_SECONDS, transport="grpc") as client:
+                acc = await client.conditional_accumulator("float32", ())
+                takes = [asyncio.create_task(acc.take_grad(1)) for _ in range(1040)]
+                await eventually_async(acc.info, lambda info: info.num_waiting == len(takes))
+                for value in range(3):
+                    await acc.apply_grad(value, local_step=value)
+                await eventually_async(acc.info, lambda info: info.num_waiting == len(takes) - 3)
+                for each in takes:
+                    each.cancel()
+                outcomes = await asyncio.gather(*takes, return_exceptions=True)
+                taken = [each for each in outcomes if not isinstance(each, asyncio.CancelledError)]
+                assert sorted(map(float, taken)) == [0.0, 1.0, 2.0]  # type: ignore[arg-type]
+
+    def test_what_a_request_says_of_them(self) -> None:
+        ids, accumulator = RequestIds("a"), ("default", "net")
+        for limit in (1024, 1025):
+            while len(ids.open_calls.before(accumulator, CallId(ids._calls_id, 1 << 40))) < limit:
+                ids.open_calls.begin(accumulator, ids.new_call())
+            message = accumulator_pb2.RequestId()
+            ids.write(message, ids.new_call(), accumulator)
+            listed = list(message.unanswered)
+            if limit == 1024:
+                assert listed == list(range(1, 1025))
+                assert not message.HasField("unanswered_since")
+            else:
+                assert (listed, message.unanswered_since) == ([], 1)
 
 
 class TestOpenCalls:

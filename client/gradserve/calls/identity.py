@@ -83,7 +83,10 @@ class RequestIds:
         """Writes the id of a call on an accumulator to its message."""
         message.client_id, message.sequence = call
         if call.client_id in (self._calls_id, self._chosen_id):
-            if unanswered := self.open_calls.before(accumulator, call):
+            unanswered = self.open_calls.before(accumulator, call)
+            if len(unanswered) > _MAX_UNANSWERED:
+                message.unanswered_since = unanswered[0]
+            elif unanswered:
                 message.unanswered.extend(unanswered)
         else:
             # The other client may wait for any of them, or this one may ask for them next.

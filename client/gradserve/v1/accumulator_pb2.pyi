@@ -183,14 +183,16 @@ class DenseShape(_message.Message):
     def __init__(self, dims: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RequestId(_message.Message):
-    __slots__ = ("client_id", "sequence", "unanswered")
+    __slots__ = ("client_id", "sequence", "unanswered", "unanswered_since")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     UNANSWERED_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_SINCE_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     sequence: int
     unanswered: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, client_id: _Optional[str] = ..., sequence: _Optional[int] = ..., unanswered: _Optional[_Iterable[int]] = ...) -> None: ...
+    unanswered_since: int
+    def __init__(self, client_id: _Optional[str] = ..., sequence: _Optional[int] = ..., unanswered: _Optional[_Iterable[int]] = ..., unanswered_since: _Optional[int] = ...) -> None: ...
 
 class Summand(_message.Message):
     __slots__ = ("request_id", "weight", "worker_id")

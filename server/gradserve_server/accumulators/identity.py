@@ -31,12 +31,14 @@ class RequestId:
             not known, as for a call that an aggregator has answered.
         unanswered: Smaller numbers whose answers the client still waits for, or may ask for again. The answers to all
             other smaller numbers have arrived.
+        unanswered_since: If there are many of them: the first one. Those after it count as unanswered, too.
     """
 
     client_id: str
     sequence: int
     fingerprint: bytes = b""
     unanswered: frozenset[int] = field(default=frozenset(), compare=False)
+    unanswered_since: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not self.client_id:
@@ -49,7 +51,9 @@ class RequestId:
 
     def acknowledges(self, sequence: int) -> bool:
         """Returns True if this call shows that the client has the answer to its call `sequence`."""
-        return sequence < self.sequence and sequence not in self.unanswered
+        since = self.unanswered_since
+        is_early = sequence < self.sequence and (since is None or sequence < since)
+        return is_early and sequence not in self.unanswered
 
     def check_content(self, fingerprint: bytes) -> None:
         """Checks that an earlier call with this id had the same content, as far as that is known.

@@ -192,7 +192,8 @@ def _request_id(message: accumulator_pb2.RequestId, fingerprint: bytes, user: Id
     field = f"{within}.request_id" if within else "request_id"
     check_length(message.client_id, MAX_ID_BYTES, f"{field}.client_id")
     check_count(message.unanswered, MAX_UNANSWERED, "numbers", f"{field}.unanswered")
-    return RequestId(user.own(message.client_id), message.sequence, fingerprint, frozenset(message.unanswered))
+    since = message.unanswered_since if message.HasField("unanswered_since") else None
+    return RequestId(user.own(message.client_id), message.sequence, fingerprint, frozenset(message.unanswered), since)
 
 
 def _contribution(request: GradientRequest, user: Identity) -> Contribution:
