@@ -3,8 +3,10 @@
 import difflib
 import os
 import re
+import runpy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -138,12 +140,20 @@ def _check_variables(names: Iterable[str]) -> None:
     unknown = sorted(set(filter(_is_ours, os.environ)) - set(known))
     if not unknown:
         return
-    from gradserve.variables import VARIABLES  # loads the client, which takes time
-
-    known += VARIABLES
+    known += _variables_of_the_client()
     for variable in unknown:
         if variable not in known:
             raise SettingsError(f"unknown environment variable: {variable}; {_advice(variable, known)}")
+
+
+def _variables_of_the_client() -> tuple[str, ...]:
+    """Returns `gradserve.variables.VARIABLES`, without the rest of the client, which takes time to import."""
+    package = find_spec("gradserve")
+    assert package is not None, "both are one distribution"
+    assert package.submodule_search_locations, "it is a package"
+    found = runpy.run_path(os.path.join(package.submodule_search_locations[0], "variables.py"))
+    variables: tuple[str, ...] = found["VARIABLES"]
+    return variables
 
 
 def _advice(name: str, known: Iterable[str]) -> str:
