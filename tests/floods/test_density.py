@@ -44,7 +44,9 @@ TOO_DENSE: dict[str, tuple[Any, bytes]] = {
     "empty messages, and then garbage": (STORE, EMPTIES + b"\xff"),
     "empty messages, and then the beginning of a message": (STORE, EMPTIES + EMPTY[:1]),
     "one of two messages, again and again": (APPLY, within(GRADIENT, DENSE_OR_SPARSE * (FEW // 2 + 1))),
-    "numbers": (STORE, within(TENSORS, within(SHAPE, b"\1" * 8 * FEW))),
+    "numbers": (STORE, within(TENSORS, within(SHAPE, b"\1" * FEW))),
+    "numbers in many long lists": (STORE, within(TENSORS, within(SHAPE, b"\1" * 1100)) * (FEW // 1100 + 1)),
+    "numbers in many lists": (STORE, within(TENSORS, within(SHAPE, b"\1" * 1000)) * (FEW // 125 + 1)),
     "numbers in many short messages": (
         STORE,
         within(TENSORS, within(SHAPE, b"\1" * 62)) * (FEW // 8 + 1),

@@ -23,6 +23,9 @@ _AT_ONCE = 1000
 """Parts counted on the event loop. A request with more goes on in a thread."""
 _SHORT_BYTES = 64
 _NUMBERS_PER_PART = 8
+_LONGEST_LIST_BYTES = 1 << 10
+"""In lists of numbers of a byte or more each that are longer, each number is a part: it takes eight bytes once it is
+parsed. In shorter ones, eight are."""
 
 _PACKABLE = {
     kind
@@ -35,6 +38,15 @@ _PACKABLE = {
         FieldDescriptor.TYPE_GROUP,
     )
 }
+_FIXED = {
+    FieldDescriptor.TYPE_DOUBLE,
+    FieldDescriptor.TYPE_FLOAT,
+    FieldDescriptor.TYPE_FIXED32,
+    FieldDescriptor.TYPE_FIXED64,
+    FieldDescriptor.TYPE_SFIXED32,
+    FieldDescriptor.TYPE_SFIXED64,
+}
+"""Types whose numbers take four or eight bytes each."""
 
 
 @dataclass(eq=False)
@@ -43,11 +55,11 @@ class _Shape:
 
     Attributes:
         messages: The fields that are messages.
-        numbers: The fields that are lists of numbers.
+        numbers: The fields that are lists of numbers: whether these may take a single byte each.
     """
 
     messages: dict[int, "_Shape"] = field(default_factory=dict)
-    numbers: set[int] = field(default_factory=set)
+    numbers: dict[int, bool] = field(default_factory=dict)
 
 
 class PartCounter:
@@ -130,7 +142,8 @@ class _Counting:
                     inner = shape.messages.get(number)
                     if inner is None:
                         if number in shape.numbers:
-                            num_parts += length // _NUMBERS_PER_PART
+                            is_long = length > _LONGEST_LIST_BYTES and shape.numbers[number]
+                            num_parts += length if is_long else length // _NUMBERS_PER_PART
                         position = inside
                     elif not inner.messages and length <= _SHORT_BYTES:
                         num_parts += length // _NUMBERS_PER_PART
@@ -163,5 +176,5 @@ def _shape_of(message: Descriptor, known: dict[str, _Shape]) -> _Shape:
             if part.message_type is not None:
                 shape.messages[part.number] = _shape_of(part.message_type, known)
             elif part.is_repeated and part.type in _PACKABLE:
-                shape.numbers.add(part.number)
+                shape.numbers[part.number] = part.type not in _FIXED
     return shape
