@@ -8,11 +8,11 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
 
 from gradserve.calls.exchange import Operation
 from gradserve.calls.progress import CallbackError
-from gradserve.errors import GradserveError
+from gradserve.errors import GradserveError, InvalidArgumentError
 from gradserve.public_names import HiddenConstructor, described_as, name_methods, shown
 from gradserve.transport.interface import AsyncTransport, BlockingTransport
 
@@ -36,6 +36,9 @@ class BlockingFace(Generic[CallsT_co]):
     def __repr__(self) -> str:
         return shown(self)
 
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        raise _not_copied(self)
+
     def __init_subclass__(cls) -> None:
         name_methods(cls)
 
@@ -51,6 +54,9 @@ class AsyncFace(Generic[CallsT_co]):
 
     def __repr__(self) -> str:
         return shown(self)
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        raise _not_copied(self)
 
     def __init_subclass__(cls) -> None:
         name_methods(cls)
@@ -69,6 +75,14 @@ class BriefErrors:
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if isinstance(error, GradserveError):
             shorten(error, self._handled)
+
+
+def _not_copied(face: object) -> InvalidArgumentError:
+    """Returns the error for pickling or copying an object that makes calls."""
+    return InvalidArgumentError(
+        f"a {type(face).__name__} cannot be pickled or copied, as it has connections and threads of its process: "
+        "connect where it is used, and find accumulators and layers by their names there"
+    )
 
 
 def shorten(error: GradserveError, handled: BaseException | None) -> None:

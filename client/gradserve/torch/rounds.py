@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradserve.accumulators import GradientAccumulator
+from gradserve.calls.accumulators.wire import without_request_id
 from gradserve.client import Client
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice, as_integer, as_text
@@ -189,6 +190,7 @@ class Rounds:
                 copy=False,
             )
         except DeadlineExceededError as error:
+            without_request_id(error, way_on="")  # hooks do not go on after an error
             error.add_note(OUT_OF_BATCHES)
             raise
         except InvalidArgumentError as error:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from gradserve.accumulators import GradientAccumulator
 from gradserve.array_like import ArrayLike
+from gradserve.calls.accumulators.wire import without_request_id
 from gradserve.client import Client
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice, as_integer
@@ -377,9 +378,6 @@ class Worker:
         if self._loss is None:
             try:
                 return self._push_pull(gradients, weight)
-            except DeadlineExceededError as error:
-                error.add_note(OUT_OF_BATCHES)
-                raise
             except (AbortedError, NotFoundError, LostError) as error:
                 if self._client.server_info().incarnation == self._incarnation:
                     error.add_note(
@@ -397,16 +395,21 @@ class Worker:
         if self._is_partial:
             present = {name for name in self._names if gradients.get(name) is not None}
             gradients = {**gradients, PRESENCE: presence_of(self._names, present)}
-        return self.accumulator.push_pull(
-            gradients,
-            self._num_required,
-            self.step,
-            weight=weight,
-            worker_id=self.worker_id,
-            on_stale="return",
-            timeout=self._timeout,
-            copy=False,
-        )
+        try:
+            return self.accumulator.push_pull(
+                gradients,
+                self._num_required,
+                self.step,
+                weight=weight,
+                worker_id=self.worker_id,
+                on_stale="return",
+                timeout=self._timeout,
+                copy=False,
+            )
+        except DeadlineExceededError as error:
+            without_request_id(error)
+            error.add_note(OUT_OF_BATCHES)
+            raise
 
     def _find_again(self, error: GradserveError) -> None:
         """Goes on after a restart of the server, with a new accumulator if it has lost that of the run.

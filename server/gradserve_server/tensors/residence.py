@@ -19,7 +19,7 @@ class Residence:
             host: The host as a device.
             device: The device of the ops, which is the same if they run on the CPU.
             compute: Runs what reads and writes the host's memory.
-            device_compute: Runs what reads the device's memory; None for the same.
+            device_compute: Runs what reads and writes the device's memory; None for the same.
         """
         self._host = host
         self._device = device
@@ -49,7 +49,7 @@ class Residence:
         work = max(sum([array.nbytes for array in arrays]), PIECE_BYTES * len(arrays) // 4)
         if await self._compute.run(PIECE_BYTES * len(arrays) // 4, self.is_on_host, arrays):
             return await self._compute.run(work, lambda: [array.copy() for array in arrays])
-        return await self._compute.run_in_thread(self._copy_each, arrays)
+        return await self._device_compute.run_in_thread(self._copy_each, arrays)
 
     async def copy_to_device(self, arrays: Sequence[Array]) -> list[Array]:
         """Returns copies of arrays in the memory of the ops' device, which is not the host.
@@ -57,14 +57,14 @@ class Residence:
         Raises:
             MemoryError: There is not enough memory.
         """
-        return await self._compute.run_in_thread(self._copy_each_to_device, arrays)
+        return await self._device_compute.run_in_thread(self._copy_each_to_device, arrays)
 
     async def fill(self, targets: Sequence[Array], arrays: Sequence[Array]) -> None:
         """Fills arrays in the memory of the ops' device with others, wherever these are, of the same dtypes and shapes.
 
         Returns when they are filled.
         """
-        await self._compute.run_in_thread(self._fill, targets, arrays)
+        await self._device_compute.run_in_thread(self._fill, targets, arrays)
 
     def _copy_each(self, arrays: Sequence[Array]) -> list[Array]:
         with self._device.computing():

@@ -3,8 +3,7 @@
 T and U are the dtypes in `spec`; arrays of T are passed as `intrinsics` says. x has one of two forms:
 
 * rows of `columns` elements, each column belonging to one channel. Elements after the last whole row are the last
-columns
-  of one more row. Loops run along rows, so they are long even with few channels.
+  columns of one more row. Loops run along rows, so they are long even with few channels.
 * planes [outer, channels, inner]. Loops run along a plane.
 
 Sums are in U within a block, and in float64 over blocks. A block is cut into the same partial sums on every processor,
