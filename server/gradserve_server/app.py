@@ -254,7 +254,7 @@ class Server:
                 version=gradserve.__version__,
                 incarnation=run.incarnation,
                 device=device.name,
-                ops_prepared=lambda: self.runner.is_prepared,
+                ops_prepared=lambda: not self.runner.is_preparing,
                 memory=resources.memory,
                 resources=resources.counts,
                 layers=partial(layer_snapshots, self.layers),

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import gradserve
+from gradserve.server_status import AccumulatorStatus, ArrivalStatus, RoundStatus
+from gradserve_server.commands import show
 from tests.commands.conftest import CommandLine
 
 
@@ -117,3 +119,22 @@ def test_a_server_that_is_not_there_is_an_error_of_one_line(command: tuple[str, 
     assert done.exit_code == 1
     assert done.stderr.startswith("Error: localhost:1: ")
     assert done.stderr.count("\n") == 1
+
+
+def _status(opened: float | None) -> AccumulatorStatus:
+    """The status, 100 s after the start, of an accumulator whose rounds take a second, with one open since then."""
+    ended = RoundStatus(1, began=10.0, ended=11.0, arrivals=(ArrivalStatus("a"), ArrivalStatus("b", 1.0)))
+    current = () if opened is None else (RoundStatus(2, began=opened, arrivals=(ArrivalStatus("a"),)),)
+    return AccumulatorStatus(
+        "default", "net", median_round_seconds=1.0, missing=("b",), rounds=(ended, *current), num_accumulated=1
+    )
+
+
+@pytest.mark.parametrize(("opened", "names_b"), [(None, False), (99.9, False), (97.5, False), (96.5, True)])
+def test_who_is_missing_is_said_of_a_round_alone_that_lasts_longer_than_others(
+    client: gradserve.Client, opened: float | None, names_b: bool
+) -> None:
+    client.conditional_accumulator("float32", (), shared_name="missing/net")
+    (info,) = (each for each in client.list_accumulators() if each.name == "missing/net")
+    lines = show._accumulator(info, _status(opened), 100.0)
+    assert ("  missing from the round before: b" in lines) == names_b

@@ -1,6 +1,7 @@
 """The HTTP port: who may read what, and what it answers."""
 
 import json
+import logging
 import socket
 import ssl
 from collections.abc import Iterator
@@ -210,3 +211,21 @@ def test_without_a_port_nothing_listens() -> None:
     listen = ListenConfig(http_listen="off")
     with LocalServer(ServerConfig(listen=listen, runtime=RuntimeConfig(warm_up=False))) as local:
         assert url_of(local) == ""
+
+
+def test_a_client_of_grpc_gets_an_answer_and_leaves_no_word_in_the_log(
+    local: LocalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = urlsplit(url_of(local)).netloc
+    with gradserve.connect(place, timeout=1.0) as client, pytest.raises(gradserve.GradserveError):
+        client.server_info()
+    assert get(url_of(local), "/api/status").status == 200
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+def test_kernels_that_nobody_prepares_are_not_awaited(local: LocalServer) -> None:
+    """With --warm-up false, the first op prepares them."""
+    assert not local.server.runner.is_prepared
+    with gradserve.connect(local.address) as client:
+        assert client.server_status().ops_prepared
+        assert not client.server_info().ops_prepared

@@ -206,3 +206,23 @@ async def test_a_preparation_that_fails_is_logged(world: World, caplog: pytest.L
     assert "preparing the kernels of doubling failed" in caplog.text
     assert "no compiler" in caplog.text
     await world.runner.run(call_of(3), on_host=True)
+
+
+async def test_the_log_says_how_far_a_long_preparation_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gradserve_server.ops.runner._SILENT_SECONDS", 0.0)
+    families = {"slow": Doubling(), "next": Doubling()}
+    compute = ThreadCompute(1)
+    runner = OpRunner(device=CpuDevice(BufferPool(0)), families=families, compute=compute, memory=Quota(LIMIT, "bytes"))
+    assert (runner.is_preparing, runner.is_prepared) == (False, False)
+    with caplog.at_level("INFO", "gradserve_server.ops.runner"):
+        runner.prepare()
+        assert (runner.is_preparing, runner.is_prepared) == (True, False)
+        for each in families.values():
+            each.may_prepare.set()
+        await asyncio.to_thread(runner.join)
+    assert (runner.is_preparing, runner.is_prepared) == (False, True)
+    said = [each.getMessage() for each in caplog.records]
+    assert any(each.startswith("preparing kernels: 1 of 2 groups are done") and ", next next" in each for each in said)
+    compute.close()

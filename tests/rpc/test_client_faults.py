@@ -154,7 +154,14 @@ BROKEN: dict[str, bytes] = {
 
 def expected_lines(log: str) -> list[str]:
     """Returns the lines of a log that are not those of a start, an end, and requests that were refused."""
-    usual = (": serving on ", ": draining", ": stopped", ": kernels prepared in ", " INFO gradserve_server.calls: ")
+    usual = (
+        ": serving on ",
+        ": draining",
+        ": stopped",
+        ": kernels prepared in ",
+        ": preparing kernels: ",
+        " INFO gradserve_server.calls: ",
+    )
     return [line for line in log.splitlines() if not any(words in line for words in usual)]
 
 

@@ -39,6 +39,8 @@ def ls(kind: str, address: str, timeout: float, container: str, name: str, as_js
     """List the accumulators of a server or a cluster, its layers, or its stored tensors.
 
     Accumulators and layers are those of all containers in which you have a role. Tensors are not in containers.
+
+    What training runs make for themselves, such as line/939e.../answers, is listed with, for example, --name /answers.
     """
     if kind == TENSORS and (container or name):
         raise click.UsageError("--container and --name are for accumulators and layers; tensors have neither")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gradserve.server_status import AccumulatorStatus, RoundStatus
 
 _MOST_NAMED = 20
+_MUCH_LONGER = 3
+_LONGER_SECONDS = 2.0
 
 
 @click.command()
@@ -99,7 +101,7 @@ def _accumulator(info: "gradserve.AccumulatorInfo", status: "AccumulatorStatus |
         lines.append(f"  from {_some(info.worker_ids)}")
     if status is None:
         return lines
-    if status.missing:
+    if status.missing and _is_overdue(status, uptime):
         lines.append(f"  missing from the round before: {_some(status.missing)}")
     lines.append(
         f"since the server started: {status.accepted} gradients accepted, {status.stale} stale, "
@@ -112,6 +114,13 @@ def _accumulator(info: "gradserve.AccumulatorInfo", status: "AccumulatorStatus |
             *table(_ROUND_COLUMNS, [_round(each, uptime) for each in reversed(ended)], frozenset({0, 1, 2, 3})),
         ]
     return lines
+
+
+def _is_overdue(status: "AccumulatorStatus", uptime: float) -> bool:
+    """True if the open round lasts much longer than the others, for which its workers are then to be named."""
+    usual = status.median_round_seconds
+    opened = next((each for each in status.rounds if not each.ended), None)
+    return opened is not None and uptime - opened.began > max(_MUCH_LONGER * usual, usual + _LONGER_SECONDS)
 
 
 _ROUND_COLUMNS = ("STEP", "ENDED AGO", "TOOK", "GRADIENTS", "LAST", "LATE", "MISSING")

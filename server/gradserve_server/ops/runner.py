@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+_SILENT_SECONDS = 5.0
+"""The log says how far the preparation of kernels is, but not more often than this."""
+
 
 @dataclass(frozen=True)
 class CheckedCall(Generic[InputsT, AttributesT, OutputsT, PlanT]):
@@ -149,6 +152,11 @@ class OpRunner:
         """True if the kernels are loaded or compiled."""
         return self._prepared.is_set()
 
+    @property
+    def is_preparing(self) -> bool:
+        """True while the kernels are being loaded or compiled; False also before anything needs them."""
+        return self._preparation is not None and not self.is_prepared
+
     def close(self) -> None:
         """Stops the preparation without waiting. A kernel that is being compiled, which takes seconds, is finished."""
         self._stop.set()
@@ -249,8 +257,18 @@ class OpRunner:
         return Computed(outputs, moved)
 
     def _prepare(self) -> None:
-        started = time.perf_counter()
-        for name, family in (*self._beside.items(), *self._families.items()):
+        started = said = time.perf_counter()
+        families = {**self._beside, **self._families}
+        for done, (name, family) in enumerate(families.items()):
+            if (now := time.perf_counter()) - said >= _SILENT_SECONDS and not self._stop.is_set():
+                said = now
+                _log.info(
+                    "preparing kernels: %d of %d groups are done after %.0f s, next %s; calls are served meanwhile",
+                    done,
+                    len(families),
+                    now - started,
+                    name,
+                )
             try:
                 family.prepare(self._stop.is_set)
             except Exception:

@@ -18,9 +18,9 @@ _SENTENCES = """async cases => {
 
 
 def ended(step: int, **after: float) -> RoundStatus:
-    """A round of a second; gradients after its end were too late."""
+    """A round of a second, one every 1.5 s; gradients after its end were too late."""
     arrivals = tuple(ArrivalStatus(worker, at, stale=at > 1) for worker, at in after.items())
-    return RoundStatus(step, 10.0 * step, 10.0 * step + 1, 3, arrivals)
+    return RoundStatus(step, 1.5 * step, 1.5 * step + 1, 3, arrivals)
 
 
 def net(*rounds: RoundStatus, missing: tuple[str, ...] = (), num_waiting: int = 1) -> AccumulatorStatus:
@@ -28,6 +28,11 @@ def net(*rounds: RoundStatus, missing: tuple[str, ...] = (), num_waiting: int = 
     return AccumulatorStatus(
         "default", "net", rounds=rounds, missing=missing, num_waiting=num_waiting, median_round_seconds=median
     )
+
+
+def _two(*, last_of_20: int) -> list[RoundStatus]:
+    """Rounds of two equal workers, of which b is last in the first so many of 20 rounds, and a in the rest."""
+    return [ended(at + 1, **({"a": 0, "b": 0.6} if at < last_of_20 else {"b": 0, "a": 0.6})) for at in range(20)]
 
 
 _OPEN = RoundStatus(4, 40.0, 0.0, 3, (ArrivalStatus("a"),))
@@ -45,9 +50,18 @@ _VERDICTS: list[tuple[AccumulatorStatus, float, str, bool]] = [
     ),
     (net(*_EVEN, _OPEN, missing=("b",), num_waiting=0), 60.0, "No worker stands out in the last 3 rounds.", False),
     (
-        net(*[ended(step, a=0, b=0.1, slow=0.9) for step in (1, 2, 3)]), 50.0,
-        "slow holds the others up: it came last in 3 of 3 rounds, which waited 800 ms each for it alone.", True,
+        net(*[ended(step, a=0, b=0.1, slow=0.9) for step in range(1, 6)]), 50.0,
+        "slow holds the others up: it came last in 5 of 5 rounds, which waited 800 ms each for it alone.", True,
     ),
+    (
+        net(*[ended(step, a=0, slow=0.9) for step in range(1, 21)]), 50.0,
+        "slow holds the others up: it came last in 20 of 20 rounds, which waited 900 ms each for it alone.", True,
+    ),
+    # Two equal workers: by chance, one is last in more rounds than the other, or always by little.
+    (net(*_two(last_of_20=11)), 50.0, "No worker stands out in the last 20 rounds.", False),
+    (net(*_two(last_of_20=15)), 50.0, "No worker stands out in the last 20 rounds.", False),
+    (net(*_two(last_of_20=3)[:3]), 50.0, "No worker stands out in the last 3 rounds.", False),
+    (net(*[ended(step, a=0, b=0.1) for step in range(20)]), 50.0, "No worker stands out in the last 20 rounds.", False),
     (
         net(_EVEN[0], *[ended(step, a=0, b=0.1, c=0.2, late=1.5) for step in (2, 3)]), 50.0,
         "late is often missing or too late: the rounds end without it.", True,

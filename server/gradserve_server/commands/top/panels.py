@@ -209,7 +209,7 @@ def _remark(described: RoundStatus) -> str:
     if late:
         parts.append(f"too late: {_few(late)}")
     if described.missing:
-        parts.append(f"missing: {_few(list(described.missing))}")
+        parts.append(f"{'missing' if described.ended else 'not here yet'}: {_few(list(described.missing))}")
     return "; ".join(parts)
 
 

@@ -64,7 +64,7 @@ class _Server(Collector):
             yield from upstream_families(figures.upstream, figures.passed_on)
         yield GaugeMetricFamily(
             "gradserve_kernels_ready",
-            "1 once the kernels of the ops are loaded or compiled, otherwise 0.",
+            "0 while the kernels of the ops are being loaded or compiled, otherwise 1.",
             float(figures.ops_prepared),
         )
 

@@ -6,12 +6,14 @@ from itertools import islice
 
 from gradserve.server_status import MemoryStatus
 from gradserve_server.observe.calls import MethodCalls
+from gradserve_server.observe.internal_names import run_of
 from gradserve_server.observe.rounds.histories import Histories
+from gradserve_server.observe.rounds.history import History
 from gradserve_server.observe.rounds.totals import Totals
 from gradserve_server.observe.traffic import Way
 
 MOST_ACCUMULATORS = 100
-"""Accumulators with metrics of their own: those whose rounds began or ended last."""
+"""Accumulators with metrics of their own: those whose rounds began or ended last, but no internal ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Figures:
         accumulators: The accumulators whose rounds began or ended last.
         memory: Bytes in use, by purpose.
         resources: How many there are of each kind of thing, and how many there may be; 0 for no limit.
-        ops_prepared: Whether the kernels of ops are there.
+        ops_prepared: False while the kernels of ops are being loaded or compiled.
         upstream: The address to which an aggregator passes gradients on; empty for other servers.
         passed_on: What an aggregator counts.
     """
@@ -77,6 +79,10 @@ def accumulator_figures(histories: Histories) -> tuple[AccumulatorFigures, ...]:
                 now - each.last_round_ended if each.rounds else None,
                 now - each.times[0] if each.times else 0.0,
             )
-            for each in islice(histories.latest(), MOST_ACCUMULATORS)
+            for each in islice(filter(_is_of_users, histories.latest()), MOST_ACCUMULATORS)
         ]
     )
+
+
+def _is_of_users(history: History) -> bool:
+    return run_of(history.key.name) is None

@@ -5,6 +5,7 @@ from enum import Enum
 
 from gradserve_server.errors import InvalidArgumentError, PermissionDeniedError
 from gradserve_server.limits import MAX_NAME_BYTES, check_length, quoted
+from gradserve_server.observe.internal_names import run_of
 from gradserve_server.resources import ResourceKey
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
@@ -47,12 +48,19 @@ class StatusRequest:
     max_workers: int = 50
 
     def asks_for(self, key: ResourceKey, owner: str) -> bool:
-        """Returns True if it asks for what has this name and owner ("" if shared), and the user may see it."""
+        """Returns True if it asks for what has this name and owner ("" if shared), and the user may see it.
+
+        Internal accumulators of training runs are asked for by a part of their names that the run's own has not.
+        """
         if self.container not in ("", key.container) or self.user.role_in(key.container) is None:
             return False
         if owner and not self.user.reaches_id(owner):
             return False
-        return not self.name_contains or self.name_contains.casefold() in str(key).casefold()
+        wanted = self.name_contains.casefold()
+        run = run_of(key.name)
+        if run is not None and wanted in str(ResourceKey(key.container, run, key.user)).casefold():
+            return False
+        return wanted in str(key).casefold()
 
     def __post_init__(self) -> None:
         """Checks the request.

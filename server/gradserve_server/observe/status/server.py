@@ -42,7 +42,7 @@ class ServerFacts:
         version: The version of its gradserve distribution.
         incarnation: The id of this run.
         device: The name of the device that ops run on.
-        ops_prepared: Returns whether their kernels are there.
+        ops_prepared: Returns False while their kernels are being loaded or compiled.
         memory: Returns bytes in use, by purpose.
         resources: Returns how many there are of each kind of thing, and how many there may be; 0 for no limit.
         layers: Returns all layers as they are, in no particular order.

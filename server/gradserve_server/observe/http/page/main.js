@@ -115,7 +115,7 @@ function state(name, text) {
 function show(isNew = false) {
   list.show(latest, view);
   if (!isNew) return;
-  setText(byId("server"), `${location.host} · ${latest.version} · ${latest.device}${latest.ops_prepared === false ? ", ops not ready yet" : ""} · up ${wholeSeconds(number(latest.uptime))}`);
+  setText(byId("server"), `${location.host} · ${latest.version} · ${latest.device}${latest.ops_prepared === false ? ", kernels of ops are being prepared" : ""} · up ${wholeSeconds(number(latest.uptime))}`);
   tiles.show(latest, rates);
   traffic.show(latest.traffic ?? [], rates);
   memory.show(latest.memory ?? []);

@@ -5,6 +5,7 @@ import { number, plural, seconds } from "./format.js";
 const NAMES = 3;
 const OFTEN = 0.4;
 const MUCH = 0.2;
+const DEVIATIONS = 3;
 const LONG = 3;
 const LONG_SECONDS = 2;
 
@@ -14,6 +15,21 @@ function list(workers) {
   const names = workers.slice(0, NAMES).map(named);
   if (workers.length > NAMES) return `${names.join(", ")} and ${plural(workers.length - NAMES, "other")}`;
   return names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names[0];
+}
+
+/** How often one worker must come last to stand out: of equal ones, chance makes it one of a few in most rounds. */
+function oftenLast(ended) {
+  const chances = ended.filter((round) => round.last).map((round) => 1 / round.numCame);
+  const expected = chances.reduce((sum, chance) => sum + chance, 0);
+  const deviation = Math.sqrt(chances.reduce((sum, chance) => sum + chance * (1 - chance), 0));
+  return Math.max(OFTEN * ended.length, expected + DEVIATIONS * deviation);
+}
+
+/** The usual time from the end of a round to that of the next, of which a wait is a part. */
+function periodOf(ended) {
+  const ends = ended.map((round) => round.began + round.duration);
+  const periods = ends.slice(1).map((end, place) => end - ends[place]).sort((one, other) => one - other);
+  return periods.length ? periods[Math.floor(periods.length / 2)] : ended[0].duration;
 }
 
 /** Returns {text, alarming} for the accumulator and the analysis of its rounds. */
@@ -26,7 +42,8 @@ export function verdict(accumulator, { rounds, workers }) {
   if (open && expected.length && number(accumulator.num_waiting) && open.duration > Math.max(LONG * median, median + LONG_SECONDS)) {
     return { text: `The open round has lasted ${seconds(open.duration)}, while others took ${seconds(median)}: not here yet ${expected.length > 1 ? "are" : "is"} ${list(expected)}.`, alarming: true };
   }
-  const costly = workers.filter((worker) => worker.last >= OFTEN * ended.length && worker.waitedFor >= MUCH * median * ended.length);
+  const often = oftenLast(ended);
+  const costly = workers.filter((worker) => worker.last >= often && worker.waitedFor >= MUCH * periodOf(ended) * ended.length);
   if (costly.length) {
     const [worker] = costly.sort((one, other) => other.waitedFor - one.waitedFor);
     return { text: `${named(worker)} holds the others up: it came last in ${worker.last} of ${plural(ended.length, "round")}, which waited ${seconds(worker.waitedFor / worker.last)} each for it alone.`, alarming: true };
