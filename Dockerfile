@@ -44,10 +44,12 @@ LABEL org.opencontainers.image.title="gradserve" \
       org.opencontainers.image.description="Averages the gradients of many workers over gRPC" \
       org.opencontainers.image.licenses="Apache-2.0"
 
-# /output takes what the demo writes, /cache the compiled kernels of the ops; volumes mounted there inherit the owner.
+# /output takes what the demo writes, /cache the compiled kernels of the ops, /state is for --state-dir; volumes mounted
+# there inherit the owner.
 RUN groupadd --gid 10001 gradserve \
     && useradd --uid 10001 --gid gradserve --create-home --shell /usr/sbin/nologin gradserve \
-    && install --directory --owner gradserve --group gradserve /output /cache
+    && install --directory --owner gradserve --group gradserve /output /cache \
+    && install --directory --mode 700 --owner gradserve --group gradserve /state
 
 COPY --from=build /opt/gradserve /opt/gradserve
 

@@ -22,7 +22,7 @@ def test_mounted_files_and_volumes_exist() -> None:
 def test_every_port_is_of_this_machine_alone() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
     assert all(port.startswith("127.0.0.1:") for port in ports)
-    assert {int(port.rpartition(":")[2]) for port in ports} == {50051, 50080, 9090, 3000}
+    assert {int(port.rpartition(":")[2]) for port in ports} == {50051, 50052, 50080, 9090, 3000}
 
 
 def test_the_server_gets_more_time_to_stop_than_it_takes() -> None:

@@ -6,6 +6,9 @@ import click
 
 from gradserve_server.commands.wording import tell
 
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+"""Names under which a server is reached from its own machine, as by health checks."""
+
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("certificates"))
@@ -14,7 +17,7 @@ from gradserve_server.commands.wording import tell
     "hosts",
     multiple=True,
     metavar="HOST",
-    help="a name or IP address under which clients reach the server; repeatable  [default: localhost, 127.0.0.1, ::1]",
+    help="a name or IP address under which clients reach the server, beside localhost, 127.0.0.1 and ::1; repeatable",
 )
 @click.option(
     "--client", "clients", multiple=True, metavar="NAME", help="a client that needs a certificate; repeatable"
@@ -34,8 +37,9 @@ def certificates(folder: Path, hosts: tuple[str, ...], clients: tuple[str, ...],
     try:
         authority = Authority.in_folder(folder)
         if not no_server:
-            issued = authority.issue_server(hosts or ("localhost", "127.0.0.1", "::1"), days)
-            tell(f"{issued.certificate}, {issued.key}: the server, {', '.join(hosts) or 'localhost'}")
+            names = tuple(dict.fromkeys((*hosts, *_THIS_MACHINE)))
+            issued = authority.issue_server(names, days)
+            tell(f"{issued.certificate}, {issued.key}: the server, {', '.join(names)}")
         for name in clients:
             issued = authority.issue_client(name, days)
             tell(f"{issued.certificate}, {issued.key}: the client {name}")

@@ -99,14 +99,20 @@ def accumulator_families(accumulators: Iterable[AccumulatorFigures]) -> Iterator
         "Seconds since the first gradient of its current round; 0 while it has none.",
         labels=labels,
     )
+    median = GaugeMetricFamily(
+        "gradserve_accumulator_median_round_seconds",
+        "Median time from the first gradient of its last 20 rounds to their ends, if one has ended.",
+        labels=labels,
+    )
     for each in accumulators:
         names = (each.container, each.name)
         rounds.add_metric(names, each.num_rounds)
         stale.add_metric(names, each.stale)
         if each.last_round_age is not None:
             ended.add_metric(names, each.last_round_age)
+            median.add_metric(names, each.median_round_seconds)
         arrived.add_metric(names, each.open_round_age)
-    yield from (rounds, stale, ended, arrived)
+    yield from (rounds, stale, ended, arrived, median)
 
 
 def upstream_families(address: str, counts: Mapping[str, int]) -> Iterator[Metric]:

@@ -27,6 +27,7 @@ class AccumulatorFigures:
         stale: Its stale gradients.
         last_round_age: Seconds since its last round ended; None if none has.
         open_round_age: Seconds since the first gradient of its current round; 0 while it has none.
+        median_round_seconds: The median time from the first gradient of its last rounds to their ends; 0 without any.
     """
 
     container: str
@@ -35,6 +36,7 @@ class AccumulatorFigures:
     stale: int
     last_round_age: float | None
     open_round_age: float
+    median_round_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,7 @@ def accumulator_figures(histories: Histories) -> tuple[AccumulatorFigures, ...]:
                 each.stale,
                 now - each.last_round_ended if each.rounds else None,
                 now - each.times[0] if each.times else 0.0,
+                each.median_round_seconds,
             )
             for each in islice(filter(_is_of_users, histories.latest()), MOST_ACCUMULATORS)
         ]
