@@ -20,6 +20,10 @@ from tests.servers.runtime import NOT_WARMED_UP
 
 RUN = {"num_required": "3", "optimizer": "sgd"}
 
+OTHERS = (
+    "workers of gradserve.torch, gradserve.jax and gradserve.training share a run with each other, not with workers "
+    "that make the calls themselves: see docs/other_languages.md#which-workers-can-share-a-run"
+)
 DIFFERENT: dict[str, tuple[dict[str, str] | None, str]] = {
     "another value": ({**RUN, "num_required": "4"}, "agreement['num_required'] is '3', not '4'"),
     "one less": ({"num_required": "3"}, "agreement['optimizer'] is 'sgd', not absent"),
@@ -30,8 +34,14 @@ DIFFERENT: dict[str, tuple[dict[str, str] | None, str]] = {
         "agreement['num_required'] is '3', not '4'; agreement['optimiser'] is absent, not 'sgd'; "
         "agreement['optimizer'] is 'sgd', not absent",
     ),
-    "none": (None, "agreement['num_required'] is '3', not absent; agreement['optimizer'] is 'sgd', not absent"),
-    "an empty one": ({}, "agreement['num_required'] is '3', not absent; agreement['optimizer'] is 'sgd', not absent"),
+    "none": (
+        None,
+        f"agreement['num_required'] is '3', not absent; agreement['optimizer'] is 'sgd', not absent; {OTHERS}",
+    ),
+    "an empty one": (
+        {},
+        f"agreement['num_required'] is '3', not absent; agreement['optimizer'] is 'sgd', not absent; {OTHERS}",
+    ),
 }
 
 KINDS = ["dense", "sparse", "model"]

@@ -8,6 +8,12 @@ from gradserve_server.limits import MAX_AGREEMENT, MAX_NAME_BYTES, check_count, 
 
 _FIELD = "spec.agreement"
 _SHOWN = 10
+_OF_TRAINING_RUNS = "num_required"
+"""What workers of `gradserve.training`, and of what stands on it, agree on, and other workers do not."""
+_OTHER_WORKERS = (
+    "workers of gradserve.torch, gradserve.jax and gradserve.training share a run with each other, not with workers "
+    "that make the calls themselves: see docs/other_languages.md#which-workers-can-share-a-run"
+)
 
 
 def check_agreement(agreement: Mapping[str, str]) -> None:
@@ -44,7 +50,11 @@ def agreement_differences(ours: Mapping[str, str], theirs: Mapping[str, str]) ->
         f"agreement[{quoted(name)}] is {_text(ours.get(name))}, not {_text(theirs.get(name))}"
         for name in different[:_SHOWN]
     ]
-    return [*found, "and more of the agreement"] if len(different) > _SHOWN else found
+    if len(different) > _SHOWN:
+        found.append("and more of the agreement")
+    if (_OF_TRAINING_RUNS in ours) != (_OF_TRAINING_RUNS in theirs):
+        found.append(_OTHER_WORKERS)
+    return found
 
 
 def _text(value: str | None) -> str:
