@@ -294,7 +294,7 @@ $(DOCS_INSTALLED): Makefile deploy/constraints-docs.txt
 	$(DOCS_VENV)/bin/python $(PIP_INSTALL) -c deploy/constraints-docs.txt $(DOCS_PACKAGES)
 	@touch $@
 
-docs: $(DOCS_INSTALLED) $(PROTOC_INSTALLED) $(INSTALLED)  ## Build the documentation into build/site
+docs: $(DOCS_INSTALLED) $(PROTOC_INSTALLED) $(INSTALLED)  ## Build the documentation into build/site (needs all of `make install`: 1.6 GB)
 	mkdir -p build
 	$(PROTOS_VENV)/bin/python -m grpc_tools.protoc -Iproto --include_source_info \
 		--descriptor_set_out=build/protos.bin proto/gradserve/v1/*.proto

@@ -144,7 +144,7 @@ def _check_installed() -> None:
         if importlib.util.find_spec(module) is None:
             raise InvalidArgumentError(
                 "a local aggregator is a gradserve server on this host, which is not installed here: "
-                "pip install 'gradserve[server]'",
+                "in a checkout of gradserve, pip install '.[server]'",
                 field="local_aggregator",
             )
     if importlib.util.find_spec("fcntl") is None:

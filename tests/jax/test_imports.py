@@ -38,6 +38,7 @@ def test_it_says_what_to_install() -> None:
         run(WITHOUT)
         .stderr.rstrip()
         .endswith(
-            "ModuleNotFoundError: gradserve.jax needs Optax, which is not installed: pip install 'gradserve[jax]'"
+            "ModuleNotFoundError: gradserve.jax needs Optax, which is not installed; in a checkout of gradserve: "
+            "pip install '.[jax]'"
         )
     )

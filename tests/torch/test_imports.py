@@ -46,7 +46,8 @@ def test_the_client_does_not_import_it() -> None:
 def test_it_says_what_to_install() -> None:
     done = run(_WITHOUT_TORCH)
     assert done.stderr.rstrip().endswith(
-        "ModuleNotFoundError: gradserve.torch needs PyTorch, which is not installed: pip install 'gradserve[torch]'"
+        "ModuleNotFoundError: gradserve.torch needs PyTorch, which is not installed; in a checkout of gradserve: "
+        "pip install '.[torch]'"
     )
 
 

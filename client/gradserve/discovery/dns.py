@@ -41,7 +41,8 @@ def look_up(service: str, resolver: "Resolver | None" = None) -> list[str]:
         import dns.resolver
     except ModuleNotFoundError:
         raise InvalidArgumentError(
-            "address: dns+srv:// needs dnspython; install it with: pip install 'gradserve[dns]'", field=_FIELD
+            "address: dns+srv:// needs dnspython; install it in a checkout of gradserve with: pip install '.[dns]'",
+            field=_FIELD,
         ) from None
     try:
         asked = system_resolver() if resolver is None else resolver

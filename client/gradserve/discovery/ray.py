@@ -33,6 +33,7 @@ def servers_on_ray(cluster: str, timeout: float) -> list[str]:
         if (error.name or "").partition(".")[0] != "ray":
             raise
         raise InvalidArgumentError(
-            "address: gradserve+ray:// needs Ray; install it with: pip install 'gradserve[ray]'", field="address"
+            "address: gradserve+ray:// needs Ray; install it in a checkout of gradserve with: pip install '.[ray]'",
+            field="address",
         ) from None
     return addresses_on_ray(name[1], timeout)

@@ -7,7 +7,7 @@ for batch in batches:
     params, opt_state = train_step(params, opt_state, batch)  # compiled or not
     params, opt_state = averaging.catch_up(optimizer, params, opt_state)
 
-Needs JAX and Optax: `pip install 'gradserve[jax]'`.
+Needs JAX and Optax: `pip install '.[jax]'` in a checkout of gradserve.
 """
 
 import gradserve.jax.installed  # noqa: F401, I001  says what to install, before JAX is imported

@@ -5,5 +5,6 @@ import importlib.util
 for _name, _title in (("jax", "JAX"), ("optax", "Optax")):
     if importlib.util.find_spec(_name) is None:
         raise ModuleNotFoundError(
-            f"gradserve.jax needs {_title}, which is not installed: pip install 'gradserve[jax]'", name=_name
+            f"gradserve.jax needs {_title}, which is not installed; in a checkout of gradserve: pip install '.[jax]'",
+            name=_name,
         )

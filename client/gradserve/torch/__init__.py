@@ -1,6 +1,6 @@
 """Trains PyTorch models together with other workers, and computes gradient ops on a server.
 
-Needs PyTorch: `pip install 'gradserve[torch]'`.
+Needs PyTorch: `pip install '.[torch]'` in a checkout of gradserve.
 """
 
 import gradserve.torch.installed  # noqa: F401, I001  says what to install, before PyTorch is imported

@@ -4,5 +4,6 @@ import importlib.util
 
 if importlib.util.find_spec("torch") is None:
     raise ModuleNotFoundError(
-        "gradserve.torch needs PyTorch, which is not installed: pip install 'gradserve[torch]'", name="torch"
+        "gradserve.torch needs PyTorch, which is not installed; in a checkout of gradserve: pip install '.[torch]'",
+        name="torch",
     )

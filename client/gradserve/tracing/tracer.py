@@ -43,7 +43,8 @@ def wanted_tracer(tracing: object, environment: Mapping[str, str]) -> "CallTrace
         from opentelemetry import trace
     except ModuleNotFoundError:
         raise InvalidArgumentError(
-            f"{source}: traces need OpenTelemetry; install it with: pip install 'gradserve[tracing]'", field="tracing"
+            f"{source}: traces need OpenTelemetry; in a checkout of gradserve: pip install '.[tracing]'",
+            field="tracing",
         ) from None
     if tracing is True:
         return trace.get_tracer(_NAME, gradserve.__version__)

@@ -1,5 +1,6 @@
 """The references have everything that there is."""
 
+import ast
 import importlib
 import re
 from collections.abc import Iterator
@@ -126,3 +127,16 @@ def test_docstrings() -> None:
     arguments = "**Arguments**\n\n* `one`: The first, longer.\n* `two`: The second."
     shown = f"Takes [`get`](there).\n\n{arguments}\n\n**Returns**\n\nIt."
     assert docstring_as_markdown(docstring, {"get": "there"}.get) == shown
+
+
+def test_examples_in_docstrings_keep_their_indentation() -> None:
+    docstring = "For example\n\n    for one in two:\n        if one:\n            take(one)\n\nand so on."
+    shown = "For example\n\n```python\nfor one in two:\n    if one:\n        take(one)\n```\n\nand so on."
+    assert docstring_as_markdown(docstring, lambda _: None) == shown
+
+
+def test_the_example_of_a_hook_can_be_copied(python_pages: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (python_pages / "python_torch.md").read_text(), re.DOTALL)
+    (example,) = (each for each in blocks if "set_all_reduce_hook" in each and "model.named_modules()" in each)
+    (loop,) = ast.parse(example).body
+    assert isinstance(loop, ast.For)

@@ -1,7 +1,7 @@
 """Google docstrings as Markdown."""
 
-import inspect
 import re
+import textwrap
 from collections.abc import Callable
 
 _SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Yields|Example|Note):")
@@ -27,9 +27,9 @@ def as_markdown(docstring: str, link: Link) -> str:
         if found:
             title = found[1]
             shown.append(f"**{_TITLES.get(title, title)}**")
-            block = inspect.cleandoc("\n" + "\n".join(block.splitlines()[1:]))
+            block = textwrap.dedent("\n".join(block.splitlines()[1:]))
         elif title and block.startswith("    "):
-            block = inspect.cleandoc(block)
+            block = textwrap.dedent(block)
         else:
             title = ""
         shown.append(_items(block, link) if title in _LISTED else _paragraph(block, link))
@@ -62,9 +62,9 @@ def _paragraph(text: str, link: Link) -> str:
     if "├──" in text:
         return f"```text\n{text}\n```"
     if first.startswith("    "):
-        return f"```python\n{inspect.cleandoc(text)}\n```"
+        return f"```python\n{textwrap.dedent(text)}\n```"
     if first.endswith(":") and more and all(line.startswith("    ") for line in more):
-        return f"{_linked(first, link)}\n\n{_items(inspect.cleandoc(chr(10) + chr(10).join(more)), link)}"
+        return f"{_linked(first, link)}\n\n{_items(textwrap.dedent(chr(10).join(more)), link)}"
     return _linked(text, link)
 
 
