@@ -138,3 +138,10 @@ def test_who_is_missing_is_said_of_a_round_alone_that_lasts_longer_than_others(
     (info,) = (each for each in client.list_accumulators() if each.name == "missing/net")
     lines = show._accumulator(info, _status(opened), 100.0)
     assert ("  missing from the round before: b" in lines) == names_b
+
+
+def test_info_shows_the_versions_of_both_sides(command_line: CommandLine) -> None:
+    first = command_line.run("info").stdout.splitlines()[0]
+    version = gradserve.__version__
+    assert first.startswith(f"gradserve {version}, up ")
+    assert first.endswith(f"; this client is {version}")

@@ -7,8 +7,11 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+import gradserve
+from gradserve.transport.status import error_from_status
 from gradserve_server.rpc.health.check import check_health
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import SERVICES
@@ -38,7 +41,36 @@ def test_the_services() -> None:
 def test_reflection_lists_the_services(channel: grpc.Channel) -> None:
     listed = ProtoReflectionDescriptorDatabase(channel).get_services()
     assert {*SERVICE_NAMES, HEALTH} <= set(listed)
-    assert set(listed) - {*SERVICE_NAMES, HEALTH} == {"grpc.reflection.v1alpha.ServerReflection"}
+    assert set(listed) - {*SERVICE_NAMES, HEALTH} == {
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+
+
+def test_the_present_version_of_reflection_answers_as_the_one_before(channel: grpc.Channel) -> None:
+    """Tools ask grpc.reflection.v1 first; its messages are those of v1alpha."""
+    request = reflection_pb2.ServerReflectionRequest(file_containing_symbol="gradserve.v1.TensorService")
+    answers = []
+    for version in ("v1", "v1alpha"):
+        ask: Any = channel.stream_stream(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo")
+        answers.append(next(ask(iter([request.SerializeToString()]), timeout=PATIENCE_SECONDS)))
+    assert answers[0] == answers[1]
+    reply = reflection_pb2.ServerReflectionResponse.FromString(answers[0])
+    assert reply.file_descriptor_response.file_descriptor_proto
+
+
+@pytest.mark.parametrize("path", ["/gradserve.v1.TensorService/NoSuch", "/gradserve.v9.NoService/Call"])
+def test_a_method_that_is_not_there_is_named_with_both_versions(channel: grpc.Channel, path: str) -> None:
+    call: Any = channel.unary_unary(path)
+    with pytest.raises(grpc.RpcError) as raised:
+        call(b"", timeout=PATIENCE_SECONDS)
+    error: Any = raised.value
+    method, version = path.strip("/").replace("/", "."), gradserve.__version__
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert error.details() == f"no method {method!r} on this server, which is gradserve {version}"
+    shown = error_from_status(error.code(), error.details(), ())
+    assert isinstance(shown, gradserve.UnimplementedError)
+    assert shown.message == f"{error.details()}; this client is gradserve {version}"
 
 
 @pytest.mark.parametrize("service", SERVICE_NAMES)

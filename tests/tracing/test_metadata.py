@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+import gradserve
 from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
 from gradserve.wire.frames import MAX_NAME_BYTES, FrameHeader, FrameKind
@@ -79,7 +80,9 @@ def test_a_call_with_metadata(client: FrameClient, request_ids: Mapping[str, str
 
 def test_an_unknown_method_with_metadata(client: FrameClient) -> None:
     client.call("NoSuch\nx-request-id:1", messages_pb2.Hello())
-    assert client.receive().status.message == "no method 'gradserve.v1.NoSuch' on this socket"
+    assert client.receive().status.message == (
+        f"no method 'gradserve.v1.NoSuch' on this socket of gradserve {gradserve.__version__}"
+    )
 
 
 def test_a_name_that_is_too_long_breaks_the_rules(client: FrameClient) -> None:

@@ -104,10 +104,18 @@ def _error(code: grpc.StatusCode, message: str | None, details: bytes) -> Gradse
     field, retry_after = _violated_field(details), _retry_after(details)
     if code is grpc.StatusCode.CANCELLED:
         message = f"the server stopped, or something on the way to it ended the call: {message or code.name}"
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        message = f"{message or code.name}; this client is gradserve {_version()}"
     error = ERRORS.get(code, InternalError)(message or code.name, field=field)
     if isinstance(error, ResourceExhaustedError):
         error.retry_after = retry_after
     return error
+
+
+def _version() -> str:
+    import gradserve  # which imports this module
+
+    return gradserve.__version__
 
 
 def _violated_field(details: bytes) -> str | None:

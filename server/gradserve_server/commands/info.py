@@ -41,7 +41,9 @@ def _title(answer: "Answer[gradserve.ServerInfo]") -> str:
 
 
 def _show(description: "gradserve.ServerInfo") -> None:
-    tell(f"gradserve {description.version}, up {duration(description.uptime)}")
+    import gradserve
+
+    tell(f"gradserve {description.version}, up {duration(description.uptime)}; this client is {gradserve.__version__}")
     for device in description.devices:
         runs_ops = _ops_state(description.ops_prepared) if device.name == description.device else ""
         tell(f"  {device.name}: {device.description}, {size(device.total_memory_bytes)}{runs_ops}")

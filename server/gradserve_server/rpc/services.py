@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import aio as reflection
@@ -24,6 +25,7 @@ from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerService
 from gradserve_server.rpc.boundary.access import AccessChecks
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.chain import Interceptor
+from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.faults import Faults
 from gradserve_server.rpc.boundary.malformed import RefuseMalformed
 from gradserve_server.rpc.boundary.observed import ObservedCalls
@@ -52,6 +54,26 @@ _HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _REFLECTION: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
 
+def _reflection_v1() -> Any:
+    """Returns the descriptor of grpc.reflection.v1, which has the messages of v1alpha under another name."""
+    alpha, current = "grpc.reflection.v1alpha", "grpc.reflection.v1"
+    file = descriptor_pb2.FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(file)
+    text = text_format.MessageToString(file).replace(alpha, current)
+    file = text_format.Parse(text, descriptor_pb2.FileDescriptorProto())
+    file.name = "grpc/reflection/v1/reflection.proto"
+    descriptor_pool.Default().Add(file)
+    return descriptor_pool.Default().FindServiceByName(f"{current}.ServerReflection")
+
+
+def _as_v1alpha(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Returns what reads requests of v1 for the servicer of v1alpha."""
+    return lambda data: reflection_pb2.ServerReflectionRequest.FromString(parse(data).SerializeToString())
+
+
+_REFLECTION_V1 = _reflection_v1()
+
+
 class Services:
     """The services for listeners. Made and used on one event loop."""
 
@@ -78,7 +100,8 @@ class Services:
         names = [descriptor.full_name for descriptor in SERVICES]
         self._health = HealthServicer(names)
         self.admission = Admission()
-        described = reflection.ReflectionServicer([*names, _HEALTH.full_name, _REFLECTION.full_name])
+        standard = [each.full_name for each in (_HEALTH, _REFLECTION, _REFLECTION_V1)]
+        described = reflection.ReflectionServicer([*names, *standard])
         checks: tuple[Interceptor, ...] = () if access is None else (access,)
         self.observed = ObservedCalls(observed.calls, FailureLog())
         """Counts and times the calls."""
@@ -110,6 +133,7 @@ class Services:
             # Health checks are answered throughout.
             Service(_HEALTH, self._health, always),
             Service(_REFLECTION, described, chain),
+            Service(_REFLECTION_V1, described, chain, {"ServerReflectionInfo": Codec(_as_v1alpha)}),
         )
         """The services, each with its chain."""
 

@@ -35,6 +35,7 @@ RULES: Mapping[str, Rule] = {
     "grpc.health.v1.Health.Check": _ANYBODY,
     "grpc.health.v1.Health.List": _ANYBODY,
     "grpc.health.v1.Health.Watch": _ANYBODY,
+    "grpc.reflection.v1.ServerReflection.ServerReflectionInfo": _WORKER_ANYWHERE,
     "grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo": _WORKER_ANYWHERE,
     "gradserve.v1.AccumulatorService.ApplyGradient": Rule(Role.WORKER, _ACCUMULATOR),
     "gradserve.v1.AccumulatorService.CreateAccumulator": Rule(Role.CHIEF, _ACCUMULATOR, opening=Role.WORKER),

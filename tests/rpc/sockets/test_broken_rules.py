@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import gradserve
 from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2, server_messages_pb2, tensor_messages_pb2
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
 from gradserve.wire.contents import Contents
@@ -279,7 +280,7 @@ def test_methods_that_no_socket_has(connect: Connect, method: str, payload_bytes
         client.sock.sendall(call_frame(name.encode(), bytes(payload_bytes), payload_bytes=payload_bytes))
         frame = client.receive()
         assert frame.header.code == UNIMPLEMENTED.value[0]
-        assert frame.status.message == f"no method {name!r} on this socket"
+        assert frame.status.message == f"no method {name!r} on this socket of gradserve {gradserve.__version__}"
         assert answers(client)
 
 

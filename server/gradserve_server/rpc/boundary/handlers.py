@@ -15,6 +15,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from gradserve.wire.contents import WithContents, encode_message
 from gradserve_server.errors import InvalidArgumentError, ServiceError
+from gradserve_server.limits import MAX_NAME_BYTES
 from gradserve_server.rpc.boundary.call import Call, StreamedCall
 from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.credentials import credentials_of
@@ -57,6 +58,24 @@ def make_handler(
         service.descriptor.full_name,
         {method.name: _method_handler(method, service, traffic, peer) for method in service.descriptor.methods},
     )
+
+
+class UnknownMethods(grpc.GenericRpcHandler):
+    """Answers calls of methods that no service has, after all other handlers: names the method and the version."""
+
+    def __init__(self, version: str) -> None:
+        """Takes the version of the server."""
+        self._version = version
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any]":
+        """Returns a handler that ends a call with UNIMPLEMENTED."""
+        method = str(cast("Any", handler_call_details).method)[:MAX_NAME_BYTES].strip("/").replace("/", ".")
+
+        async def refuse(_requests: Any, context: Context) -> None:
+            reason = f"no method {method!r} on this server, which is gradserve {self._version}"
+            await cast("Any", context).abort(grpc.StatusCode.UNIMPLEMENTED, reason)
+
+        return grpc.stream_stream_rpc_method_handler(cast("Any", refuse))
 
 
 def _method_handler(

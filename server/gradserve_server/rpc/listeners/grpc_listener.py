@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import gradserve
 from gradserve.address import Address
 from gradserve.lasting import lasting_task
 from gradserve.security.certificates import CertificateFiles
@@ -15,7 +16,7 @@ from gradserve_server.config import LimitsConfig
 from gradserve_server.observe.traffic import Way
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.grpc_log import quiet_client_faults
-from gradserve_server.rpc.boundary.handlers import certificate, make_handler, no_certificate
+from gradserve_server.rpc.boundary.handlers import UnknownMethods, certificate, make_handler, no_certificate
 from gradserve_server.rpc.boundary.service import Service
 from gradserve_server.rpc.boundary.traffic import Traffic
 from gradserve_server.rpc.listeners.arrivals import Arrivals
@@ -74,7 +75,10 @@ class GrpcListener:
         self._idle = IdleConnections(limits.max_connections, self.traffic.calls)
         self._ports: set[int] = set()
         self._keeping_room: asyncio.Task[None] | None = None
-        handlers = [make_handler(service, self.traffic, peer) for service in services]
+        handlers = [
+            *(make_handler(service, self.traffic, peer) for service in services),
+            UnknownMethods(gradserve.__version__),
+        ]
         options = _options(limits, keepalive)
         credentials = None if certificates is None else port_credentials(certificates)
         self._endpoint = LastingEndpoint(

@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 
+import gradserve
 from gradserve.gpu.driver import HANDLE_BYTES
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
 from gradserve.wire.contents import Contents, WithContents, encode_message, tensors_beside
@@ -287,7 +288,9 @@ class Connection:
             finally:
                 payload.close()
             return await self._reply_status(
-                unimplemented(f"no method {name.decode(errors='replace')!r} on this socket")
+                unimplemented(
+                    f"no method {name.decode(errors='replace')!r} on this socket of gradserve {gradserve.__version__}"
+                )
             )
         message = bytes(head[header.head_bytes - header.message_bytes :])
         self._way.calls += 1
