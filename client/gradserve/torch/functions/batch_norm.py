@@ -39,8 +39,7 @@ def fused_batch_norm(
 ) -> FusedBatchNorm:
     """Normalises a batch of images or volumes over all axes but the channels, as `RawOps.FusedBatchNormV3` does.
 
-    One call of the server, and another one in the backward. C is the number of channels. The gradient can be
-    differentiated again: PyTorch computes that, where the program runs.
+    One call of the server, and another one in the backward. C is the number of channels.
 
     Args:
         client: The client of the server that computes.
@@ -94,11 +93,4 @@ def fused_batch_norm(
         )
         return *computed[:3], None, None
 
-    def local(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, mean: Any, variance: Any) -> torch.Tensor:
-        channels_first = x.to(scale.dtype) if data_format.startswith("NC") else x.to(scale.dtype).movedim(-1, 1)
-        moments = (None, None) if is_training else (mean.detach(), variance.detach())
-        y = torch.nn.functional.batch_norm(channels_first, *moments, scale, offset, is_training, eps=epsilon)
-        return (y if data_format.startswith("NC") else y.movedim(1, -1)).to(x.dtype)
-
-    op = ServedOp("fused_batch_norm", forward, backward, 1, local=local)
-    return FusedBatchNorm(*op(x, scale, offset, mean, variance))
+    return FusedBatchNorm(*ServedOp(forward, backward, 1)(x, scale, offset, mean, variance))

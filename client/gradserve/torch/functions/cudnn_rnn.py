@@ -45,9 +45,8 @@ def cudnn_rnn(
 ) -> CudnnRNN:
     """Applies a recurrent network of L layers and D directions to B sequences, as `RawOps.CudnnRNNV3` does.
 
-    One call of the server, and another one in the backward, whose result cannot be differentiated again. T is the
-    number of steps, I the size of the input, H the number of units, H' = num_proj or H; all tensors have the dtype of
-    `input`: float16, bfloat16, float32 or float64.
+    One call of the server, and another one in the backward. T is the number of steps, I the size of the input, H the
+    number of units, H' = num_proj or H; all tensors have the dtype of `input`: float16, bfloat16, float32 or float64.
 
     Args:
         client: The client of the server that computes.
@@ -113,5 +112,4 @@ def cudnn_rnn(
         cell_gradient = computed.input_c_backprop if has_cells else None
         return computed.input_backprop, computed.input_h_backprop, cell_gradient, computed.params_backprop
 
-    op = ServedOp("cudnn_rnn", forward, backward, 3, needs_outputs=True)
-    return CudnnRNN(*op(input, input_h, input_c if has_cells else None, params))
+    return CudnnRNN(*ServedOp(forward, backward, 3)(input, input_h, input_c if has_cells else None, params))

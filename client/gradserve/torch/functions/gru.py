@@ -21,8 +21,7 @@ def gru_block_cell(
 ) -> torch.Tensor:
     """Computes one step of a GRU for a batch, as `RawOps.GRUBlockCell` does.
 
-    One call of the server, and another one in the backward, whose result can be differentiated again: PyTorch computes
-    that, where the program runs. B is the batch, I the size of the input, H that of the
+    One call of the server, and another one in the backward. B is the batch, I the size of the input, H that of the
     cell; all tensors have the dtype of x: float16, bfloat16, float32 or float64.
 
         [r, u] = sigmoid([x, h_prev] . w_ru + b_ru)
@@ -57,11 +56,5 @@ def gru_block_cell(
         )
         return computed.d_x, computed.d_h_prev, computed.d_w_ru, computed.d_w_c, computed.d_b_ru, computed.d_b_c
 
-    def local(*inputs: torch.Tensor) -> torch.Tensor:
-        x, h_prev, w_ru, w_c, b_ru, b_c = inputs
-        r, u = torch.sigmoid(torch.cat([x, h_prev], 1) @ w_ru + b_ru).chunk(2, 1)
-        c = torch.tanh(torch.cat([x, h_prev * r], 1) @ w_c + b_c)
-        return u * h_prev + (1 - u) * c
-
-    (h,) = ServedOp("gru_block_cell", forward, backward, 1, local=local)(x, h_prev, w_ru, w_c, b_ru, b_c)
+    (h,) = ServedOp(forward, backward, 1)(x, h_prev, w_ru, w_c, b_ru, b_c)
     return h
