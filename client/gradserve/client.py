@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Sequence
+from itertools import count
 from typing import Self
+from weakref import WeakValueDictionary
 
 from gradserve.accumulators import (
     ConditionalAccumulator,
@@ -13,6 +15,7 @@ from gradserve.batch_norm_layer import BatchNormLayer
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS
 from gradserve.discovery.schemes import servers_to_connect
+from gradserve.errors import InvalidArgumentError
 from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making
 from gradserve.local_aggregator import aggregator_for
 from gradserve.public_names import shown
@@ -88,6 +91,29 @@ def connect(
     )
 
 
+_clients: "WeakValueDictionary[str, Client]" = WeakValueDictionary()
+_numbers = count()
+
+
+def name_of(client: "Client") -> str:
+    """Returns the name of a client in this process, for frameworks whose operators take no other objects."""
+    return client._name
+
+
+def client_named(name: str) -> "Client":
+    """Returns the client of a name.
+
+    Raises:
+        InvalidArgumentError: It does not exist any more.
+    """
+    client = _clients.get(name)
+    if client is None:
+        raise InvalidArgumentError(
+            "expected a client that is still in use for client, got one that was dropped", field="client"
+        )
+    return client
+
+
 class Client(BlockingFace[ClientCalls]):
     """A connection to a gradserve server. Safe to use from several threads, but not after a fork."""
 
@@ -130,6 +156,8 @@ class Client(BlockingFace[ClientCalls]):
     def _begin(self, transport: BlockingTransport, address: str, calls: ClientCalls) -> None:
         super().__init__(transport, calls)
         self.address = address
+        self._name = str(next(_numbers))
+        _clients[self._name] = self
         self.raw_ops = RawOps(transport, calls.raw_ops)
         """TensorFlow's gradient ops and accumulator ops, carried out by the server."""
 

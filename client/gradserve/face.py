@@ -24,12 +24,45 @@ MadeT = TypeVar("MadeT")
 FaceT = TypeVar("FaceT")
 
 
+class _Compiler:
+    """torch.compile, once PyTorch is imported; nothing here imports it.
+
+    Attributes:
+        is_tracing: Returns True in code that is traced rather than run. None: PyTorch was not imported.
+        disable: Returns a function that compiled code calls as ordinary code, at a break of its graph.
+    """
+
+    is_tracing: Callable[[], bool] | None = None
+    disable: Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _find_compiler() -> bool:
+    """Looks whether PyTorch has been imported; returns True if compiled code may be calling."""
+    compiler: Any = getattr(sys.modules.get("torch"), "compiler", None)
+    if not hasattr(compiler, "is_compiling"):
+        return False
+    _Compiler.disable = compiler.disable
+    _Compiler.is_tracing = compiler.is_compiling
+    return "torch._dynamo" in sys.modules
+
+
+# As torch.compiler.disable does: it is run and not traced, because sys.modules changes during tracing.
+_find_compiler._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _is_traced() -> bool:
+    """Returns True if torch.compile is tracing the calling code: its tensors have no memory that could be sent."""
+    return _find_compiler() if _Compiler.is_tracing is None else _Compiler.is_tracing()
+
+
 class BlockingFace(Generic[CallsT_co]):
     """The base class of objects whose calls run in the calling thread."""
 
     __signature__ = HiddenConstructor()
 
     def __init__(self, transport: BlockingTransport, calls: CallsT_co) -> None:
+        if _Compiler.is_tracing is None:
+            _find_compiler()
         self._transport = transport
         self._calls = calls
 
@@ -126,6 +159,9 @@ def blocking(
 
     @described_as(operation)
     def method(self: BlockingFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if _is_traced():
+            result: T = _Compiler.disable(method)(self, *args, **kwargs)
+            return result
         handled = sys.exception()
         try:  # a BriefErrors block would take as long as all of this
             return self._transport.run(operation(self._calls, *args, **kwargs))
@@ -143,6 +179,9 @@ def blocking_making(
 
     @described_as(operation, face)
     def method(self: BlockingFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> MadeT:
+        if _is_traced():
+            made: MadeT = _Compiler.disable(method)(self, *args, **kwargs)
+            return made
         with BriefErrors():
             return face(self._transport, self._transport.run(operation(self._calls, *args, **kwargs)))
 

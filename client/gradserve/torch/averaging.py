@@ -195,6 +195,9 @@ class Averaging:
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Replaces gradients by averages; takes all steps that this worker is late by, but the last one."""
+        if torch.compiler.is_compiling():
+            torch.compiler.disable(self._before_step)(optimizer, args, kwargs)
+            return
         if self._is_catching_up:
             return
         self._check_step(optimizer, [*args[1:], *kwargs.values()])

@@ -13,7 +13,7 @@ import torch
 from gradserve.errors import InvalidArgumentError
 from gradserve.torch.nested import Arrays, as_given, on_host, plain_parts, put_together, taken_apart
 from gradserve.torch.tensors import tensor_of
-from gradserve.torch.trained import tensors_left_out
+from gradserve.torch.trained import named_buffers, named_parameters, tensors_left_out
 from gradserve.training import State
 
 _PARAMETERS, _BUFFERS = "parameters/", "buffers/"
@@ -91,8 +91,8 @@ class TrainingState:
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Returns the plain tensors of the model that travel, by name."""
         for prefix, tensors in (
-            (_PARAMETERS, self._model.named_parameters()),
-            (_BUFFERS, self._model.named_buffers()),
+            (_PARAMETERS, named_parameters(self._model)),
+            (_BUFFERS, named_buffers(self._model)),
         ):
             for name, each in tensors:
                 if name not in self._left_out:

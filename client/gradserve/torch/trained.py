@@ -1,6 +1,6 @@
 """The parameters of a model that are trained, and what else of it workers give to each other."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
 
 import torch
@@ -9,6 +9,8 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag
 from gradserve.errors import InvalidArgumentError
 
+_COMPILED = "_orig_mod"
+"""The name of a module in the wrapper that torch.compile makes."""
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -22,7 +24,7 @@ def trained_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         raise InvalidArgumentError(
             f"expected a torch.nn.Module for model, got {type(model).__qualname__}", field="model"
         )
-    trained = {name: each for name, each in module_of(model).named_parameters() if each.requires_grad}
+    trained = {name: each for name, each in named_parameters(module_of(model)) if each.requires_grad}
     if not trained:
         raise InvalidArgumentError(
             "expected parameters that require a gradient in model, got none; see requires_grad_()", field="model"
@@ -57,9 +59,9 @@ def tensors_left_out(model: torch.nn.Module, send_frozen: bool, leave_out: Colle
     if isinstance(leave_out, str) or not all(isinstance(each, str) for each in leave_out):
         raise Argument("leave_out").error("names of frozen parameters and buffers", leave_out)
     module = module_of(model)
-    frozen = {name for name, each in module.named_parameters() if not each.requires_grad}
-    trained = {name for name, each in module.named_parameters() if each.requires_grad}
-    buffers = {name for name, _ in module.named_buffers()}
+    frozen = {name for name, each in named_parameters(module) if not each.requires_grad}
+    trained = {name for name, each in named_parameters(module) if each.requires_grad}
+    buffers = {name for name, _ in named_buffers(module)}
     left_out = buffers - _persistent_buffers(module)
     if not as_flag(send_frozen, Argument("send_frozen")):
         left_out |= frozen
@@ -79,14 +81,28 @@ def tensors_left_out(model: torch.nn.Module, send_frozen: bool, leave_out: Colle
 def _persistent_buffers(module: torch.nn.Module) -> set[str]:
     """Returns the names of the buffers that a checkpoint has, too."""
     return {
-        f"{prefix}.{name}" if prefix else name
+        _uncompiled(f"{prefix}.{name}" if prefix else name)
         for prefix, each in module.named_modules()
         for name in each._buffers.keys() - each._non_persistent_buffers_set
     }
 
 
+def named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields parameters with the names that they have without torch.compile, so that workers may differ in it."""
+    return ((_uncompiled(name), each) for name, each in model.named_parameters())
+
+
+def named_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields buffers, likewise."""
+    return ((_uncompiled(name), each) for name, each in model.named_buffers())
+
+
 def module_of(model: torch.nn.Module) -> torch.nn.Module:
-    """Returns the module in a wrapper for data parallelism or by torch.compile, or the model itself."""
-    model = getattr(model, "_orig_mod", model)
+    """Returns the module in wrappers for data parallelism and by torch.compile, or the model itself."""
+    model = getattr(model, _COMPILED, model)
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
-    return model.module if isinstance(model, wrappers) else model
+    return getattr(model.module, _COMPILED, model.module) if isinstance(model, wrappers) else model
+
+
+def _uncompiled(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != _COMPILED)

@@ -173,12 +173,18 @@ class TestValues:
 
 
 class TestMistakes:
-    def test_gradients_of_gradients(self, client: gradserve.Client) -> None:
+    def test_arguments_of_other_types(self, client: gradserve.Client) -> None:
         x, scale, offset = random(4, 3), random(3), random(3)
-        y = functions.layer_norm(client, x, scale, offset)
-        (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
-            gradient.sum().backward()
+        given: Any
+        for given, expected in (
+            ((None, x, scale, offset), "expected a gradserve.Client for client, got NoneType"),
+            ((client, x, [1.0] * 3, offset), "expected a torch.Tensor for scale, got list"),
+        ):
+            with pytest.raises(gradserve.InvalidArgumentError, match=expected):
+                functions.layer_norm(*given)
+        epsilon: Any = "small"
+        with pytest.raises(gradserve.InvalidArgumentError, match="expected a number for epsilon, got 'small'"):
+            functions.layer_norm(client, x, scale, offset, epsilon=epsilon)
 
     def test_a_gradient_of_the_statistics(self, client: gradserve.Client) -> None:
         x, scale, offset = random(4, 3, 2, 2), random(3), random(3)

@@ -4,7 +4,8 @@ y, batch_mean, batch_variance = gradserve.torch.functions.fused_batch_norm(clien
 y.sum().backward()
 
 Forward and backward are one call of the server each. What the backward needs stays with the caller, so nothing is left
-on the server if it never runs. Gradients of gradients are refused.
+on the server if it never runs. Second derivatives of normalizations are computed by PyTorch; those of recurrent
+networks are refused. The functions work under torch.compile, torch.func.grad and torch.func.vmap.
 """
 
 from gradserve.public_names import publish as _publish

@@ -6,9 +6,29 @@ import torch
 
 from gradserve.client import Client
 from gradserve.errors import InvalidArgumentError
-from gradserve.torch.functions.served import Arrays, Computed, ServedOp
+from gradserve.torch.functions.served import (
+    checked_name,
+    differentiable,
+    keep_client,
+    no_second_derivative,
+    plain,
+    served_op,
+)
 
 _LSTM = "lstm"
+_HOST_RESERVED_BYTES = 128
+_NETWORK = {
+    "rnn_mode": str,
+    "input_mode": str,
+    "direction": str,
+    "dropout": float,
+    "seed": int,
+    "seed2": int,
+    "num_proj": int,
+    "time_major": bool,
+}
+_ATTRIBUTES = ", ".join(f"{kind.__name__} {name}" for name, kind in _NETWORK.items())
+_SEQUENCES = "Tensor input, Tensor input_h, Tensor? input_c, Tensor params, Tensor? sequence_lengths"
 
 
 class CudnnRNN(NamedTuple):
@@ -45,8 +65,9 @@ def cudnn_rnn(
 ) -> CudnnRNN:
     """Applies a recurrent network of L layers and D directions to B sequences, as `RawOps.CudnnRNNV3` does.
 
-    One call of the server, and another one in the backward. T is the number of steps, I the size of the input, H the
-    number of units, H' = num_proj or H; all tensors have the dtype of `input`: float16, bfloat16, float32 or float64.
+    One call of the server, and another one in the backward, which has no derivative. T is the number of
+    steps, I the size of the input, H the number of units, H' = num_proj or H; all tensors have the dtype of `input`:
+    float16, bfloat16, float32 or float64.
 
     Args:
         client: The client of the server that computes.
@@ -54,7 +75,7 @@ def cudnn_rnn(
         input_h: [L * D, B, H'], or [B, L * D, H'] if not `time_major`.
         input_c: [L * D, B, H], or [B, L * D, H] if not `time_major`, for lstm; None for other modes.
         params: The parameter vector; `RawOps.CudnnRNNCanonicalToParamsV2` makes it.
-        sequence_lengths: int32, [B], each from 1 to T. None: all are T.
+        sequence_lengths: int32 or int64, [B], each from 1 to T. None: all are T.
         rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
         input_mode: "linear_input", "skip_input" or "auto_select".
         direction: "unidirectional" or "bidirectional".
@@ -66,50 +87,113 @@ def cudnn_rnn(
         time_major: Whether time is the first dimension; otherwise the batch is.
 
     Raises:
-        InvalidArgumentError: A tensor has another shape or dtype; or, in the backward, `is_training` was False.
+        InvalidArgumentError: A tensor has another shape or dtype; or, in a backward, `is_training` was False, or a
+            gradient of a gradient is needed.
         GradserveError: See `RawOps.CudnnRNNV3`.
     """
-    network = {
-        "rnn_mode": rnn_mode,
-        "input_mode": input_mode,
-        "direction": direction,
-        "dropout": dropout,
-        "seed": seed,
-        "seed2": seed2,
-        "num_proj": num_proj,
-        "time_major": time_major,
-    }
+    name = checked_name(
+        client, input=input, input_h=input_h, input_c=input_c, params=params, sequence_lengths=sequence_lengths
+    )
+    given = (rnn_mode, input_mode, direction, dropout, seed, seed2, num_proj, time_major)
+    network = [plain(kind, value, name) for (name, kind), value in zip(_NETWORK.items(), given, strict=True)]
     has_cells = rnn_mode == _LSTM
+    cells = input_c if has_cells else None
+    training = plain(bool, is_training, "is_training")
+    output, output_h, output_c, _, _ = _rnn(name, input, input_h, cells, params, sequence_lengths, *network, training)
+    return CudnnRNN(output, output_h, output_c if has_cells else None)
 
-    def named(inputs: Any) -> dict[str, Any]:
-        sequences, h, c, parameters = inputs
-        given = {"input": sequences, "input_h": h, "params": parameters, "sequence_lengths": sequence_lengths}
-        return given | network | ({"input_c": c} if has_cells else {})
 
-    def forward(*inputs: Any) -> Computed:
-        outputs = client.raw_ops.CudnnRNNV3(**named(inputs), is_training=is_training)
-        last_c = outputs.output_c if has_cells else None
-        return Computed((outputs.output, outputs.output_h, last_c), (outputs.reserve_space, outputs.host_reserved))
+def _fake(_client: str, sequences: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, *others: Any) -> Any:
+    direction, is_training = others[4], others[-1]
+    features = h.shape[2] * (2 if direction == "bidirectional" else 1)
+    reserve: tuple[Any, ...] = ()
+    host_reserved: tuple[int, ...] = ()
+    if is_training:
+        reserve, host_reserved = (torch.library.get_ctx().new_dynamic_size(),), (_HOST_RESERVED_BYTES,)
+    return (
+        sequences.new_empty((*sequences.shape[:2], features)),
+        h.new_empty(h.shape),
+        h.new_empty(()) if c is None else c.new_empty(c.shape),
+        sequences.new_empty(reserve),
+        sequences.new_empty(host_reserved, dtype=torch.int8),
+    )
 
-    def backward(inputs: Any, outputs: Any, residuals: Any, gradients: Any) -> Arrays:
-        if not is_training:
-            raise InvalidArgumentError(
-                "expected is_training=True of cudnn_rnn for a backward, got False; use torch.no_grad() where no "
-                "gradient is needed",
-                field="is_training",
-            )
-        cells = {"output_c": outputs[2], "output_c_backprop": gradients[2]} if has_cells else {}
-        computed = client.raw_ops.CudnnRNNBackpropV3(
-            **named(inputs),
-            **cells,
-            output=outputs[0],
-            output_h=outputs[1],
-            output_backprop=gradients[0],
-            output_h_backprop=gradients[1],
-            reserve_space=residuals[0],
-            host_reserved=residuals[1],
+
+@served_op(
+    f"cudnn_rnn(str client, {_SEQUENCES}, {_ATTRIBUTES}, bool is_training) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _fake,
+)
+def _op(client: Client, sequences: Any, h: Any, c: Any, params: Any, lengths: Any, *attributes: Any) -> Any:
+    *network, is_training = attributes
+    return client.raw_ops.CudnnRNNV3(
+        **_named(sequences, h, c, params, lengths), **dict(zip(_NETWORK, network, strict=True)), is_training=is_training
+    )
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    client, sequences, h, c, params, lengths, *ctx.network, ctx.is_training = inputs
+    sequences_out, _, output_c, reserve_space, host_reserved = output
+    keep_client(ctx, client)
+    ctx.mark_non_differentiable(*(() if c is not None else (output_c,)), reserve_space, host_reserved)
+    ctx.save_for_backward(sequences, h, c, params, lengths, sequences_out, reserve_space, host_reserved)
+
+
+def _backward(ctx: Any, d_output: torch.Tensor, d_h: torch.Tensor, d_c: torch.Tensor, *_: Any) -> Any:
+    if not ctx.is_training:
+        raise InvalidArgumentError(
+            "expected is_training=True of cudnn_rnn for a backward, got False; use torch.no_grad() where no "
+            "gradient is needed",
+            field="is_training",
         )
-        cell_gradient = computed.input_c_backprop if has_cells else None
-        return computed.input_backprop, computed.input_h_backprop, cell_gradient, computed.params_backprop
+    c = ctx.saved_tensors[2]
+    d_input, d_input_h, d_input_c, d_params = _rnn_grad(
+        ctx.client, d_output, d_h, d_c, *ctx.saved_tensors, *ctx.network
+    )
+    return None, d_input, d_input_h, None if c is None else d_input_c, d_params, *(None,) * (2 + len(ctx.network))
 
-    return CudnnRNN(*ServedOp(forward, backward, 3)(input, input_h, input_c if has_cells else None, params))
+
+def _fake_grad(
+    _client: str, _d_output: Any, _d_h: Any, _d_c: Any, sequences: torch.Tensor, h: torch.Tensor, c: Any, *others: Any
+) -> Any:
+    params = others[0]
+    return (
+        sequences.new_empty(sequences.shape),
+        h.new_empty(h.shape),
+        h.new_empty(() if c is None else c.shape),
+        params.new_empty(params.shape),
+    )
+
+
+@served_op(
+    f"cudnn_rnn_grad(str client, Tensor d_output, Tensor d_h, Tensor d_c, {_SEQUENCES}, Tensor output, "
+    f"Tensor reserve_space, Tensor host_reserved, {_ATTRIBUTES}) -> (Tensor, Tensor, Tensor, Tensor)",
+    _fake_grad,
+)
+def _grad_op(client: Client, d_output: Any, d_h: Any, d_c: Any, *others: Any) -> Any:
+    sequences, h, c, params, lengths, output, reserve_space, host_reserved, *network = others
+    # The last states are those of the output; the gradient depends on their shapes alone.
+    cells = {} if c is None else {"output_c": torch.zeros_like(c), "output_c_backprop": d_c}
+    computed = client.raw_ops.CudnnRNNBackpropV3(
+        **_named(sequences, h, c, params, lengths),
+        **cells,
+        output=output,
+        output_h=torch.zeros_like(h),
+        output_backprop=d_output,
+        output_h_backprop=d_h,
+        reserve_space=reserve_space,
+        host_reserved=host_reserved,
+        **dict(zip(_NETWORK, network, strict=True)),
+    )
+    return computed.input_backprop, computed.input_h_backprop, computed.input_c_backprop, computed.params_backprop
+
+
+def _named(sequences: Any, h: Any, c: Any, params: Any, lengths: Any) -> dict[str, Any]:
+    cells = {} if c is None else {"input_c": c}
+    return {"input": sequences, "input_h": h, "params": params, "sequence_lengths": lengths} | cells
+
+
+def _setup_grad(_ctx: Any, _inputs: Any, _output: Any) -> None: ...
+
+
+_rnn_grad = differentiable(_grad_op, _setup_grad, no_second_derivative("cudnn_rnn"))
+_rnn = differentiable(_op, _setup, _backward)

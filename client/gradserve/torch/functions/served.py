@@ -1,86 +1,153 @@
-"""Autograd over ops of a server."""
+"""Ops of a server as operators of PyTorch, which autograd, torch.func, torch.compile and vmap understand.
+
+An op is registered in `torch.library` with a fake kernel, so that compiled code holds it as one node, and serves as the
+forward of a torch.autograd.Function. Its gradient is another op with a function of its own, whose backward is the
+derivative of the gradient, or refuses.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.autograd.function import once_differentiable
 
+from gradserve.client import Client, client_named, name_of
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_flag, as_integer, as_number, as_text
+from gradserve.errors import InvalidArgumentError
 from gradserve.torch.tensors import tensor_of
 
-Arrays: TypeAlias = Sequence[NDArray[Any] | None]
+_CONVERSIONS: dict[type, Callable[[Any, Argument], Any]] = {
+    bool: as_flag,
+    float: as_number,
+    int: as_integer,
+    str: as_text,
+}
 
 
-class Computed(NamedTuple):
-    """The result of an op.
+def served_op(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Sequence[Any]]], Any]:
+    """Registers a call of the server as an operator.
 
-    Attributes:
-        outputs: What the caller gets; None for outputs that the op does not have in this form.
-        residuals: What else the gradient needs.
+    The call is given the client in place of its name, and tensors. Its arrays become tensors of their own on the device
+    of the first tensor.
+
+    Args:
+        schema: The operator's name and schema: "layer_norm(str client, Tensor x) -> (Tensor, Tensor)".
+        fake: Returns empty tensors with the shapes and dtypes of the outputs, without a call.
+    """
+    name, _, arguments = schema.partition("(")
+
+    def register(call: Callable[..., Sequence[Any]]) -> Any:
+        def compute(client: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
+            device = next(each.device for each in arguments if isinstance(each, torch.Tensor))
+            return tuple(_own_tensor(each).to(device) for each in call(client_named(client), *arguments))
+
+        op: Any = torch.library.custom_op(f"gradserve::{name}", compute, mutates_args=(), schema=f"({arguments}")
+        op.register_fake(fake)
+        op.register_vmap(_vmap_of(op))
+        return getattr(torch.ops.gradserve, name).default
+
+    return register
+
+
+def differentiable(op: Any, setup_context: Callable[..., None], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an operator as a function with a derivative.
+
+    Compiled code has the operator itself, which is given the derivative, too; torch.func cannot see through that one.
+
+    Args:
+        op: The operator.
+        setup_context: See torch.autograd.Function.
+        backward: Likewise.
     """
 
-    outputs: Arrays
-    residuals: Arrays
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            return op(*inputs)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Sequence[int | None], *inputs: Any) -> Any:
+            return _vmap_of(Function.apply)(info, in_dims, *inputs)
+
+    Function.setup_context = staticmethod(setup_context)
+    Function.backward = staticmethod(backward)
+    torch.library.register_autograd(op.name(), backward, setup_context=setup_context)
+
+    def apply(*inputs: Any) -> Any:
+        return op(*inputs) if torch.compiler.is_compiling() else Function.apply(*inputs)
+
+    return apply
 
 
-@dataclass(frozen=True)
-class ServedOp:
-    """An op with its gradient, as calls of a server.
+def keep_client(ctx: Any, client: str) -> None:
+    """Notes the client for the backward, and keeps it from being collected until then."""
+    ctx.client = client
+    if not torch.compiler.is_compiling():
+        ctx.kept_client = client_named(client)
 
-    Attributes:
-        forward: Called with the inputs.
-        backward: Called with the inputs, the outputs, the residuals, and the gradients with respect to the outputs that
-            have one; returns the gradients with respect to the inputs, with None for those that have none.
-        num_differentiable: The number of outputs, counted from the first, that have a gradient.
+
+def no_second_derivative(op: str) -> Callable[..., NoReturn]:
+    """Returns the backward of a gradient that has no derivative."""
+
+    def backward(_ctx: Any, *_gradients: Any) -> NoReturn:
+        raise InvalidArgumentError(
+            f"expected at most first derivatives of {op}, got a gradient of its gradient, which is not computed; leave "
+            "out create_graph=True, or compute this part of the model with PyTorch's own layer",
+            field="create_graph",
+        )
+
+    return backward
+
+
+def checked_name(client: Client, **tensors: torch.Tensor | None) -> str:
+    """Returns the client's name for operators.
+
+    Raises:
+        InvalidArgumentError: The client is not a blocking client, or an argument is not a tensor.
     """
-
-    forward: Callable[..., Computed]
-    backward: Callable[..., Arrays]
-    num_differentiable: int
-
-    def __call__(self, *inputs: torch.Tensor | None) -> tuple[Any, ...]:
-        """Computes the op, for tensors of one device; returns its outputs on that device."""
-        outputs: tuple[Any, ...] = _Function.apply(self, *inputs)
-        return outputs
-
-
-class _Function(torch.autograd.Function):
-    """The op that is its first argument."""
-
-    @staticmethod
-    def forward(ctx: Any, op: ServedOp, *inputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        device = next(each.device for each in inputs if each is not None)
-        computed = op.forward(*inputs)
-        outputs = _tensors(computed.outputs, device)
-        ctx.op, ctx.device = op, device
-        ctx.num_inputs, ctx.num_outputs = len(inputs), len(outputs)
-        ctx.save_for_backward(*inputs, *outputs, *_tensors(computed.residuals, device))
-        ctx.mark_non_differentiable(*(each for each in outputs[op.num_differentiable :] if each is not None))
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *output_gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        gradients: tuple[torch.Tensor | None, ...] = _once_differentiable_backward(ctx, *output_gradients)
-        return gradients
+    if not isinstance(client, Client):
+        raise InvalidArgumentError(
+            f"expected a gradserve.Client for client, got {type(client).__qualname__}", field="client"
+        )
+    for name, each in tensors.items():
+        if each is not None and not isinstance(each, torch.Tensor):
+            raise InvalidArgumentError(f"expected a torch.Tensor for {name}, got {type(each).__qualname__}", field=name)
+    return name_of(client)
 
 
-def _backward(ctx: Any, *output_gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    saved = ctx.saved_tensors
-    end_of_outputs = ctx.num_inputs + ctx.num_outputs
-    gradients = ctx.op.backward(
-        saved[: ctx.num_inputs],
-        saved[ctx.num_inputs : end_of_outputs],
-        saved[end_of_outputs:],
-        output_gradients[: ctx.op.num_differentiable],
-    )
-    return None, *_tensors(gradients, ctx.device)
+def plain(kind: type, value: Any, name: str) -> Any:
+    """Returns an argument as a bool, a float, an int or a str.
+
+    Raises:
+        InvalidArgumentError: It is something else.
+    """
+    return value if type(value) is kind else _CONVERSIONS[kind](value, Argument(name))
 
 
-_once_differentiable_backward = once_differentiable(_backward)
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of moments and scales of tensors of a dtype."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def _tensors(arrays: Arrays, device: torch.device) -> tuple[torch.Tensor | None, ...]:
-    return tuple(None if array is None else tensor_of(np.asarray(array)).to(device) for array in arrays)
+def _own_tensor(array: Any) -> torch.Tensor:
+    """Returns an array as a tensor that may be changed in place."""
+    return tensor_of(np.require(np.asarray(array), requirements="W"))
+
+
+def _vmap_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the rule of a function for vmap: one call of the server for each element."""
+
+    def rule(info: Any, in_dims: Sequence[int | None], *inputs: Any) -> Any:
+        results = [
+            function(
+                *(each if dim is None else each.select(dim, index) for each, dim in zip(inputs, in_dims, strict=True))
+            )
+            for index in range(info.batch_size)
+        ]
+        if isinstance(results[0], torch.Tensor):
+            return torch.stack(results), 0
+        stacked = tuple(torch.stack(each) for each in zip(*results, strict=True))
+        return stacked, (0,) * len(stacked)
+
+    return rule
