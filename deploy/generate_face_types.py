@@ -72,7 +72,7 @@ def _members(face: type) -> Iterator[str]:
         if isinstance(member, property):
             yield "@property"
             yield from _method(name, member.fget)
-        elif inspect.isfunction(member):
+        elif inspect.isfunction(member) and name != "__getattr__":  # which raises: it would hide misspelt names
             yield from _method(name, member)
 
 
@@ -122,8 +122,8 @@ def _of_flag(signature: Signature, flag: str) -> Iterator[Signature]:
     """Yields overloads of an op that returns more outputs with a flag."""
     parameters, result = signature
     fewer, more = result.split(" | ")
-    before, _, after = parameters.partition(f"{flag}: bool = False")
-    yield f"{before}{flag}: Literal[False] = False{after}", fewer
+    before, _, after = parameters.partition(f"{flag}: bool | None = False")
+    yield f"{before}{flag}: Literal[False] | None = False{after}", fewer
     yield f"{before}{flag}: Literal[True]{after}", more
 
 

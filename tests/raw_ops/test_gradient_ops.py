@@ -215,7 +215,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "no numbers": ("FusedBatchNormV3", {"x": np.array(["a"])}, "x", "expected a dtype out of"),
     "words": ("FusedBatchNormV3", {"x": ["a"]}, "x", "expected an array or numbers"),
     "ragged lists": ("FusedBatchNormGradV3", {"scale": [[1], [2, 3]]}, "scale", "expected an array or numbers"),
-    "double scale": ("FusedBatchNormV3", {"scale": CHANNELS.astype(np.float64)}, "scale", "'U' of double"),
+    "double scale": (
+        "FusedBatchNormV3",
+        {"scale": CHANNELS.astype(np.float64)},
+        "scale",
+        "expected float32 for scale, as x is float32; got float64",
+    ),
     "endless lease": ("FusedBatchNormV3", {"keep": True, "lease": float("inf")}, "lease", "a finite lease"),
     "negative lease": ("FusedBatchNormGradV3", {"keep": True, "lease": -1.0}, "placement.lease", "a positive lease"),
 }

@@ -26,8 +26,8 @@ NEED_NOT_BE_GIVEN: dict[str, set[str]] = {
 
 
 def tensorflows(op: str) -> set[str]:
-    """Returns TensorFlow's arguments. `name`, that of a node, means something where something is created only."""
-    return set(SIGNATURES[op].arguments) - ({"name"} if not op.endswith("ConditionalAccumulator") else set())
+    """Returns TensorFlow's arguments."""
+    return set(SIGNATURES[op].arguments)
 
 
 def more(op: str) -> set[str]:

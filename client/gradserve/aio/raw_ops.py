@@ -1,6 +1,8 @@
 """Gradient ops and accumulator ops, called with `await`."""
 
-from gradserve.calls.raw_ops import RawOpsCalls
+from typing import NoReturn
+
+from gradserve.calls.raw_ops import RawOpsCalls, unknown_op
 from gradserve.face import AsyncFace, awaiting, with_operations
 
 
@@ -11,3 +13,6 @@ class RawOps(AsyncFace[RawOpsCalls]):
     Arguments and defaults are TensorFlow's; all are keywords. An input is an array, something that NumPy converts to
     one, or the TensorHandle of a tensor on the server. Several outputs are a named tuple with TensorFlow's names.
     """
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise unknown_op(name)

@@ -9,7 +9,7 @@ from gradserve.calls.raw_ops import RawOpsCalls
 from gradserve.face import AsyncFace
 
 class RawOps(AsyncFace[RawOpsCalls]):
-    async def AccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient: TensorLike, worker_id: str = '', request_id: int | None = None) -> None:
+    async def AccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient: TensorLike, worker_id: str = '', request_id: int | None = None, name: str | None = None) -> None:
         """Adds a gradient to the round, or drops it if `local_step` is smaller than the accumulator's step.
 
         Never waits for other workers. Every call counts once, even if the client has to send it again.
@@ -23,6 +23,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             worker_id: The sender's id, for diagnoses; needed by accumulators that are deterministic or count a worker
                 once. Empty: no id, so that every call counts, as in TensorFlow.
             request_id: The `request_id` of a failed attempt's error, to send the same gradient again.
+            name: Has no effect: TensorFlow's name of a node.
 
         Raises:
             InvalidArgumentError: An argument does not fit; nothing has changed.
@@ -30,11 +31,12 @@ class RawOps(AsyncFace[RawOpsCalls]):
             UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
                 `request_id`.
         """
-    async def AccumulatorNumAccumulated(self, *, handle: AccumulatorLike) -> np.int32:
+    async def AccumulatorNumAccumulated(self, *, handle: AccumulatorLike, name: str | None = None) -> np.int32:
         """Returns the number of gradients accepted since the last take.
 
         Args:
             handle: The handle of a dense or sparse accumulator, or the accumulator itself.
+            name: Has no effect: TensorFlow's name of a node.
 
         Returns:
             The number: int32, a scalar.
@@ -42,18 +44,19 @@ class RawOps(AsyncFace[RawOpsCalls]):
         Raises:
             NotFoundError: The accumulator was deleted.
         """
-    async def AccumulatorSetGlobalStep(self, *, handle: AccumulatorLike, new_global_step: ArrayLike) -> None:
+    async def AccumulatorSetGlobalStep(self, *, handle: AccumulatorLike, new_global_step: ArrayLike, name: str | None = None) -> None:
         """Sets the accumulator's step, also to a smaller one. Gradients in the round stay in it.
 
         Args:
             handle: The handle of a dense or sparse accumulator, or the accumulator itself.
             new_global_step: The new step: int64, a scalar.
+            name: Has no effect: TensorFlow's name of a node.
 
         Raises:
             InvalidArgumentError: The step is not valid.
             NotFoundError: The accumulator was deleted.
         """
-    async def AccumulatorTakeGradient(self, *, handle: AccumulatorLike, num_required: ArrayLike, dtype: DTypeLike, timeout: float | None = None, request_id: int | None = None) -> NDArray[Any]:
+    async def AccumulatorTakeGradient(self, *, handle: AccumulatorLike, num_required: ArrayLike, dtype: DTypeLike, timeout: float | None = None, request_id: int | None = None, name: str | None = None) -> NDArray[Any]:
         """Waits for `num_required` gradients, ends the round and returns the average of all gradients in it.
 
         The accumulator's step grows by one, and an empty round begins. Waiting calls are served strictly first in,
@@ -65,6 +68,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             dtype: The accumulator's dtype.
             timeout: Seconds to wait; None for the client's timeout, math.inf for no limit.
             request_id: The `request_id` of a failed attempt's error, to get the same average.
+            name: Has no effect: TensorFlow's name of a node.
 
         Returns:
             The mean or sum of the gradients, of their shape and of `dtype`.
@@ -75,7 +79,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             DeadlineExceededError: There were too few gradients in time. The message says how many, and from whom.
             AbortedError: The accumulator was deleted while the call waited.
         """
-    async def ConditionalAccumulator(self, *, dtype: DTypeLike, shape: Shape | None, container: str = '', shared_name: str = '', reduction_type: str = 'MEAN', name: str | None = None) -> AccumulatorHandle:
+    async def ConditionalAccumulator(self, *, dtype: DTypeLike, shape: Shape | None, container: str | None = '', shared_name: str | None = '', reduction_type: str | None = 'MEAN', name: str | None = None) -> AccumulatorHandle:
         """Creates an accumulator of dense gradients, or finds the one with this shared name.
 
         `Client.conditional_accumulator` makes the same accumulators, with more options.
@@ -97,7 +101,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
                 TensorFlow would share that one.
         """
     @overload
-    async def CudnnRNN(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNOutputs[NDArray[Any]]:
+    async def CudnnRNN(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, is_training: bool | None = True, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNOutputs[NDArray[Any]]:
         """Applies a recurrent network: CudnnRNNV3 with time first, whole sequences and without a projection.
 
         T is the number of steps, B of sequences, L of layers, D of directions and H of units; I is the size of the
@@ -111,10 +115,12 @@ class RawOps(AsyncFace[RawOpsCalls]):
             rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
             input_mode: "linear_input", "skip_input" or "auto_select".
             direction: "unidirectional" or "bidirectional".
-            dropout: The probability of dropping an element of a layer's input in training; the first layer drops none.
+            dropout: The probability of dropping an element of a layer's input in training; the first layer drops none,
+                so that an IgnoredArgumentWarning says so if there is no other.
             seed: The seed of the dropout, together with `seed2`.
             seed2: See `seed`.
             is_training: Whether to keep what the gradient needs, and to drop elements.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -130,11 +136,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def CudnnRNN(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: Literal[True], lease: float | None = None) -> CudnnRNNOutputs[TensorHandle]: ...
+    async def CudnnRNN(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, is_training: bool | None = True, name: str | None = None, keep: Literal[True], lease: float | None = None) -> CudnnRNNOutputs[TensorHandle]: ...
     @overload
-    async def CudnnRNN(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: bool = False, lease: float | None = None) -> CudnnRNNOutputs[Tensor]: ...
+    async def CudnnRNN(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, is_training: bool | None = True, name: str | None = None, keep: bool = False, lease: float | None = None) -> CudnnRNNOutputs[Tensor]: ...
     @overload
-    async def CudnnRNNBackprop(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[NDArray[Any]]:
+    async def CudnnRNNBackprop(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[NDArray[Any]]:
         """Computes the gradients of CudnnRNN in training for the input, the states and the parameters.
 
         Args:
@@ -155,6 +161,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             dropout: As in the forward call.
             seed: As in the forward call.
             seed2: As in the forward call.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -170,11 +177,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def CudnnRNNBackprop(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: Literal[True], lease: float | None = None) -> CudnnRNNBackpropOutputs[TensorHandle]: ...
+    async def CudnnRNNBackprop(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, name: str | None = None, keep: Literal[True], lease: float | None = None) -> CudnnRNNBackpropOutputs[TensorHandle]: ...
     @overload
-    async def CudnnRNNBackprop(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[Tensor]: ...
+    async def CudnnRNNBackprop(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, name: str | None = None, keep: bool = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[Tensor]: ...
     @overload
-    async def CudnnRNNBackpropV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[NDArray[Any]]:
+    async def CudnnRNNBackpropV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[NDArray[Any]]:
         """Computes the gradients of CudnnRNNV2 in training for the input, the states and the parameters.
 
         Args:
@@ -196,6 +203,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             dropout: As in the forward call.
             seed: As in the forward call.
             seed2: As in the forward call.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -211,11 +219,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def CudnnRNNBackpropV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: Literal[True], lease: float | None = None) -> CudnnRNNBackpropOutputs[TensorHandle]: ...
+    async def CudnnRNNBackpropV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, name: str | None = None, keep: Literal[True], lease: float | None = None) -> CudnnRNNBackpropOutputs[TensorHandle]: ...
     @overload
-    async def CudnnRNNBackpropV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[Tensor]: ...
+    async def CudnnRNNBackpropV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, name: str | None = None, keep: bool = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[Tensor]: ...
     @overload
-    async def CudnnRNNBackpropV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, time_major: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[NDArray[Any]]:
+    async def CudnnRNNBackpropV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, num_proj: int | None = 0, time_major: bool | None = True, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[NDArray[Any]]:
         """Computes the gradients of CudnnRNNV3 in training for the input, the states and the parameters.
 
         Args:
@@ -241,6 +249,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             seed2: As in the forward call.
             num_proj: As in the forward call.
             time_major: As in the forward call.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -256,11 +265,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def CudnnRNNBackpropV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, time_major: bool = True, keep: Literal[True], lease: float | None = None) -> CudnnRNNBackpropOutputs[TensorHandle]: ...
+    async def CudnnRNNBackpropV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, num_proj: int | None = 0, time_major: bool | None = True, name: str | None = None, keep: Literal[True], lease: float | None = None) -> CudnnRNNBackpropOutputs[TensorHandle]: ...
     @overload
-    async def CudnnRNNBackpropV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, time_major: bool = True, keep: bool = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[Tensor]: ...
+    async def CudnnRNNBackpropV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, output: TensorLike, output_h: TensorLike, output_c: TensorLike | None = None, output_backprop: TensorLike, output_h_backprop: TensorLike, output_c_backprop: TensorLike | None = None, reserve_space: TensorLike, host_reserved: TensorLike, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, num_proj: int | None = 0, time_major: bool | None = True, name: str | None = None, keep: bool = False, lease: float | None = None) -> CudnnRNNBackpropOutputs[Tensor]: ...
     @overload
-    async def CudnnRNNCanonicalToParams(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> NDArray[Any]:
+    async def CudnnRNNCanonicalToParams(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0.0, seed: int | None = 0, seed2: int | None = 0, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> NDArray[Any]:
         """Makes the parameter vector of a network: CudnnRNNCanonicalToParamsV2 without a projection.
 
         G is the number of gates, D of directions and H of units; H' is the size of the hidden state. For each layer and
@@ -282,6 +291,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             dropout: Has no effect; an IgnoredArgumentWarning says so if it is not 0.
             seed: As `dropout`.
             seed2: As `dropout`.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the output on the server and return its handle.
             lease: Seconds that it lives there without use; None for the server's default.
 
@@ -294,11 +304,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def CudnnRNNCanonicalToParams(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: Literal[True], lease: float | None = None) -> TensorHandle: ...
+    async def CudnnRNNCanonicalToParams(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0.0, seed: int | None = 0, seed2: int | None = 0, name: str | None = None, keep: Literal[True], lease: float | None = None) -> TensorHandle: ...
     @overload
-    async def CudnnRNNCanonicalToParams(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> Tensor: ...
+    async def CudnnRNNCanonicalToParams(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0.0, seed: int | None = 0, seed2: int | None = 0, name: str | None = None, keep: bool = False, lease: float | None = None) -> Tensor: ...
     @overload
-    async def CudnnRNNCanonicalToParamsV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[False] = False, lease: float | None = None) -> NDArray[Any]:
+    async def CudnnRNNCanonicalToParamsV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0.0, seed: int | None = 0, seed2: int | None = 0, num_proj: int | None = 0, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> NDArray[Any]:
         """Makes the parameter vector of a network from its matrices and biases.
 
         G is the number of gates, D of directions and H of units; H' is the size of the hidden state. For each layer and
@@ -321,6 +331,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             seed: As `dropout`.
             seed2: As `dropout`.
             num_proj: The size of the projection of the hidden state, for lstm; 0 for none.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the output on the server and return its handle.
             lease: Seconds that it lives there without use; None for the server's default.
 
@@ -333,11 +344,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def CudnnRNNCanonicalToParamsV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[True], lease: float | None = None) -> TensorHandle: ...
+    async def CudnnRNNCanonicalToParamsV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0.0, seed: int | None = 0, seed2: int | None = 0, num_proj: int | None = 0, name: str | None = None, keep: Literal[True], lease: float | None = None) -> TensorHandle: ...
     @overload
-    async def CudnnRNNCanonicalToParamsV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: bool = False, lease: float | None = None) -> Tensor: ...
+    async def CudnnRNNCanonicalToParamsV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, weights: Sequence[TensorLike], biases: Sequence[TensorLike], rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0.0, seed: int | None = 0, seed2: int | None = 0, num_proj: int | None = 0, name: str | None = None, keep: bool = False, lease: float | None = None) -> Tensor: ...
     @overload
-    async def CudnnRNNParamsSize(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, T: DTypeLike = 'float32', S: DTypeLike = 'int32', rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[False] = False, lease: float | None = None) -> NDArray[Any]:
+    async def CudnnRNNParamsSize(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, T: DTypeLike | None = 'float32', S: DTypeLike | None = 'int32', rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0.0, seed: int | None = 0, seed2: int | None = 0, num_proj: int | None = 0, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> NDArray[Any]:
         """Returns the length of the parameter vector of a network.
 
         Args:
@@ -353,6 +364,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             seed: As `dropout`.
             seed2: As `dropout`.
             num_proj: The size of the projection of the hidden state, for lstm; 0 for none.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the output on the server and return its handle.
             lease: Seconds that it lives there without use; None for the server's default.
 
@@ -365,11 +377,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def CudnnRNNParamsSize(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, T: DTypeLike = 'float32', S: DTypeLike = 'int32', rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[True], lease: float | None = None) -> TensorHandle: ...
+    async def CudnnRNNParamsSize(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, T: DTypeLike | None = 'float32', S: DTypeLike | None = 'int32', rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0.0, seed: int | None = 0, seed2: int | None = 0, num_proj: int | None = 0, name: str | None = None, keep: Literal[True], lease: float | None = None) -> TensorHandle: ...
     @overload
-    async def CudnnRNNParamsSize(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, T: DTypeLike = 'float32', S: DTypeLike = 'int32', rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: bool = False, lease: float | None = None) -> Tensor: ...
+    async def CudnnRNNParamsSize(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, T: DTypeLike | None = 'float32', S: DTypeLike | None = 'int32', rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0.0, seed: int | None = 0, seed2: int | None = 0, num_proj: int | None = 0, name: str | None = None, keep: bool = False, lease: float | None = None) -> Tensor: ...
     @overload
-    async def CudnnRNNParamsToCanonical(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[NDArray[Any]]:
+    async def CudnnRNNParamsToCanonical(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params: int, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0.0, seed: int | None = 0, seed2: int | None = 0, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[NDArray[Any]]:
         """Splits the parameter vector of a network: CudnnRNNParamsToCanonicalV2 without a projection.
 
         Args:
@@ -384,6 +396,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             dropout: Has no effect; an IgnoredArgumentWarning says so if it is not 0.
             seed: As `dropout`.
             seed2: As `dropout`.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -397,11 +410,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def CudnnRNNParamsToCanonical(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: Literal[True], lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[TensorHandle]: ...
+    async def CudnnRNNParamsToCanonical(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params: int, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0.0, seed: int | None = 0, seed2: int | None = 0, name: str | None = None, keep: Literal[True], lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[TensorHandle]: ...
     @overload
-    async def CudnnRNNParamsToCanonical(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, keep: bool = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[Tensor]: ...
+    async def CudnnRNNParamsToCanonical(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params: int, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0.0, seed: int | None = 0, seed2: int | None = 0, name: str | None = None, keep: bool = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[Tensor]: ...
     @overload
-    async def CudnnRNNParamsToCanonicalV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params_weights: int, num_params_biases: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[NDArray[Any]]:
+    async def CudnnRNNParamsToCanonicalV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params_weights: int, num_params_biases: int, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0.0, seed: int | None = 0, seed2: int | None = 0, num_proj: int | None = 0, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[NDArray[Any]]:
         """Splits the parameter vector of a network; the reverse of `CudnnRNNCanonicalToParamsV2`.
 
         Args:
@@ -418,6 +431,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             seed: As `dropout`.
             seed2: As `dropout`.
             num_proj: The size of the projection of the hidden state, for lstm; 0 for none.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -431,11 +445,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def CudnnRNNParamsToCanonicalV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params_weights: int, num_params_biases: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: Literal[True], lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[TensorHandle]: ...
+    async def CudnnRNNParamsToCanonicalV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params_weights: int, num_params_biases: int, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0.0, seed: int | None = 0, seed2: int | None = 0, num_proj: int | None = 0, name: str | None = None, keep: Literal[True], lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[TensorHandle]: ...
     @overload
-    async def CudnnRNNParamsToCanonicalV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params_weights: int, num_params_biases: int, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0.0, seed: int = 0, seed2: int = 0, num_proj: int = 0, keep: bool = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[Tensor]: ...
+    async def CudnnRNNParamsToCanonicalV2(self, *, num_layers: ArrayLike, num_units: ArrayLike, input_size: ArrayLike, params: TensorLike, num_params_weights: int, num_params_biases: int, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0.0, seed: int | None = 0, seed2: int | None = 0, num_proj: int | None = 0, name: str | None = None, keep: bool = False, lease: float | None = None) -> CudnnRNNParamsToCanonicalOutputs[Tensor]: ...
     @overload
-    async def CudnnRNNV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNV3Outputs[NDArray[Any]]:
+    async def CudnnRNNV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, is_training: bool | None = True, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNV3Outputs[NDArray[Any]]:
         """Applies a recurrent network: CudnnRNNV3 with time first, whole sequences and without a projection.
 
         T is the number of steps, B of sequences, L of layers, D of directions and H of units; I is the size of the
@@ -449,10 +463,12 @@ class RawOps(AsyncFace[RawOpsCalls]):
             rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
             input_mode: "linear_input", "skip_input" or "auto_select".
             direction: "unidirectional" or "bidirectional".
-            dropout: The probability of dropping an element of a layer's input in training; the first layer drops none.
+            dropout: The probability of dropping an element of a layer's input in training; the first layer drops none,
+                so that an IgnoredArgumentWarning says so if there is no other.
             seed: The seed of the dropout, together with `seed2`.
             seed2: See `seed`.
             is_training: Whether to keep what the gradient needs, and to drop elements.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -469,11 +485,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def CudnnRNNV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: Literal[True], lease: float | None = None) -> CudnnRNNV3Outputs[TensorHandle]: ...
+    async def CudnnRNNV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, is_training: bool | None = True, name: str | None = None, keep: Literal[True], lease: float | None = None) -> CudnnRNNV3Outputs[TensorHandle]: ...
     @overload
-    async def CudnnRNNV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, is_training: bool = True, keep: bool = False, lease: float | None = None) -> CudnnRNNV3Outputs[Tensor]: ...
+    async def CudnnRNNV2(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, is_training: bool | None = True, name: str | None = None, keep: bool = False, lease: float | None = None) -> CudnnRNNV3Outputs[Tensor]: ...
     @overload
-    async def CudnnRNNV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, is_training: bool = True, time_major: bool = True, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNV3Outputs[NDArray[Any]]:
+    async def CudnnRNNV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, num_proj: int | None = 0, is_training: bool | None = True, time_major: bool | None = True, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> CudnnRNNV3Outputs[NDArray[Any]]:
         """Applies a recurrent network of L layers and D directions to B sequences of up to T steps.
 
         H is the number of units, H' the size of the hidden state: num_proj with a projection, else H. All
@@ -484,16 +500,18 @@ class RawOps(AsyncFace[RawOpsCalls]):
             input_h: [L * D, B, H'], or [B, L * D, H'] if not `time_major`; layer * D + direction.
             input_c: [L * D, B, H], or [B, L * D, H] if not `time_major`. For lstm; else not read.
             params: The parameter vector; see `CudnnRNNCanonicalToParamsV2`.
-            sequence_lengths: int32, [B], each from 1 to T; None: all are T.
+            sequence_lengths: Integers, [B], each from 1 to T; None: all are T.
             rnn_mode: "rnn_relu", "rnn_tanh", "lstm" or "gru".
             input_mode: "linear_input", "skip_input" or "auto_select".
             direction: "unidirectional" or "bidirectional".
-            dropout: The probability of dropping an element of a layer's input in training; the first layer drops none.
+            dropout: The probability of dropping an element of a layer's input in training; the first layer drops none,
+                so that an IgnoredArgumentWarning says so if there is no other.
             seed: The seed of the dropout, together with `seed2`.
             seed2: See `seed`.
             num_proj: The size of the projection of the hidden state, for lstm; 0 for none.
             is_training: Whether to keep what the gradient needs, and to drop elements.
             time_major: Whether time is the first dimension; otherwise the batch is.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -510,21 +528,22 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def CudnnRNNV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, is_training: bool = True, time_major: bool = True, keep: Literal[True], lease: float | None = None) -> CudnnRNNV3Outputs[TensorHandle]: ...
+    async def CudnnRNNV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, num_proj: int | None = 0, is_training: bool | None = True, time_major: bool | None = True, name: str | None = None, keep: Literal[True], lease: float | None = None) -> CudnnRNNV3Outputs[TensorHandle]: ...
     @overload
-    async def CudnnRNNV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, rnn_mode: str = 'lstm', input_mode: str = 'linear_input', direction: str = 'unidirectional', dropout: float = 0, seed: int = 0, seed2: int = 0, num_proj: int = 0, is_training: bool = True, time_major: bool = True, keep: bool = False, lease: float | None = None) -> CudnnRNNV3Outputs[Tensor]: ...
-    async def DestroyResourceOp(self, *, resource: AccumulatorLike, ignore_lookup_error: bool = True) -> None:
+    async def CudnnRNNV3(self, *, input: TensorLike, input_h: TensorLike, input_c: TensorLike | None = None, params: TensorLike, sequence_lengths: TensorLike | None = None, rnn_mode: str | None = 'lstm', input_mode: str | None = 'linear_input', direction: str | None = 'unidirectional', dropout: float | None = 0, seed: int | None = 0, seed2: int | None = 0, num_proj: int | None = 0, is_training: bool | None = True, time_major: bool | None = True, name: str | None = None, keep: bool = False, lease: float | None = None) -> CudnnRNNV3Outputs[Tensor]: ...
+    async def DestroyResourceOp(self, *, resource: AccumulatorLike, ignore_lookup_error: bool | None = True, name: str | None = None) -> None:
         """Deletes an accumulator; calls that wait on it end with AbortedError.
 
         Args:
             resource: The handle of a dense or sparse accumulator, or the accumulator itself.
             ignore_lookup_error: Whether to ignore that the accumulator does not exist.
+            name: Has no effect: TensorFlow's name of a node.
 
         Raises:
             NotFoundError: The accumulator does not exist.
         """
     @overload
-    async def FusedBatchNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormOutputs[NDArray[Any]]:
+    async def FusedBatchNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float | None = 0.0001, exponential_avg_factor: float | None = 1, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormOutputs[NDArray[Any]]:
         """Normalises a batch of images: FusedBatchNormV3 for float32 and the data formats NHWC and NCHW.
 
         In the following, C is the number of channels, M the number of elements in a channel, T the dtype of x, and U
@@ -541,6 +560,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             exponential_avg_factor: f: the weight of the moments of x in batch_mean and batch_variance, in training.
             data_format: "NHWC" or "NCHW".
             is_training: Whether to normalise by the moments of x, or by `mean` and `variance`.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -558,11 +578,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def FusedBatchNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[True], lease: float | None = None) -> FusedBatchNormOutputs[TensorHandle]: ...
+    async def FusedBatchNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float | None = 0.0001, exponential_avg_factor: float | None = 1, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: Literal[True], lease: float | None = None) -> FusedBatchNormOutputs[TensorHandle]: ...
     @overload
-    async def FusedBatchNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormOutputs[Tensor]: ...
+    async def FusedBatchNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float | None = 0.0001, exponential_avg_factor: float | None = 1, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: bool = False, lease: float | None = None) -> FusedBatchNormOutputs[Tensor]: ...
     @overload
-    async def FusedBatchNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormGradOutputs[NDArray[Any]]:
+    async def FusedBatchNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float | None = 0.0001, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormGradOutputs[NDArray[Any]]:
         """Computes the gradients of FusedBatchNorm: FusedBatchNormGradV3 for float32 and the data formats NHWC and NCHW.
 
         C, T and U are as in `FusedBatchNormV3`.
@@ -576,6 +596,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             epsilon: As in the forward call.
             data_format: As in the forward call.
             is_training: As in the forward call.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -592,11 +613,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def FusedBatchNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[True], lease: float | None = None) -> FusedBatchNormGradOutputs[TensorHandle]: ...
+    async def FusedBatchNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float | None = 0.0001, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: Literal[True], lease: float | None = None) -> FusedBatchNormGradOutputs[TensorHandle]: ...
     @overload
-    async def FusedBatchNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormGradOutputs[Tensor]: ...
+    async def FusedBatchNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float | None = 0.0001, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: bool = False, lease: float | None = None) -> FusedBatchNormGradOutputs[Tensor]: ...
     @overload
-    async def FusedBatchNormGradV2(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormGradOutputs[NDArray[Any]]:
+    async def FusedBatchNormGradV2(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float | None = 0.0001, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormGradOutputs[NDArray[Any]]:
         """Computes the gradients of FusedBatchNormV2: FusedBatchNormGradV3 for the data formats NHWC and NCHW.
 
         C, T and U are as in `FusedBatchNormV3`.
@@ -610,6 +631,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             epsilon: As in the forward call.
             data_format: As in the forward call.
             is_training: As in the forward call.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -626,11 +648,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def FusedBatchNormGradV2(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[True], lease: float | None = None) -> FusedBatchNormGradOutputs[TensorHandle]: ...
+    async def FusedBatchNormGradV2(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float | None = 0.0001, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: Literal[True], lease: float | None = None) -> FusedBatchNormGradOutputs[TensorHandle]: ...
     @overload
-    async def FusedBatchNormGradV2(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormGradOutputs[Tensor]: ...
+    async def FusedBatchNormGradV2(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, epsilon: float | None = 0.0001, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: bool = False, lease: float | None = None) -> FusedBatchNormGradOutputs[Tensor]: ...
     @overload
-    async def FusedBatchNormGradV3(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, reserve_space_3: TensorLike | None = None, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormGradV3Outputs[NDArray[Any]]:
+    async def FusedBatchNormGradV3(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, reserve_space_3: TensorLike | None = None, epsilon: float | None = 0.0001, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormGradV3Outputs[NDArray[Any]]:
         """Computes the gradients of FusedBatchNormV3 with respect to x, scale and offset.
 
         C, T and U are as in `FusedBatchNormV3`.
@@ -645,6 +667,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             epsilon: As in the forward call.
             data_format: As in the forward call.
             is_training: As in the forward call.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -661,11 +684,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def FusedBatchNormGradV3(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, reserve_space_3: TensorLike | None = None, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[True], lease: float | None = None) -> FusedBatchNormGradV3Outputs[TensorHandle]: ...
+    async def FusedBatchNormGradV3(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, reserve_space_3: TensorLike | None = None, epsilon: float | None = 0.0001, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: Literal[True], lease: float | None = None) -> FusedBatchNormGradV3Outputs[TensorHandle]: ...
     @overload
-    async def FusedBatchNormGradV3(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, reserve_space_3: TensorLike | None = None, epsilon: float = 0.0001, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormGradV3Outputs[Tensor]: ...
+    async def FusedBatchNormGradV3(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, reserve_space_1: TensorLike, reserve_space_2: TensorLike, reserve_space_3: TensorLike | None = None, epsilon: float | None = 0.0001, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: bool = False, lease: float | None = None) -> FusedBatchNormGradV3Outputs[Tensor]: ...
     @overload
-    async def FusedBatchNormV2(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormOutputs[NDArray[Any]]:
+    async def FusedBatchNormV2(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float | None = 0.0001, exponential_avg_factor: float | None = 1, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormOutputs[NDArray[Any]]:
         """Normalises a batch of images: FusedBatchNormV3 for the data formats NHWC and NCHW.
 
         In the following, C is the number of channels, M the number of elements in a channel, T the dtype of x, and U
@@ -682,6 +705,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             exponential_avg_factor: f: the weight of the moments of x in batch_mean and batch_variance, in training.
             data_format: "NHWC" or "NCHW".
             is_training: Whether to normalise by the moments of x, or by `mean` and `variance`.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -699,11 +723,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def FusedBatchNormV2(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[True], lease: float | None = None) -> FusedBatchNormOutputs[TensorHandle]: ...
+    async def FusedBatchNormV2(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float | None = 0.0001, exponential_avg_factor: float | None = 1, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: Literal[True], lease: float | None = None) -> FusedBatchNormOutputs[TensorHandle]: ...
     @overload
-    async def FusedBatchNormV2(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormOutputs[Tensor]: ...
+    async def FusedBatchNormV2(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float | None = 0.0001, exponential_avg_factor: float | None = 1, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: bool = False, lease: float | None = None) -> FusedBatchNormOutputs[Tensor]: ...
     @overload
-    async def FusedBatchNormV3(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormV3Outputs[NDArray[Any]]:
+    async def FusedBatchNormV3(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float | None = 0.0001, exponential_avg_factor: float | None = 1, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> FusedBatchNormV3Outputs[NDArray[Any]]:
         """Normalises a batch of images or volumes over all axes but the channels.
 
         In the following, C is the number of channels, M the number of elements in a channel, T the dtype of x, and U
@@ -720,6 +744,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             exponential_avg_factor: f: the weight of the moments of x in batch_mean and batch_variance, in training.
             data_format: "NHWC", "NCHW", "NDHWC" or "NCDHW".
             is_training: Whether to normalise by the moments of x, or by `mean` and `variance`.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -738,11 +763,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def FusedBatchNormV3(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: Literal[True], lease: float | None = None) -> FusedBatchNormV3Outputs[TensorHandle]: ...
+    async def FusedBatchNormV3(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float | None = 0.0001, exponential_avg_factor: float | None = 1, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: Literal[True], lease: float | None = None) -> FusedBatchNormV3Outputs[TensorHandle]: ...
     @overload
-    async def FusedBatchNormV3(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float = 0.0001, exponential_avg_factor: float = 1, data_format: str = 'NHWC', is_training: bool = True, keep: bool = False, lease: float | None = None) -> FusedBatchNormV3Outputs[Tensor]: ...
+    async def FusedBatchNormV3(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, mean: TensorLike, variance: TensorLike, epsilon: float | None = 0.0001, exponential_avg_factor: float | None = 1, data_format: str | None = 'NHWC', is_training: bool | None = True, name: str | None = None, keep: bool = False, lease: float | None = None) -> FusedBatchNormV3Outputs[Tensor]: ...
     @overload
-    async def GRUBlockCell(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, keep: Literal[False] = False, lease: float | None = None) -> GRUBlockCellOutputs[NDArray[Any]]:
+    async def GRUBlockCell(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> GRUBlockCellOutputs[NDArray[Any]]:
         """Computes one step of a GRU for a batch.
 
             [r, u] = sigmoid([x, h_prev] . w_ru + b_ru)
@@ -759,6 +784,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             w_c: T, shape [I + H, H]: rows as in w_ru.
             b_ru: T, shape [2H]: for r, then for u.
             b_c: T, shape [H].
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -774,11 +800,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def GRUBlockCell(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, keep: Literal[True], lease: float | None = None) -> GRUBlockCellOutputs[TensorHandle]: ...
+    async def GRUBlockCell(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, name: str | None = None, keep: Literal[True], lease: float | None = None) -> GRUBlockCellOutputs[TensorHandle]: ...
     @overload
-    async def GRUBlockCell(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, keep: bool = False, lease: float | None = None) -> GRUBlockCellOutputs[Tensor]: ...
+    async def GRUBlockCell(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, name: str | None = None, keep: bool = False, lease: float | None = None) -> GRUBlockCellOutputs[Tensor]: ...
     @overload
-    async def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[False] = False, keep: Literal[False] = False, lease: float | None = None) -> GRUBlockCellGradOutputs[NDArray[Any]]:
+    async def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[False] | None = False, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> GRUBlockCellGradOutputs[NDArray[Any]]:
         """Computes the gradients of GRUBlockCell.
 
         B, I, H and T are as in `GRUBlockCell`.
@@ -795,6 +821,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             c: T, shape [B, H]: the forward call's c.
             d_h: T, shape [B, H]: the gradient with respect to h.
             weight_gradients: Whether to compute the last four outputs, which TensorFlow's op does not have.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -814,17 +841,17 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[False] = False, keep: Literal[True], lease: float | None = None) -> GRUBlockCellGradOutputs[TensorHandle]: ...
+    async def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[False] | None = False, name: str | None = None, keep: Literal[True], lease: float | None = None) -> GRUBlockCellGradOutputs[TensorHandle]: ...
     @overload
-    async def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[False] = False, keep: bool = False, lease: float | None = None) -> GRUBlockCellGradOutputs[Tensor]: ...
+    async def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[False] | None = False, name: str | None = None, keep: bool = False, lease: float | None = None) -> GRUBlockCellGradOutputs[Tensor]: ...
     @overload
-    async def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[True], keep: Literal[False] = False, lease: float | None = None) -> GRUBlockCellAllGradOutputs[NDArray[Any]]: ...
+    async def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[True], name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> GRUBlockCellAllGradOutputs[NDArray[Any]]: ...
     @overload
-    async def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[True], keep: Literal[True], lease: float | None = None) -> GRUBlockCellAllGradOutputs[TensorHandle]: ...
+    async def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[True], name: str | None = None, keep: Literal[True], lease: float | None = None) -> GRUBlockCellAllGradOutputs[TensorHandle]: ...
     @overload
-    async def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[True], keep: bool = False, lease: float | None = None) -> GRUBlockCellAllGradOutputs[Tensor]: ...
+    async def GRUBlockCellGrad(self, *, x: TensorLike, h_prev: TensorLike, w_ru: TensorLike, w_c: TensorLike, b_ru: TensorLike, b_c: TensorLike, r: TensorLike, u: TensorLike, c: TensorLike, d_h: TensorLike, weight_gradients: Literal[True], name: str | None = None, keep: bool = False, lease: float | None = None) -> GRUBlockCellAllGradOutputs[Tensor]: ...
     @overload
-    async def LayerNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, epsilon: float = 1e-05, keep: Literal[False] = False, lease: float | None = None) -> LayerNormOutputs[NDArray[Any]]:
+    async def LayerNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, epsilon: float | None = 1e-05, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> LayerNormOutputs[NDArray[Any]]:
         """Normalizes each group of elements of x, as PyTorch's native_layer_norm does.
 
         In the following, T is the dtype of x: float16, bfloat16, float32 or float64. U is float32, or float64 if T
@@ -836,6 +863,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             scale: U, shape S.
             offset: U, shape S.
             epsilon: Added to the variance.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -850,11 +878,11 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def LayerNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, epsilon: float = 1e-05, keep: Literal[True], lease: float | None = None) -> LayerNormOutputs[TensorHandle]: ...
+    async def LayerNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, epsilon: float | None = 1e-05, name: str | None = None, keep: Literal[True], lease: float | None = None) -> LayerNormOutputs[TensorHandle]: ...
     @overload
-    async def LayerNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, epsilon: float = 1e-05, keep: bool = False, lease: float | None = None) -> LayerNormOutputs[Tensor]: ...
+    async def LayerNorm(self, *, x: TensorLike, scale: TensorLike, offset: TensorLike, epsilon: float | None = 1e-05, name: str | None = None, keep: bool = False, lease: float | None = None) -> LayerNormOutputs[Tensor]: ...
     @overload
-    async def LayerNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, mean: TensorLike, rstd: TensorLike, keep: Literal[False] = False, lease: float | None = None) -> LayerNormGradOutputs[NDArray[Any]]:
+    async def LayerNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, mean: TensorLike, rstd: TensorLike, name: str | None = None, keep: Literal[False] = False, lease: float | None = None) -> LayerNormGradOutputs[NDArray[Any]]:
         """Computes the gradients of LayerNorm with respect to x, scale and offset.
 
         T, U and S are as in `LayerNorm`.
@@ -865,6 +893,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             scale: U, shape S, as in the forward call.
             mean: U: the forward call's mean.
             rstd: U: the forward call's rstd.
+            name: Has no effect: TensorFlow's name of a node.
             keep: Whether to leave the outputs on the server and return their handles.
             lease: Seconds that they live there without use; None for the server's default.
 
@@ -879,10 +908,10 @@ class RawOps(AsyncFace[RawOpsCalls]):
             ResourceExhaustedError: The outputs do not fit into the server's memory.
         """
     @overload
-    async def LayerNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, mean: TensorLike, rstd: TensorLike, keep: Literal[True], lease: float | None = None) -> LayerNormGradOutputs[TensorHandle]: ...
+    async def LayerNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, mean: TensorLike, rstd: TensorLike, name: str | None = None, keep: Literal[True], lease: float | None = None) -> LayerNormGradOutputs[TensorHandle]: ...
     @overload
-    async def LayerNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, mean: TensorLike, rstd: TensorLike, keep: bool = False, lease: float | None = None) -> LayerNormGradOutputs[Tensor]: ...
-    async def ResourceAccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient: TensorLike, worker_id: str = '', request_id: int | None = None) -> None:
+    async def LayerNormGrad(self, *, y_backprop: TensorLike, x: TensorLike, scale: TensorLike, mean: TensorLike, rstd: TensorLike, name: str | None = None, keep: bool = False, lease: float | None = None) -> LayerNormGradOutputs[Tensor]: ...
+    async def ResourceAccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient: TensorLike, worker_id: str = '', request_id: int | None = None, name: str | None = None) -> None:
         """Adds a gradient to the round, or drops it: AccumulatorApplyGradient.
 
         Never waits for other workers. Every call counts once, even if the client has to send it again.
@@ -896,6 +925,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             worker_id: The sender's id, for diagnoses; needed by accumulators that are deterministic or count a worker
                 once. Empty: no id, so that every call counts, as in TensorFlow.
             request_id: The `request_id` of a failed attempt's error, to send the same gradient again.
+            name: Has no effect: TensorFlow's name of a node.
 
         Raises:
             InvalidArgumentError: An argument does not fit; nothing has changed.
@@ -903,11 +933,12 @@ class RawOps(AsyncFace[RawOpsCalls]):
             UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
                 `request_id`.
         """
-    async def ResourceAccumulatorNumAccumulated(self, *, handle: AccumulatorLike) -> np.int32:
+    async def ResourceAccumulatorNumAccumulated(self, *, handle: AccumulatorLike, name: str | None = None) -> np.int32:
         """Returns the number of gradients accepted since the last take: AccumulatorNumAccumulated.
 
         Args:
             handle: The handle of a dense or sparse accumulator, or the accumulator itself.
+            name: Has no effect: TensorFlow's name of a node.
 
         Returns:
             The number: int32, a scalar.
@@ -915,18 +946,19 @@ class RawOps(AsyncFace[RawOpsCalls]):
         Raises:
             NotFoundError: The accumulator was deleted.
         """
-    async def ResourceAccumulatorSetGlobalStep(self, *, handle: AccumulatorLike, new_global_step: ArrayLike) -> None:
+    async def ResourceAccumulatorSetGlobalStep(self, *, handle: AccumulatorLike, new_global_step: ArrayLike, name: str | None = None) -> None:
         """Sets the step: AccumulatorSetGlobalStep.
 
         Args:
             handle: The handle of a dense or sparse accumulator, or the accumulator itself.
             new_global_step: The new step: int64, a scalar.
+            name: Has no effect: TensorFlow's name of a node.
 
         Raises:
             InvalidArgumentError: The step is not valid.
             NotFoundError: The accumulator was deleted.
         """
-    async def ResourceAccumulatorTakeGradient(self, *, handle: AccumulatorLike, num_required: ArrayLike, dtype: DTypeLike, timeout: float | None = None, request_id: int | None = None) -> NDArray[Any]:
+    async def ResourceAccumulatorTakeGradient(self, *, handle: AccumulatorLike, num_required: ArrayLike, dtype: DTypeLike, timeout: float | None = None, request_id: int | None = None, name: str | None = None) -> NDArray[Any]:
         """Waits for `num_required` gradients and returns their average: AccumulatorTakeGradient.
 
         The accumulator's step grows by one, and an empty round begins. Waiting calls are served strictly first in,
@@ -938,6 +970,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             dtype: The accumulator's dtype.
             timeout: Seconds to wait; None for the client's timeout, math.inf for no limit.
             request_id: The `request_id` of a failed attempt's error, to get the same average.
+            name: Has no effect: TensorFlow's name of a node.
 
         Returns:
             The mean or sum of the gradients, of their shape and of `dtype`.
@@ -948,7 +981,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             DeadlineExceededError: There were too few gradients in time. The message says how many, and from whom.
             AbortedError: The accumulator was deleted while the call waited.
         """
-    async def ResourceConditionalAccumulator(self, *, dtype: DTypeLike, shape: Shape | None, container: str = '', shared_name: str = '', reduction_type: str = 'MEAN', name: str | None = None) -> AccumulatorHandle:
+    async def ResourceConditionalAccumulator(self, *, dtype: DTypeLike, shape: Shape | None, container: str | None = '', shared_name: str | None = '', reduction_type: str | None = 'MEAN', name: str | None = None) -> AccumulatorHandle:
         """Creates an accumulator of dense gradients, or finds the one with this shared name: ConditionalAccumulator.
 
         `Client.conditional_accumulator` makes the same accumulators, with more options.
@@ -969,7 +1002,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             AlreadyExistsError: The name is taken by an accumulator with other properties; the message says which.
                 TensorFlow would share that one.
         """
-    async def SparseAccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient_indices: ArrayLike, gradient_values: ArrayLike, gradient_shape: ArrayLike, has_known_shape: bool, worker_id: str = '', request_id: int | None = None) -> None:
+    async def SparseAccumulatorApplyGradient(self, *, handle: AccumulatorLike, local_step: ArrayLike, gradient_indices: ArrayLike, gradient_values: ArrayLike, gradient_shape: ArrayLike, has_known_shape: bool, worker_id: str = '', request_id: int | None = None, name: str | None = None) -> None:
         """Adds rows to the round, as AccumulatorApplyGradient adds a dense gradient.
 
         Args:
@@ -982,6 +1015,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             has_known_shape: Whether gradient_shape counts; otherwise it is not read.
             worker_id: The sender's id; see `AccumulatorApplyGradient`.
             request_id: The `request_id` of a failed attempt's error, to send the same gradient again.
+            name: Has no effect: TensorFlow's name of a node.
 
         Raises:
             InvalidArgumentError: An argument does not fit; nothing has changed.
@@ -989,7 +1023,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
                 `request_id`.
         """
-    async def SparseAccumulatorTakeGradient(self, *, handle: AccumulatorLike, num_required: ArrayLike, dtype: DTypeLike, timeout: float | None = None, request_id: int | None = None) -> SparseAccumulatorTakeGradientOutputs:
+    async def SparseAccumulatorTakeGradient(self, *, handle: AccumulatorLike, num_required: ArrayLike, dtype: DTypeLike, timeout: float | None = None, request_id: int | None = None, name: str | None = None) -> SparseAccumulatorTakeGradientOutputs:
         """Waits for `num_required` gradients, ends the round and returns the average of all gradients in it.
 
         The accumulator's step grows by one, and an empty round begins. Waiting calls are served strictly first in,
@@ -1001,6 +1035,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             dtype: The accumulator's dtype.
             timeout: Seconds to wait; None for the client's timeout, math.inf for no limit.
             request_id: The `request_id` of a failed attempt's error, to get the same average.
+            name: Has no effect: TensorFlow's name of a node.
 
         Returns:
             indices: int64, shape [n]: the numbers of the rows.
@@ -1013,7 +1048,7 @@ class RawOps(AsyncFace[RawOpsCalls]):
             DeadlineExceededError: There were too few gradients in time. The message says how many, and from whom.
             AbortedError: The accumulator was deleted while the call waited.
         """
-    async def SparseConditionalAccumulator(self, *, dtype: DTypeLike, shape: Shape | None, container: str = '', shared_name: str = '', reduction_type: str = 'MEAN', name: str | None = None) -> AccumulatorHandle:
+    async def SparseConditionalAccumulator(self, *, dtype: DTypeLike, shape: Shape | None, container: str | None = '', shared_name: str | None = '', reduction_type: str | None = 'MEAN', name: str | None = None) -> AccumulatorHandle:
         """Creates an accumulator of sparse gradients, or finds the one with this shared name.
 
         `Client.sparse_conditional_accumulator` makes the same accumulators, with more options.

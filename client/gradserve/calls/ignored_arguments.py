@@ -34,11 +34,11 @@ def warn_of_ignored(ignored: IgnoredArgument, owner: str) -> None:
     warnings.warn(
         f"{ignored.argument} of {owner} has no effect: {ignored.reason}",
         IgnoredArgumentWarning,
-        stacklevel=_depth_in_package(),
+        stacklevel=depth_in_package(),
     )
 
 
-def _depth_in_package() -> int:
+def depth_in_package() -> int:
     """Returns the stacklevel of the innermost frame outside this package, as seen by the caller."""
     depth, frame = 0, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:

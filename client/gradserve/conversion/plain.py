@@ -91,13 +91,20 @@ def as_texts(value: Any, argument: Argument) -> dict[str, str]:
     }
 
 
+def is_bool(value: object) -> bool:
+    """Returns True if a value is True or False, of Python or NumPy, also as an array of no dimensions."""
+    if isinstance(value, np.ndarray):
+        return value.dtype == np.bool_ and not value.ndim
+    return isinstance(value, _BOOLS)
+
+
 def as_flag(value: Any, argument: Argument) -> bool:
-    """Returns True or False; takes 1 and 0, too.
+    """Returns True or False; takes 1 and 0, too, and scalar arrays of one of these.
 
     Raises:
         InvalidArgumentError: It is something else.
     """
-    if isinstance(value, _BOOLS):
+    if is_bool(value):
         return bool(value)
     try:
         return bool(as_integer(value, argument, range(2)))

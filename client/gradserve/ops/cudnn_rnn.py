@@ -1,9 +1,11 @@
 """CudnnRNN and its gradient, in TensorFlow's three versions: the older two are views of the newest."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated, Generic, NamedTuple
+from typing import Annotated, Any, Generic, NamedTuple
 
 from gradserve.abbreviation import abbreviated
+from gradserve.batch_norm_results import IgnoredArgument
 from gradserve.ops.declaration import FLOAT32, INT8, INT32, Attribute, Input, Op, SameAs
 from gradserve.results import TensorT_co
 from gradserve.v1 import cudnn_rnn_messages_pb2 as messages_pb2
@@ -55,6 +57,14 @@ class CudnnRNNBackpropOutputs(NamedTuple, Generic[TensorT_co]):
     params_backprop: Annotated[TensorT_co, "The shape of params."]
 
 
+def _ignored(inputs: Mapping[str, Any], fields: Mapping[str, object]) -> Iterable[IgnoredArgument]:
+    """Yields the dropout of a network with one layer, as there is none after the last."""
+    shape = inputs["input_h"].shape
+    rows = shape[0 if fields.get("time_major", True) else 1] if len(shape) == 3 else 0
+    if fields["dropout"] and fields["is_training"] and rows == (2 if fields["direction"] == "bidirectional" else 1):
+        yield IgnoredArgument("dropout", "it drops elements between layers, and the network has one layer")
+
+
 CUDNN_RNN_V3 = Op(
     name="CudnnRNNV3",
     request=messages_pb2.CudnnRNNRequest,
@@ -73,12 +83,13 @@ CUDNN_RNN_V3 = Op(
             is_optional=True,
         ),
         Input("params", _T, "The parameter vector; see `CudnnRNNCanonicalToParamsV2`."),
-        Input("sequence_lengths", INT32, "int32, [B], each from 1 to T; None: all are T.", is_optional=True),
+        Input("sequence_lengths", INT32, "Integers, [B], each from 1 to T; None: all are T.", is_optional=True),
         *NETWORK,
         Attribute(
             "dropout",
             "float",
-            "The probability of dropping an element of a layer's input in training; the first layer drops none.",
+            "The probability of dropping an element of a layer's input in training; the first layer drops none, so "
+            "that an IgnoredArgumentWarning says so if there is no other.",
             0,
         ),
         Attribute("seed", "int", "The seed of the dropout, together with `seed2`.", 0),
@@ -88,6 +99,7 @@ CUDNN_RNN_V3 = Op(
         Attribute("time_major", "bool", "Whether time is the first dimension; otherwise the batch is.", True),
     ),
     outputs=CudnnRNNV3Outputs,
+    ignored=_ignored,
 )
 
 CUDNN_RNN_V2 = CUDNN_RNN_V3.older(

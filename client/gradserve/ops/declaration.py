@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, TypeAlias, get_type_hints
@@ -10,10 +10,13 @@ from typing import Any, TypeAlias, get_type_hints
 import numpy as np
 from google.protobuf.message import Message
 
+from gradserve.batch_norm_results import IgnoredArgument
 from gradserve.conversion.argument import Argument
 from gradserve.wire.dtypes import DType
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+"""The dtypes of the inputs from which those of others follow."""
 INT32, INT8 = np.dtype(np.int32), np.dtype(np.int8)
 
 
@@ -127,6 +130,7 @@ class Op:
         arguments: Its inputs and attributes, in the order of the signature.
         outputs: Its outputs.
         more_outputs: A flag among the attributes, and the outputs of the op when it is set.
+        ignored: Returns the arguments that have no effect in a call, given its inputs and fields. None: all have one.
         newer: The version of the op that this one is a view of. Outputs without a description have the newer version's.
     """
 
@@ -137,6 +141,7 @@ class Op:
     arguments: tuple[Input | Attribute, ...]
     outputs: Outputs | SingleOutput
     more_outputs: tuple[str, Outputs] | None = None
+    ignored: Callable[[Mapping[str, Any], Mapping[str, object]], Iterable[IgnoredArgument]] | None = None
     newer: Op | None = None
 
     @cached_property

@@ -17,7 +17,7 @@ _ERRORS = {
 
 
 def signature_of(op: Op) -> inspect.Signature:
-    """Returns the signature of an op as a method: its arguments, `keep` and `lease`, all of them keywords."""
+    """Returns the signature of an op as a method: its arguments, `name`, `keep` and `lease`, all of them keywords."""
     return inspect.Signature(
         [
             inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
@@ -34,6 +34,7 @@ def docstring_of(op: Op) -> str:
     """Returns the docstring of an op, in the sections of Google's style."""
     is_single = isinstance(op.outputs, SingleOutput)
     arguments = {each.name: each.doc for each in op.arguments} | {
+        "name": "Has no effect: TensorFlow's name of a node.",
         "keep": f"Whether to leave the output{'' if is_single else 's'} on the server and return "
         f"{'its handle' if is_single else 'their handles'}.",
         "lease": f"Seconds that {'it lives' if is_single else 'they live'} there without use; None for the "
@@ -53,9 +54,10 @@ def _parameters(op: Op) -> Iterator[tuple[str, str, object]]:
     for each in op.arguments:
         if isinstance(each, Attribute):
             default = inspect.Parameter.empty if isinstance(each.default, Required) else each.default
-            yield each.name, each.kind, default
+            yield each.name, each.kind if isinstance(each.default, Required) else f"{each.kind} | None", default
         else:
             yield each.name, _annotation(each), None if each.is_optional else inspect.Parameter.empty
+    yield "name", "str | None", None
     yield "keep", "bool", False
     yield "lease", "float | None", None
 

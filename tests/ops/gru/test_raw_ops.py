@@ -167,7 +167,12 @@ def test_a_kept_weight_gradient_is_applied_without_travelling(client: gradserve.
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "integers": ("GRUBlockCell", {"x": CELL["x"].astype(np.int32)}, "x", "'T' of int32 is not in the list"),
-    "two dtypes": ("GRUBlockCell", {"w_c": CELL["w_c"].astype(np.float64)}, "w_c", "the dtype of x, float, got double"),
+    "two dtypes": (
+        "GRUBlockCell",
+        {"w_c": CELL["w_c"].astype(np.float64)},
+        "w_c",
+        "expected float32 for w_c, as x is float32; got float64",
+    ),
     "bfloat16 alone": (
         "GRUBlockCellGrad",
         {"x": CELL["x"].astype(ml_dtypes.bfloat16)},

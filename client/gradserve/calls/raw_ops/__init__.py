@@ -1,8 +1,11 @@
 """The calls of `Client.raw_ops`: accumulator ops are written here, gradient ops are declared in `gradserve.ops`."""
 
+from difflib import get_close_matches
+
 from gradserve.calls.raw_ops import docstrings
 from gradserve.calls.raw_ops.accumulators import AccumulatorOps
 from gradserve.calls.raw_ops.methods import method_of
+from gradserve.calls.raw_ops.node_names import accept_names
 from gradserve.calls.raw_ops.sparse_accumulators import SparseAccumulatorOps
 from gradserve.ops.table import OPS
 
@@ -26,3 +29,12 @@ docstrings.complete(
         "ResourceAccumulatorSetGlobalStep": "AccumulatorSetGlobalStep",
     },
 )
+accept_names(RawOpsCalls)
+
+
+def unknown_op(name: str) -> AttributeError:
+    """Returns the error for an op that does not exist."""
+    known = sorted(each for each in dir(RawOpsCalls) if each[0].isupper())
+    similar = get_close_matches(name, known, n=1)
+    hint = f" Did you mean {similar[0]}?" if similar else ""
+    return AttributeError(f"there is no raw op {name!r}.{hint} There are {', '.join(known)}", name=name)

@@ -110,6 +110,15 @@ def op_name(name: str | None, default: str) -> str:
     return default if name is None else as_text(name, Argument("name")) or default
 
 
+def optional_text(value: str | None, name: str, default: str = "") -> str:
+    """Returns a text; a default for None, as TensorFlow's wrappers do.
+
+    Raises:
+        InvalidArgumentError: It is not text.
+    """
+    return default if value is None else as_text(value, Argument(name))
+
+
 def scalar(value: ArrayLike, dtype: DTypeLike, name: str) -> int:
     """Returns the value of a scalar input of an integer dtype.
 

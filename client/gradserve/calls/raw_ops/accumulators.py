@@ -26,11 +26,12 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
     check_reduction,
     check_take_signature,
     op_name,
+    optional_text,
     scalar,
 )
 from gradserve.calls.tensors.inputs import as_op_input
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.plain import as_flag, as_text
+from gradserve.conversion.plain import as_flag
 from gradserve.errors import NotFoundError
 from gradserve.results import AccumulatorHandle, AccumulatorKind, Average, DenseSpec, Shape, TensorLike
 
@@ -53,11 +54,17 @@ class AccumulatorOpsBase:
         self._made = made
 
     def _create(
-        self, spec: ComponentSpec, container: str, shared_name: str, reduction_type: str, name: str
+        self,
+        spec: ComponentSpec,
+        container: str | None,
+        shared_name: str | None,
+        reduction_type: str | None,
+        name: str,
     ) -> Operation[AccumulatorHandle]:
-        check_reduction(reduction_type)
-        own_name = as_text(shared_name, Argument("shared_name")) or None
-        options = AccumulatorOptions(reduction_type, container)
+        reduction = optional_text(reduction_type, "reduction_type", "MEAN")
+        check_reduction(reduction)
+        own_name = optional_text(shared_name, "shared_name") or None
+        options = AccumulatorOptions(reduction, optional_text(container, "container"))
         return handle_of((yield from self._made.create(name, own_name, Components.of_one_tensor(spec), options)))
 
     def _wire(self, handle: AccumulatorHandle) -> AccumulatorWire:
@@ -78,9 +85,9 @@ class AccumulatorOps(AccumulatorOpsBase):
         *,
         dtype: DTypeLike,
         shape: Shape | None,
-        container: str = "",
-        shared_name: str = "",
-        reduction_type: str = "MEAN",
+        container: str | None = "",
+        shared_name: str | None = "",
+        reduction_type: str | None = "MEAN",
         name: str | None = None,
     ) -> Operation[AccumulatorHandle]:
         """Creates an accumulator of dense gradients, or finds the one with this shared name.
@@ -114,9 +121,9 @@ class AccumulatorOps(AccumulatorOpsBase):
         *,
         dtype: DTypeLike,
         shape: Shape | None,
-        container: str = "",
-        shared_name: str = "",
-        reduction_type: str = "MEAN",
+        container: str | None = "",
+        shared_name: str | None = "",
+        reduction_type: str | None = "MEAN",
         name: str | None = None,
     ) -> Operation[AccumulatorHandle]:
         """Creates an accumulator of dense gradients, or finds the one with this shared name: ConditionalAccumulator."""
@@ -254,7 +261,9 @@ class AccumulatorOps(AccumulatorOpsBase):
         """Sets the step: AccumulatorSetGlobalStep."""
         return self._set_global_step(handle, new_global_step)
 
-    def DestroyResourceOp(self, *, resource: AccumulatorLike, ignore_lookup_error: bool = True) -> Operation[None]:
+    def DestroyResourceOp(
+        self, *, resource: AccumulatorLike, ignore_lookup_error: bool | None = True
+    ) -> Operation[None]:
         """Deletes an accumulator; calls that wait on it end with AbortedError.
 
         Args:
@@ -265,7 +274,7 @@ class AccumulatorOps(AccumulatorOpsBase):
             NotFoundError: The accumulator does not exist.
         """
         handle = as_handle(resource, field="resource")
-        is_ignored = as_flag(ignore_lookup_error, Argument("ignore_lookup_error"))
+        is_ignored = ignore_lookup_error is None or as_flag(ignore_lookup_error, Argument("ignore_lookup_error"))
         deleted = yield from self._wire(handle).delete()
         if not deleted and not is_ignored:
             raise NotFoundError(f"no accumulator '{handle.container}/{handle.name}'", field="resource")

@@ -10,13 +10,28 @@ from gradserve.calls.argument_names import arguments_named
 from gradserve.calls.exchange import Operation
 from gradserve.calls.fields import plain_field
 from gradserve.calls.ignored_arguments import warn_of_ignored
+from gradserve.calls.raw_ops.accumulator_arguments import optional_text
+from gradserve.calls.raw_ops.graphs import warn_of_graph
 from gradserve.calls.tensorflow_text import check_attribute, check_text_attribute, dtype_text
 from gradserve.calls.tensors.arguments import delete_quietly
 from gradserve.calls.tensors.inputs import as_op_input
 from gradserve.calls.tensors.operations import OpInputs, call_with_inputs, listed, placement_of, receive_outputs
 from gradserve.conversion.argument import Argument
+from gradserve.conversion.casting import as_tensor_of
 from gradserve.conversion.plain import INT32, as_integer, as_list, as_number
-from gradserve.ops.declaration import Attribute, Input, Op, SingleOutput, fields_of
+from gradserve.errors import InvalidArgumentError
+from gradserve.ops.declaration import (
+    FLOATS,
+    Attribute,
+    Input,
+    Op,
+    Required,
+    SameAs,
+    SingleOutput,
+    StatisticsOf,
+    fields_of,
+)
+from gradserve.ops.declaration import INT32 as INT32_DTYPE
 from gradserve.results import TensorHandle
 from gradserve.wire.dtypes import DType
 
@@ -34,7 +49,10 @@ def run(op: Op, arguments: Mapping[str, Any]) -> Operation[Any]:
         The op's named tuple, or its single output: handles if outputs stay on the server, otherwise new arrays.
     """
     inputs = _inputs(op, arguments)
-    fields = {field: value for each in op.attributes for field, value in _fields(op, each, arguments[each.name])}
+    fields = {field: value for each in op.attributes for field, value in _fields(op, each, _given(each, arguments))}
+    optional_text(arguments["name"], "name")
+    for ignored in () if op.ignored is None else op.ignored(inputs, fields):
+        warn_of_ignored(ignored, op.name)
     placement = placement_of(keep=arguments["keep"], lease=arguments["lease"])
     with arguments_named(op.arguments_by_field):
         reply = yield from call_with_inputs(
@@ -62,11 +80,14 @@ def _inputs(op: Op, arguments: Mapping[str, Any]) -> dict[str, OpInputs]:
         value = arguments[tensor.name]
         if tensor.is_optional and value is None:
             continue
+        warn_of_graph(value, f"{tensor.name} of {op.name}")
         if isinstance(tensor.dtype, np.dtype):
-            dtype = tensor.dtype
-        else:
-            dtype = tensor.dtype.follow(converted[tensor.dtype.input].dtype)
+            converted[tensor.name] = _converted(tensor, value, tensor.dtype)
+            continue
+        source = converted[tensor.dtype.input].dtype
+        dtype = tensor.dtype.follow(source)
         converted[tensor.name] = _converted(tensor, value, dtype)
+        _check_dtype(tensor, converted[tensor.name].dtype, dtype, source)
     return {tensor.name: converted[tensor.name] for tensor in op.inputs if tensor.name in converted}
 
 
@@ -75,9 +96,25 @@ def _converted(tensor: Input, value: Any, dtype: DType) -> OpInputs:
         elements = as_list(value, "a list of tensors", Argument(tensor.name))
         return [as_op_input(each, dtype, f"{tensor.name}[{index}]") for index, each in enumerate(elements)]
     converted = as_op_input(value, dtype, tensor.name)
+    if dtype == INT32_DTYPE and not isinstance(converted, TensorHandle) and converted.dtype.kind in "iu":
+        return as_tensor_of(dtype, value, Argument(tensor.name))
     if tensor.allowed_dtypes:
         check_attribute(dtype_text(converted.dtype), "T", tensor.allowed_dtypes, field=tensor.name)
     return converted
+
+
+def _check_dtype(tensor: Input, dtype: DType, expected: DType, source: DType) -> None:
+    if dtype != expected and source.name in FLOATS:
+        of = tensor.dtype.input if isinstance(tensor.dtype, SameAs | StatisticsOf) else ""
+        raise InvalidArgumentError(
+            f"expected {expected} for {tensor.name}, as {of} is {source}; got {dtype}", field=tensor.name
+        )
+
+
+def _given(attribute: Attribute, arguments: Mapping[str, Any]) -> Any:
+    """Returns what was given for an attribute; its default for None, as TensorFlow's wrappers do."""
+    value = arguments[attribute.name]
+    return attribute.default if value is None and not isinstance(attribute.default, Required) else value
 
 
 def _fields(op: Op, attribute: Attribute, value: Any) -> Iterable[tuple[str, object]]:

@@ -24,6 +24,7 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
 from gradserve.calls.raw_ops.accumulators import AccumulatorOpsBase
 from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.casting import as_array_or_numbers
+from gradserve.conversion.plain import is_bool
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import (
     AccumulatorHandle,
@@ -53,9 +54,9 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
         *,
         dtype: DTypeLike,
         shape: Shape | None,
-        container: str = "",
-        shared_name: str = "",
-        reduction_type: str = "MEAN",
+        container: str | None = "",
+        shared_name: str | None = "",
+        reduction_type: str | None = "MEAN",
         name: str | None = None,
     ) -> Operation[AccumulatorHandle]:
         """Creates an accumulator of sparse gradients, or finds the one with this shared name.
@@ -109,7 +110,7 @@ class SparseAccumulatorOps(AccumulatorOpsBase):
                 raise InvalidArgumentError(f"expected an array for {name}, got a TensorHandle", field=name)
         values = as_array_or_numbers(gradient_values, accumulator.dtype, Argument("gradient_values"))
         check_apply_signature(_APPLY_INPUTS, values.dtype, accumulator, "gradient_values")
-        if not isinstance(has_known_shape, bool | np.bool_):
+        if not is_bool(has_known_shape):
             raise InvalidArgumentError(
                 f"Expected bool for argument 'has_known_shape' not {described(has_known_shape)}.",
                 field="has_known_shape",
