@@ -44,7 +44,8 @@ def served_op(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., 
 
         op: Any = torch.library.custom_op(f"gradserve::{name}", compute, mutates_args=(), schema=f"({arguments}")
         op.register_fake(fake)
-        op.register_vmap(_vmap_of(op))
+        if hasattr(op, "register_vmap"):  # PyTorch 2.5 or newer; for vmap in compiled code
+            op.register_vmap(_vmap_of(op))
         return getattr(torch.ops.gradserve, name).default
 
     return register
