@@ -1,9 +1,14 @@
-"""For how long calls try again while their server may be starting."""
+"""For how long calls try again while their server may be starting, and how to wait on after their time is up."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from gradserve.errors import DeadlineExceededError
+
+TO_WAIT_ON = "; to wait on, make the same call again"
+"""What the error of a call whose time is up says; a request id may follow."""
 _has_all: ContextVar[bool] = ContextVar("has_all_patience", default=False)
 
 
@@ -24,3 +29,13 @@ def with_all_patience() -> Iterator[None]:
 def has_all_patience() -> bool:
     """Returns True in a block of `with_all_patience`."""
     return _has_all.get()
+
+
+def without_request_id(error: DeadlineExceededError, way_on: str = TO_WAIT_ON) -> None:
+    """Changes what an error says of how to wait on, for calls that have no argument `request_id`.
+
+    Args:
+        error: The error.
+        way_on: What it says instead; by default, that the same call can be made again.
+    """
+    error.message = re.sub(rf"{TO_WAIT_ON} with request_id=\d+", way_on, error.message)

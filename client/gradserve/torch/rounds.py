@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradserve.accumulators import GradientAccumulator
-from gradserve.calls.accumulators.wire import without_request_id
 from gradserve.client import Client
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice, as_integer, as_text
@@ -17,7 +16,7 @@ from gradserve.errors import (
     OutOfRangeError,
     StaleGradientError,
 )
-from gradserve.patience import with_all_patience
+from gradserve.patience import with_all_patience, without_request_id
 from gradserve.results import Average, DenseSpec, Outcome, PushPullResult
 from gradserve.training.progress import OUT_OF_BATCHES, DropLog
 from gradserve.worker_ids import new_worker_id

@@ -9,7 +9,6 @@ from typing import Any, Literal, Self
 
 from gradserve.accumulators import GradientAccumulator
 from gradserve.array_like import ArrayLike
-from gradserve.calls.accumulators.wire import without_request_id
 from gradserve.client import Client
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice, as_integer
@@ -23,7 +22,7 @@ from gradserve.errors import (
     NotFoundError,
     OutOfRangeError,
 )
-from gradserve.patience import with_all_patience
+from gradserve.patience import with_all_patience, without_request_id
 from gradserve.results import AccumulatorInfo, Average, DenseSpec, Outcome, PushPullResult
 from gradserve.training.attendant import Attendant
 from gradserve.training.initial import agreed_initial_state

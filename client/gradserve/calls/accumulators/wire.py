@@ -1,7 +1,6 @@
 """Operations on accumulators of every kind: the messages they send and receive."""
 
 import contextlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -23,6 +22,7 @@ from gradserve.conversion.plain import as_flag, as_integer
 from gradserve.conversion.trees import Tree
 from gradserve.errors import DeadlineExceededError, GradserveError
 from gradserve.gpu.arrays import GpuArray
+from gradserve.patience import TO_WAIT_ON
 from gradserve.results import (
     AccumulatorInfo,
     ApplyResult,
@@ -53,7 +53,6 @@ _OUTCOMES = {
 }
 _AUTO = placement_of(keep=False)
 _COPY = Argument("copy")
-_TO_WAIT_ON = "; to wait on, make the same call again"
 
 
 class Contribution(NamedTuple):
@@ -412,7 +411,7 @@ class AccumulatorWire:
         """Puts the request id on an error, so that callers can send the call again or wait on."""
         error.request_id = self._ids.request_id(call)
         if waits and isinstance(error, DeadlineExceededError):
-            error.message += f"{_TO_WAIT_ON} with request_id={error.request_id}"
+            error.message += f"{TO_WAIT_ON} with request_id={error.request_id}"
 
     def _address(self, request: _NumberedRequest, call: CallId) -> None:
         """Writes the accumulator and the request id to a request."""
@@ -430,16 +429,6 @@ class AccumulatorWire:
         fields["release_handles"] = not has_handles
         fields["unread_contents"] = any(isinstance(value, GpuArray) for value in values.values())
         return fields
-
-
-def without_request_id(error: DeadlineExceededError, way_on: str = _TO_WAIT_ON) -> None:
-    """Changes what an error says of how to wait on, for calls that have no argument `request_id`.
-
-    Args:
-        error: The error.
-        way_on: What it says instead; by default, that the same call can be made again.
-    """
-    error.message = re.sub(rf"{_TO_WAIT_ON} with request_id=\d+", way_on, error.message)
 
 
 def _in_place(copy: bool) -> bool:
