@@ -189,6 +189,7 @@ class TestWorkerIds:
             eventually(lambda: model.info().num_waiting == 1)
             first.close()
             assert isinstance(waiting.exception(), gradserve.CallCancelledError)
+            eventually(lambda: model.info().num_waiting == 0)
             again = threads.submit(model.push_pull, grads(1), 2, worker_id="w0")
             eventually(lambda: model.info().num_waiting == 1)
             model.push_pull(grads(3), 2, worker_id="w1")

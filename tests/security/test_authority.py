@@ -38,7 +38,7 @@ def test_a_first_deployment(tmp_path: Path) -> None:
         "worker-1.key",
         "worker-1.pem",
     ]
-    assert names_in(folder / "server.pem") == ["grads.example", "10.0.0.1"]
+    assert names_in(folder / "server.pem") == ["grads.example", "10.0.0.1", "localhost", "127.0.0.1", "::1"]
     assert names_in(folder / "chief.pem") == ["chief"]
     assert all(stat.S_IMODE(each.stat().st_mode) == 0o600 for each in folder.glob("*.key"))
     assert client_certificates(TLS(folder / "ca.pem", folder / "chief.pem", folder / "chief.key")) is not None

@@ -62,7 +62,7 @@ def test_a_variable_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_opentelemetry(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     argument = True if source == "tracing" else None
-    with pytest.raises(gradserve.InvalidArgumentError, match=rf"{source}: .* pip install 'gradserve\[tracing\]'"):
+    with pytest.raises(gradserve.InvalidArgumentError, match=rf"{source}: .* pip install '\.\[tracing\]'"):
         wanted_tracer(argument, {"GRADSERVE_TRACING": "on"})
 
 
