@@ -112,7 +112,7 @@ def test_one_that_does_not_start_says_why(folder: Path, top: LocalServer, monkey
 def test_without_the_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pydantic" else find_spec(name))
-    with pytest.raises(gradserve.InvalidArgumentError, match=r"pip install 'gradserve\[server\]'"):
+    with pytest.raises(gradserve.InvalidArgumentError, match=r"pip install '\.\[server\]'"):
         gradserve.connect("localhost:1", local_aggregator=2)
 
 

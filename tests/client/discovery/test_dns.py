@@ -151,7 +151,7 @@ def test_a_service_stands_alone(given: list[str]) -> None:
 
 def test_without_dnspython(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dns.resolver", None)
-    with pytest.raises(gradserve.InvalidArgumentError, match=r"pip install 'gradserve\[dns\]'"):
+    with pytest.raises(gradserve.InvalidArgumentError, match=r"pip install '\.\[dns\]'"):
         gradserve.connect("dns+srv://gradserve")
 
 

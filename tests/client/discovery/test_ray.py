@@ -22,5 +22,5 @@ def test_a_missing_ray_is_named_with_the_command_that_installs_it(monkeypatch: p
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     for connect in (gradserve.connect, aio.connect):
-        with pytest.raises(gradserve.InvalidArgumentError, match=r"pip install 'gradserve\[ray\]'"):
+        with pytest.raises(gradserve.InvalidArgumentError, match=r"pip install '\.\[ray\]'"):
             connect("gradserve+ray://train")
