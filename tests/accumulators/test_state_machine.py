@@ -298,7 +298,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         task = self.start_take(number) if pull is None else self.start_pull(number, pull)
         self.settle()
         if number in self.model.ended:
-            self.check_answer(number, task, duplicate=True)
+            self.check_answer_again(number, task)
         else:
             assert pull is not None
             self.model.queue.append(Waiting(number, pull.num_required, task, pull, self.model.round))
@@ -314,10 +314,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         pull = self.pulls.get(number)
         task = self.start_take(number) if pull is None else self.start_pull(number, pull)
         self.settle()
-        if self.model.ended[number][2] in self.model.kept_rounds:
-            self.check_answer(number, task, duplicate=True)
-        else:
-            assert isinstance(task.exception(), AbortedError)
+        self.check_answer_again(number, task)
 
     @precondition(lambda self: self.exists and len(self.model.values) == 0)
     @rule()
@@ -403,6 +400,12 @@ class AccumulatorMachine(RuleBasedStateMachine):
         held = bool(self.model.values) + len(self.model.kept_rounds)
         assert state.num_bytes == self.memory.used == held * ITEM_BYTES
         assert not any(waiting.task.done() for waiting in self.model.queue)
+
+    def check_answer_again(self, number: int, task: "asyncio.Task[Any]") -> None:
+        if self.model.ended[number][2] in self.model.kept_rounds:
+            self.check_answer(number, task, duplicate=True)
+        else:
+            assert isinstance(task.exception(), AbortedError)
 
     def check_served(self) -> None:
         for waiting in self.model.served:

@@ -45,12 +45,12 @@ async def test_the_keys_do_what_the_footer_says(local: LocalServer, trained: str
         async with app.run_test(size=size) as pilot:
             table = app.query_one(DataTable)
             await shows(app, pilot, lambda: table.row_count > 0)
-            await pilot.press("slash", *"net", "enter")
+            await pilot.press("slash", *"trained", "enter")
             await shows(app, pilot, lambda: table.row_count == 1)
             assert trained in text_of(app, "#rounds-text")
             assert "too late: slow" in text_of(app, "#rounds-text")
             await pilot.press("s", "s")
-            await shows(app, pilot, lambda: orders[-1] == ("net", "rate"))
+            await shows(app, pilot, lambda: orders[-1] == ("trained", "rate"))
             tabs = app.query_one(TabbedContent)
             for wanted in ("workers", "server", "errors", "rounds"):
                 await pilot.press("right_square_bracket")
