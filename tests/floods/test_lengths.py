@@ -38,6 +38,8 @@ from tests.bad_input.test_streams import header
 from tests.servers.raw_calls import RawCalls
 
 LONG = "n" * MIB
+MANY = MIB // 2
+"""Numbers of a list that is parsed before it is refused; one with more than MIB is not."""
 SHOWN_BYTES = 2100
 """The longest message: what `status` lets through, and its end."""
 
@@ -122,11 +124,11 @@ TOO_LONG = [
     ),
     Bad(
         "CreateBatchNormLayer",
-        create_request("a", input_dtype=F32, input_shape=[1] * MIB),
-        f"expected a rank from 2 to 5, got {MIB} dimensions",
+        create_request("a", input_dtype=F32, input_shape=[1] * MANY),
+        f"expected a rank from 2 to 5, got {MANY} dimensions",
         "input_shape",
     ),
-    too_many("PutTensors", header([1] * MIB), "header.tensors[0].shape", 64, "dimensions", MIB),
+    too_many("PutTensors", header([1] * MANY), "header.tensors[0].shape", 64, "dimensions", MANY),
     too_many(
         "CreateAccumulator",
         Create(accumulator=ref("a"), spec=spec(component(dims=[-1] * 255))),
@@ -160,11 +162,11 @@ BAD_SENDERS = [
         too_long(method, type(request)(**GRADIENT, request_id=identity(1, LONG)), "request_id.client_id", 128),
         too_many(
             method,
-            type(request)(accumulator=ref("model"), gradient=[sparse([0], (1, 2), [1] * MIB)]),
+            type(request)(accumulator=ref("model"), gradient=[sparse([0], (1, 2), [1] * MANY)]),
             "gradient[0].sparse.dense_shape.dims",
             254,
             "dimensions",
-            MIB,
+            MANY,
         ),
     )
 ]
