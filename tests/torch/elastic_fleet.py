@@ -1,10 +1,9 @@
 """Workers that train as users do, with AdamW, a schedule, clipping and bfloat16; run as a program.
 
-    python -m tests.torch.elastic_fleet ADDRESS FOLDER
-
-Starts a worker for each name on a line of its standard input, and prints its process id. Workers are forked from one
-process that has imported PyTorch, so that one more takes a moment. Each writes its step to FOLDER/NAME.step and its
-result to FOLDER/NAME.json. Ends when its input has ended and no worker runs any more.
+Starts a worker for each line of its standard input, which has the server's address, a folder and the worker's name, and
+prints its process id. Workers are forked from one process that has imported PyTorch, so that one more takes a moment.
+Each writes its step to FOLDER/NAME.step, its result to FOLDER/NAME.json, and what it says to FOLDER/errors. Ends when
+its input has ended and no worker runs any more.
 """
 
 import hashlib
@@ -76,14 +75,17 @@ def work(address: str, folder: Path, name: str) -> None:
     (folder / f"{name}.json").write_text(json.dumps(result))
 
 
-def main(address: str, folder: Path) -> None:
+def main() -> None:
     workers = []
     for line in sys.stdin:
+        address, folder, name = line.split()
         process = os.fork()
         if process == 0:
             status = 1
             try:
-                work(address, folder, line.strip())
+                with (Path(folder) / "errors").open("a") as errors:
+                    os.dup2(errors.fileno(), sys.stderr.fileno())
+                work(address, Path(folder), name)
                 status = 0
             except BaseException:
                 traceback.print_exc()
@@ -97,4 +99,4 @@ def main(address: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main()

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,67 +26,70 @@ RATE_AT_THE_END = 0.05 * 0.1 * 0.1
 class Fleet:
     """The workers of one run, which can be started, watched and killed by name."""
 
-    def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
-        self._process = process
+    def __init__(self, program: "subprocess.Popen[str]", address: str, folder: Path) -> None:
+        self._program = program
+        self._address = address
         self._folder = folder
         self._ids: dict[str, int] = {}
 
     def start(self, *names: str) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        assert self._program.stdin is not None
+        assert self._program.stdout is not None
         for name in names:
-            print(name, file=self._process.stdin, flush=True)
-            self._ids[name] = int(self._process.stdout.readline())
+            print(self._address, self._folder, name, file=self._program.stdin, flush=True)
+            self._ids[name] = int(self._program.stdout.readline())
 
     def kill(self, name: str) -> None:
         os.kill(self._ids.pop(name), signal.SIGKILL)
 
     def wait_for_step(self, name: str, step: int) -> None:
-        file = self._folder / f"{name}.step"
-        seen = eventually(
-            lambda: (int((file.exists() and file.read_text()) or 0), self._errors()),
-            lambda seen: seen[0] >= step or "Traceback" in seen[1],
-        )
-        assert seen[0] >= step, seen[1]
-
-    def _errors(self) -> str:
-        return (self._folder / "errors").read_text()
+        self._wait_for(f"{name}.step", lambda text: int(text or 0) >= step)
 
     def results(self) -> dict[str, dict[str, Any]]:
         """Waits for all that were not killed, and returns the results by name."""
-        self._process.communicate(timeout=PATIENCE_SECONDS)
-        missing = [name for name in self._ids if not (self._folder / f"{name}.json").exists()]
-        assert not missing, self._errors()
+        for name in self._ids:
+            self._wait_for(f"{name}.json", lambda text: text.endswith("}"))
         return {name: json.loads((self._folder / f"{name}.json").read_text()) for name in self._ids}
 
+    def _wait_for(self, file: str, accept: Callable[[str], bool]) -> None:
+        seen, errors = eventually(
+            lambda: (self._text(file), self._text("errors")),
+            lambda seen: accept(seen[0]) or "Traceback" in seen[1],
+        )
+        assert accept(seen), errors
 
-@contextmanager
-def fleet_of(address: str, folder: Path) -> Iterator[Fleet]:
-    command = [sys.executable, "-m", "tests.torch.elastic_fleet", address, str(folder)]
-    pipe = subprocess.PIPE
+    def _text(self, file: str) -> str:
+        path = self._folder / file
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-m", "tests.torch.elastic_fleet"]
     environment = {**os.environ, "GRADSERVE_RESTART_PATIENCE": str(PATIENCE_SECONDS)}
-    with (
-        (folder / "errors").open("w") as errors,
-        subprocess.Popen(
-            command, env=environment, stdin=pipe, stdout=pipe, stderr=errors, text=True, start_new_session=True
-        ) as process,
-    ):
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         try:
-            yield Fleet(process, folder)
+            yield process
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("server", FLAGS)
-@pytest.mark.parametrize(("kills", "joins", "restarts"), list(itertools.product([False, True], repeat=3))[1:])
+@pytest.mark.parametrize(
+    ("server", "kills", "joins", "restarts"),
+    [
+        ("in memory", True, True, False),
+        *itertools.product(FLAGS, *[[True]] * 3),
+        *itertools.product(FLAGS, [False], [True], [True]),
+        *itertools.product(FLAGS, [True], [False], [True]),
+    ],
+)
 def test_every_worker_ends_with_the_same_weights(
-    tmp_path: Path, server: str, kills: bool, joins: bool, restarts: bool
+    tmp_path: Path, program: "subprocess.Popen[str]", server: str, kills: bool, joins: bool, restarts: bool
 ) -> None:
-    with (
-        ServerProcess(tmp_path, *FLAGS[server](tmp_path)) as process,
-        fleet_of(process.address, tmp_path) as fleet,
-    ):
+    with ServerProcess(tmp_path, *FLAGS[server](tmp_path)) as process:
+        fleet = Fleet(program, process.address, tmp_path)
         fleet.start("a", "b", "c")
         fleet.wait_for_step("a", 10)
         if kills:

@@ -20,7 +20,7 @@ FIRST_WORLDS = {
     "count gradients of an earlier epoch": 1,
     "keep what stays when another average comes": 9,
     "keep nothing for readers": 9,
-    "hold gradients of clients that have ended": 13,
+    "hold gradients of clients that have ended": 189,
     "withdraw nothing": 1,
     "forget what counts": 9,
 }
