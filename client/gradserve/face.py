@@ -157,10 +157,15 @@ def blocking(
 ) -> Callable[Concatenate[BlockingFace[CallsT], P], T]:
     """Returns an operation as a blocking method."""
 
+    def run(self: BlockingFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with BriefErrors():
+            return self._transport.run(operation(self._calls, *args, **kwargs))
+
     @described_as(operation)
     def method(self: BlockingFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> T:
         if _is_traced():
-            result: T = _Compiler.disable(method)(self, *args, **kwargs)
+            # Not `method` again: what is true of a thread that compiles is also true of all others meanwhile.
+            result: T = _Compiler.disable(run)(self, *args, **kwargs)
             return result
         handled = sys.exception()
         try:  # a BriefErrors block would take as long as all of this
@@ -177,10 +182,14 @@ def blocking_making(
 ) -> Callable[Concatenate[BlockingFace[CallsT], P], MadeT]:
     """Returns an operation whose result is another calls object as a blocking method that returns the face of that."""
 
+    def run(self: BlockingFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> MadeT:
+        with BriefErrors():
+            return face(self._transport, self._transport.run(operation(self._calls, *args, **kwargs)))
+
     @described_as(operation, face)
     def method(self: BlockingFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> MadeT:
         if _is_traced():
-            made: MadeT = _Compiler.disable(method)(self, *args, **kwargs)
+            made: MadeT = _Compiler.disable(run)(self, *args, **kwargs)
             return made
         with BriefErrors():
             return face(self._transport, self._transport.run(operation(self._calls, *args, **kwargs)))

@@ -9,6 +9,7 @@ import torch
 
 import gradserve
 import gradserve.torch
+from gradserve import face
 from gradserve.client import name_of
 from gradserve.torch import functions
 from tests.torch.functions.test_derivatives import gru_inputs
@@ -123,3 +124,14 @@ def test_compiled_parts_have_the_names_of_others(client: gradserve.Client) -> No
     gradserve.torch.broadcast_parameters(client, compiled, name="parts")
     for mine, theirs in zip(compiled.parameters(), plain.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_other_threads_while_one_compiles(client: gradserve.Client, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch says of all threads that they are compiling."""
+    monkeypatch.setattr(face._Compiler, "is_tracing", staticmethod(lambda: True))
+    monkeypatch.setattr(face._Compiler, "disable", staticmethod(torch.compiler.disable), raising=False)
+    acc = client.conditional_accumulator("float32", (2,), name)
+    acc.apply_grad(torch.tensor([1.0, 3.0]))
+    assert acc.take_grad(1).tolist() == [1, 3]
+    with pytest.raises(gradserve.InvalidArgumentError):
+        acc.apply_grad(torch.ones(3))
