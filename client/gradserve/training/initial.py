@@ -2,11 +2,9 @@
 
 from gradserve.client import Client
 from gradserve.errors import AlreadyExistsError
-from gradserve.results import Average, Outcome
+from gradserve.results import Average
+from gradserve.training.first import of_first_worker
 from gradserve.training.state import COMPONENTS, Arrived, Carried, State
-
-_KEPT_SECONDS = 24 * 3600.0
-"""How long after the last worker began it is kept: it takes as much memory as the model."""
 
 
 def agreed_initial_state(client: Client, name: str, container: str, worker_id: str, own: State) -> State | None:
@@ -31,18 +29,9 @@ def agreed_initial_state(client: Client, name: str, container: str, worker_id: s
     carried = Carried.of(own)
     if not carried.layout:
         return None
-    accumulator = client.gradient_accumulator(
-        COMPONENTS,
-        shared_name=f"{name}/initial",
-        container=container,
-        idle_lease=_KEPT_SECONDS,
-        device="cpu",
-        sharded=False,
-    )
-    if accumulator.info().global_step:
-        return _as_all(accumulator.read_average(1), carried, own)
-    result = accumulator.push_pull(carried.gradient(), 1, worker_id=worker_id, on_stale="return")
-    return None if result.outcome is Outcome.ACCEPTED else _as_all(result, carried, own)
+    # Kept for a day after the last worker began: it takes as much memory as the model.
+    first = of_first_worker(client, f"{name}/initial", container, worker_id, COMPONENTS, carried.gradient)
+    return None if first is None else _as_all(first, carried, own)
 
 
 def _as_all(average: Average, carried: Carried, own: State) -> State:

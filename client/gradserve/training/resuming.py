@@ -1,5 +1,6 @@
 """From which step a run goes on whose accumulator a restart of the server has lost."""
 
+import functools
 import time
 import uuid
 
@@ -7,10 +8,11 @@ import numpy as np
 
 from gradserve.accumulators import GradientAccumulator
 from gradserve.client import Client
-from gradserve.results import DenseSpec, Outcome
+from gradserve.results import DenseSpec
+from gradserve.training.first import DAY_SECONDS, of_first_worker
 
 _NEVER_STALE = 1 << 62
-_KEPT_SECONDS = 24 * 3600.0
+_CHOICE = DenseSpec("float64", ())
 _PROPOSALS_SECONDS = 1.0
 """How long steps are proposed: those who wait for a round notice a restart at once, others with their next call."""
 _SETTING_SECONDS = 5.0
@@ -38,19 +40,19 @@ def resume(client: Client, run: str, container: str, accumulator: GradientAccumu
     Returns:
         The step, or GONE_ON. Takes a second for those who choose.
     """
-    chosen = _accumulator(client, f"{run}/resumed", container, DenseSpec("float64", ()))
-    if chosen.info().global_step:
-        base = int(chosen.read_average(1)["step"])
-        is_own = False
-    else:
+
+    @functools.cache
+    def own() -> dict[str, np.float64]:
         candidate = _highest(client, run, container, step)
-        if accumulator.info().global_step >= max(candidate, 1):
-            candidate = GONE_ON
-        result = chosen.push_pull({"step": np.float64(candidate)}, 1, worker_id=uuid.uuid4().hex, on_stale="return")
-        base = int(result["step"])
-        is_own = result.outcome is Outcome.ACCEPTED
+        has_gone_on = accumulator.info().global_step >= max(candidate, 1)
+        return {"step": np.float64(GONE_ON if has_gone_on else candidate)}
+
+    chosen = of_first_worker(
+        client, f"{run}/resumed", container, uuid.uuid4().hex, {"step": _CHOICE}, own, durability="none"
+    )
+    base = int((own() if chosen is None else chosen)["step"])
     end = time.monotonic() + _SETTING_SECONDS
-    while not is_own and accumulator.info().global_step < base and time.monotonic() < end:
+    while chosen is not None and accumulator.info().global_step < base and time.monotonic() < end:
         time.sleep(_PAUSE_SECONDS)
     if accumulator.info().global_step < base:
         accumulator.set_global_step(base)
@@ -58,19 +60,15 @@ def resume(client: Client, run: str, container: str, accumulator: GradientAccumu
 
 
 def _highest(client: Client, run: str, container: str, step: int) -> int:
-    proposals = _accumulator(client, f"{run}/steps", container, DenseSpec("float32", ()))
-    proposals.apply_grad({"step": np.float32(0)}, local_step=_NEVER_STALE, worker_id=f"{step}/{uuid.uuid4().hex}")
-    time.sleep(_PROPOSALS_SECONDS)
-    return max(int(each.partition("/")[0]) for each in proposals.info().worker_ids)
-
-
-def _accumulator(client: Client, name: str, container: str, spec: DenseSpec) -> GradientAccumulator:
-    return client.gradient_accumulator(
-        {"step": spec},
-        shared_name=name,
+    proposals = client.gradient_accumulator(
+        {"step": DenseSpec("float32", ())},
+        shared_name=f"{run}/steps",
         container=container,
-        idle_lease=_KEPT_SECONDS,
+        idle_lease=DAY_SECONDS,
         durability="none",
         device="cpu",
         sharded=False,
     )
+    proposals.apply_grad({"step": np.float32(0)}, local_step=_NEVER_STALE, worker_id=f"{step}/{uuid.uuid4().hex}")
+    time.sleep(_PROPOSALS_SECONDS)
+    return max(int(each.partition("/")[0]) for each in proposals.info().worker_ids)

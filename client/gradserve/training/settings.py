@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from gradserve.client import Client
 from gradserve.errors import AlreadyExistsError, InvalidArgumentError
-from gradserve.results import Outcome
+from gradserve.training.first import of_first_worker
 from gradserve.training.state import TEXT, as_text, of_text
 
 _KEPT_SECONDS = 30 * 24 * 3600.0
@@ -59,20 +59,14 @@ def checked_settings(settings: Mapping[str, Mapping[str, str]]) -> dict[str, dic
 
 
 def _first(client: Client, name: str, container: str, worker_id: str, own: Mapping[str, str]) -> Mapping[str, str]:
-    accumulator = client.gradient_accumulator(
+    sent = of_first_worker(
+        client,
+        name,
+        container,
+        worker_id,
         {"text": TEXT},
-        shared_name=name,
-        container=container,
+        lambda: {"text": as_text(dict(own))},
         idle_lease=_KEPT_SECONDS,
-        device="cpu",
-        sharded=False,
     )
-    if accumulator.info().global_step:
-        average = accumulator.read_average(1)
-    else:
-        result = accumulator.push_pull({"text": as_text(dict(own))}, 1, worker_id=worker_id, on_stale="return")
-        if result.outcome is Outcome.ACCEPTED:
-            return own
-        average = result
-    found: Mapping[str, str] = of_text(average["text"])
+    found: Mapping[str, str] = own if sent is None else of_text(sent["text"])
     return found

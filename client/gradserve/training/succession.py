@@ -3,9 +3,9 @@
 import numpy as np
 
 from gradserve.client import Client
-from gradserve.results import DenseSpec, Outcome
+from gradserve.results import DenseSpec
+from gradserve.training.first import of_first_worker
 
-_KEPT_SECONDS = 24 * 3600.0
 PAUSE_SECONDS = 0.1
 """The pause between two looks for what another worker does."""
 
@@ -21,15 +21,5 @@ def is_successor(client: Client, name: str, container: str, worker_id: str) -> b
         container: The namespace of the name.
         worker_id: The id of this worker.
     """
-    accumulator = client.gradient_accumulator(
-        {"claim": DenseSpec("float32", ())},
-        shared_name=f"{name}/successor",
-        container=container,
-        idle_lease=_KEPT_SECONDS,
-        device="cpu",
-        sharded=False,
-    )
-    if accumulator.info().global_step:
-        return False
-    claim = {"claim": np.float32(1)}
-    return accumulator.push_pull(claim, 1, worker_id=worker_id, on_stale="return").outcome is Outcome.ACCEPTED
+    components, claim = {"claim": DenseSpec("float32", ())}, {"claim": np.float32(1)}
+    return of_first_worker(client, f"{name}/successor", container, worker_id, components, lambda: claim) is None

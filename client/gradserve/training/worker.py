@@ -377,7 +377,7 @@ class Worker:
         if self._loss is None:
             try:
                 return self._push_pull(gradients, weight)
-            except (AbortedError, NotFoundError, LostError) as error:
+            except GONE as error:
                 if self._client.server_info().incarnation == self._incarnation:
                     error.add_note(
                         f"This worker of training run {self._name!r} was at step {self.step}. If the accumulator was "
