@@ -341,10 +341,29 @@ class Worker:
         """
         if self._attendant is None:
             raise InvalidArgumentError("expected begin() before exchange()", field="gradients")
+        advance = self._exchanged(gradients, weight)
+        self.step = advance.step
+        if advance.averages:
+            self._members = advance.averages[-1].worker_ids
+        return replace(advance, averages=tuple(map(self._of_those_present, advance.averages)))
+
+    def _exchanged(self, gradients: Mapping[str, ArrayLike | None], weight: float) -> Advance:
+        """Does what `exchange` does, despite restarts of the server while this worker catches up with the others."""
+        for _ in range(ATTEMPTS):
+            try:
+                return self._exchanged_once(gradients, weight)
+            except GONE as error:
+                if self._client.server_info().incarnation == self._incarnation:
+                    raise
+                self._loss = error
+        return self._exchanged_once(gradients, weight)
+
+    def _exchanged_once(self, gradients: Mapping[str, ArrayLike | None], weight: float) -> Advance:
+        assert self._attendant is not None
         if self._check is not None:
             self._digests = self._check.to_send(self.step)
         result: PushPullResult | None = None
-        if not self._is_apart:
+        if self._loss is not None or not self._is_apart:
             resting = self._attendant.at_rest(self.step, self._members)
             with resting, self._waits.waiting(self.step, self._members):
                 result = self._sent(gradients, weight)
@@ -353,10 +372,7 @@ class Worker:
             self._check.check(self.step, advance.averages[-1])
         if result is not None:
             self._drops.note(self.step, result.global_step, was_dropped=advance.was_late)
-        self.step = advance.step
-        if advance.averages:
-            self._members = advance.averages[-1].worker_ids
-        return replace(advance, averages=tuple(map(self._of_those_present, advance.averages)))
+        return advance
 
     def _of_those_present(self, average: Average) -> Average:
         """Returns an average of parameters alone, without those of which no worker had a gradient."""
