@@ -216,6 +216,29 @@ def test_without_durability_the_loss_is_told_once(forgetful: RestartingServer, s
         assert untouched.take_grad(1) == 1
 
 
+def test_an_object_that_ends_with_its_accumulator(forgetful: RestartingServer) -> None:
+    """No call reaches the accumulator that was made anew, though nothing was lost: not even one that waits."""
+    with (
+        gradserve.connect(forgetful.address) as client,
+        gradserve.connect(forgetful.address) as other,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        first, second, following = [
+            client.gradient_accumulator({"x": np.zeros(2)}, "sum", ends_when_lost=ends) for ends in (True, True, False)
+        ]
+        waiting = threads.submit(first.take_grad, 1)
+        eventually(lambda: first.info().num_waiting, lambda number: number == 1)
+        forgetful.restart()
+        other.gradient_accumulator({"x": np.zeros(2)}, "sum").push_pull({"x": np.ones(2)}, 1)
+        with pytest.raises(gradserve.LostError, match="its step, 0, .* 0 gradients"):
+            waiting.result()
+        for ended in (first, first, second, second):
+            with pytest.raises(gradserve.LostError, match="its step, 0, .* 0 gradients"):
+                ended.push_pull({"x": np.ones(2)}, 1)
+        assert following.info().global_step == 1
+        assert client.gradient_accumulator({"x": np.zeros(2)}, "sum", ends_when_lost=True).info().global_step == 1
+
+
 async def test_without_durability_the_loss_is_told_once_aio(forgetful: RestartingServer) -> None:
     async with gradserve.aio.connect(forgetful.address) as client:
         accumulator = await client.gradient_accumulator({"x": np.zeros(2)}, "sum")

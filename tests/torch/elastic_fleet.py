@@ -2,14 +2,16 @@
 
 Starts a worker for each line of its standard input, which has the server's address, a folder and the worker's name, and
 prints its process id. Workers are forked from one process that has imported PyTorch, so that one more takes a moment.
-Each writes its step to FOLDER/NAME.step, its result to FOLDER/NAME.json, and what it says to FOLDER/errors. Ends when
-its input has ended and no worker runs any more.
+Each writes its step to FOLDER/NAME.step, its result to FOLDER/NAME.json, and what it says to FOLDER/errors. They wait
+at HELD_STEP for FOLDER/go: what is to happen while they train does so before they end, however busy the machine is.
+Ends when its input has ended and no worker runs any more.
 """
 
 import hashlib
 import json
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -21,6 +23,7 @@ import gradserve.torch
 from tests.servers.polling import PATIENCE_SECONDS
 
 NUM_STEPS = 60
+HELD_STEP = 30
 NUM_REQUIRED = 2
 WARM_UP_STEPS = 5
 DROPS = (20, 35)
@@ -61,6 +64,8 @@ def work(address: str, folder: Path, name: str) -> None:
         ) as run,
     ):
         while run.step < NUM_STEPS:
+            while run.step >= HELD_STEP and not (folder / "go").exists():
+                time.sleep(0.01)
             x = torch.randn(16, 6)
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16):

@@ -14,7 +14,7 @@ import pytest
 
 from gradserve.testing import ServerProcess
 from tests.servers.polling import PATIENCE_SECONDS, eventually
-from tests.torch.elastic_fleet import NUM_STEPS
+from tests.torch.elastic_fleet import HELD_STEP, NUM_STEPS
 
 FLAGS: dict[str, Callable[[Path], list[str]]] = {
     "in memory": lambda _: ["--warm-up", "false"],
@@ -42,25 +42,29 @@ class Fleet:
     def kill(self, name: str) -> None:
         os.kill(self._ids.pop(name), signal.SIGKILL)
 
-    def wait_for_step(self, name: str, step: int) -> None:
-        self._wait_for(f"{name}.step", lambda text: int(text or 0) >= step)
+    def wait_for_step(self, step: int) -> None:
+        """Waits until a worker is at a step: not a certain one, which may wait for a state of those that are held."""
+        self._wait_for("*.step", lambda texts: any(int(each or 0) >= step for each in texts))
+
+    def release(self) -> None:
+        """Lets the workers go on from HELD_STEP, at which they wait until then."""
+        (self._folder / "go").touch()
 
     def results(self) -> dict[str, dict[str, Any]]:
         """Waits for all that were not killed, and returns the results by name."""
         for name in self._ids:
-            self._wait_for(f"{name}.json", lambda text: text.endswith("}"))
+            self._wait_for(f"{name}.json", lambda texts: any(each.endswith("}") for each in texts))
         return {name: json.loads((self._folder / f"{name}.json").read_text()) for name in self._ids}
 
-    def _wait_for(self, file: str, accept: Callable[[str], bool]) -> None:
+    def _wait_for(self, files: str, accept: Callable[[list[str]], bool]) -> None:
         seen, errors = eventually(
-            lambda: (self._text(file), self._text("errors")),
-            lambda seen: accept(seen[0]) or "Traceback" in seen[1],
+            lambda: (self._texts(files), self._texts("errors")),
+            lambda seen: accept(seen[0]) or "Traceback" in "".join(seen[1]),
         )
         assert accept(seen), errors
 
-    def _text(self, file: str) -> str:
-        path = self._folder / file
-        return path.read_text() if path.exists() else ""
+    def _texts(self, files: str) -> list[str]:
+        return [each.read_text() for each in self._folder.glob(files)]
 
 
 @pytest.fixture(scope="module")
@@ -91,14 +95,15 @@ def test_every_worker_ends_with_the_same_weights(
     with ServerProcess(tmp_path, *FLAGS[server](tmp_path)) as process:
         fleet = Fleet(program, process.address, tmp_path)
         fleet.start("a", "b", "c")
-        fleet.wait_for_step("a", 10)
+        fleet.wait_for_step(10)
         if kills:
             fleet.kill("c")
         if joins:
             fleet.start("d")
         if restarts:
             process.restart()
-        fleet.wait_for_step("a", 20)
+        fleet.release()
+        fleet.wait_for_step(HELD_STEP + 10)
         if joins and kills:
             fleet.start("c")  # again, in the place of the one that was killed
         results = fleet.results()

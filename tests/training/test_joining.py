@@ -112,7 +112,12 @@ def test_a_newcomer_takes_nobody_down(
     client: gradserve.Client, name: str, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The states of those who train cannot be sent any more: they go on, and each newcomer is told why."""
-    first, second = Replica(client, name, "first", 2).begin(), Replica(client, name, "second", 2).begin()
+
+    def replica(worker_id: str) -> Replica:
+        # No step takes any time, so many are made while a state is on its way.
+        return Replica(client, name, worker_id, 2, keep_averages=1000)
+
+    first, second = replica("first").begin(), replica("second").begin()
     for each in (first, second):
         each.worker._attendant._state = lambda: State({"w": np.zeros(2)}, {"by": print})  # type: ignore[union-attr]
 
@@ -122,7 +127,7 @@ def test_a_newcomer_takes_nobody_down(
 
     step()
     for _ in range(2):
-        newcomer = threads.submit(Replica(client, name, "new", 2).begin)
+        newcomer = threads.submit(replica("new").begin)
         while not newcomer.done():
             step()
         with pytest.raises(
@@ -131,7 +136,7 @@ def test_a_newcomer_takes_nobody_down(
             newcomer.result()
     for each in (first, second):
         each.worker._attendant._state = each.state  # type: ignore[union-attr]
-    newcomer = threads.submit(Replica(client, name, "new", 2).begin)
+    newcomer = threads.submit(replica("new").begin)
     while not newcomer.done():
         step()
     assert newcomer.result().num_loaded == 1
@@ -450,6 +455,25 @@ class TestRestartOfTheServer:
             assert have_equal_weights(early, late)
             for each in (early, late):
                 each.worker.close()
+
+    def test_that_another_thread_of_the_worker_sees_first(
+        self, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The thread that looks for joiners asks for the accumulator, too: that takes nothing from the training."""
+        monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
+        with (
+            ServerProcess(tmp_path, "--warm-up", "false") as server,
+            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
+        ):
+            replica = Replica(client, name, "one", 1).begin()
+            replica.train()
+            server.kill()
+            server.restart()
+            for _ in range(2):
+                with pytest.raises(gradserve.LostError, match="its step, 1"):
+                    replica.worker.accumulator.info()
+            assert replica.train().step == 2
+            replica.worker.close()
 
     def test_while_a_worker_waits_for_a_state(
         self, tmp_path: Path, name: str, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch

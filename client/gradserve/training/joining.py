@@ -87,8 +87,8 @@ class Joining:
         self._open()
 
     def _open(self) -> None:
-        self._requests = self._accumulator("requests", {"request": DenseSpec("float32", ())})
-        self._answers = self._accumulator("answers", {"text": TEXT}, keep_averages=_ANSWERS_KEPT)
+        self._requests = self._accumulator("requests", {"request": DenseSpec("float32", ())}, ends_when_lost=True)
+        self._answers = self._accumulator("answers", {"text": TEXT}, keep_averages=_ANSWERS_KEPT, ends_when_lost=True)
 
     def _despite_loss(self, attempt: Callable[[], _T]) -> _T:
         """Returns what an attempt returns; makes accumulators that are gone again, and tries again."""
@@ -256,6 +256,7 @@ class Joining:
         idle_lease: float = _KEPT_SECONDS,
         *,
         keep_averages: int = 1,
+        ends_when_lost: bool = False,
     ) -> GradientAccumulator:
         return self._client.gradient_accumulator(
             components,
@@ -263,6 +264,7 @@ class Joining:
             container=self._container,
             idle_lease=idle_lease,
             keep_averages=keep_averages,
+            ends_when_lost=ends_when_lost,
             durability="none",
             device="cpu",
             sharded=False,

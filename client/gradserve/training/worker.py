@@ -18,7 +18,6 @@ from gradserve.errors import (
     DeadlineExceededError,
     GradserveError,
     InvalidArgumentError,
-    LostError,
     NotFoundError,
     OutOfRangeError,
 )
@@ -156,6 +155,7 @@ class Worker:
             "refuse_non_finite": refuse_non_finite,
             "durability": durability,
             "idle_lease": idle_lease,
+            "ends_when_lost": True,
             "agreement": {"num_required": str(self._num_required)},
         }
         self._if_exists = as_choice(if_exists, ("join", "new", "error"), Argument("if_exists"))
@@ -387,9 +387,6 @@ class Worker:
 
     def _sent(self, gradients: Mapping[str, ArrayLike | None], weight: float) -> PushPullResult | None:
         """Sends a gradient; returns None if the run goes on from parameters that this worker does not have."""
-        if self._loss is None and self.step == 0 and self._name_of_this_run() != self._run:
-            # A restart before the first gradient: nothing is lost, but others may have begun with other parameters.
-            self._loss = LostError("the server was started again before the first round")
         if self._loss is None:
             try:
                 return self._push_pull(gradients, weight)

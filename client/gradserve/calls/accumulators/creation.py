@@ -25,7 +25,7 @@ _REDUCTIONS = {"MEAN": accumulator_pb2.REDUCTION_MEAN, "SUM": accumulator_pb2.RE
 
 @dataclass(frozen=True)
 class AccumulatorOptions:
-    """The properties of a new accumulator; see AccumulatorSpec in the protos."""
+    """The properties of a new accumulator, see AccumulatorSpec in the protos, and of this client's view of it."""
 
     reduction_type: str = "MEAN"
     container: str = ""
@@ -39,6 +39,7 @@ class AccumulatorOptions:
     device: str | None = None
     agreement: Mapping[str, str] | None = None
     sharded: bool | None = False
+    ends_when_lost: bool = False
 
 
 def creation_of(

@@ -170,7 +170,7 @@ class MadeAccumulators:
             else:
                 break
         return ShardedWire(
-            home.session(info, request, is_private=is_private),
+            home.session(info, request, options, is_private=is_private),
             components,
             self._ids,
             has_default_workers=not options.deterministic,
@@ -275,13 +275,19 @@ class _AccumulatorsOfServer:
         return self._private.create(request.accumulator.name, create(request)) if is_private else create(request)
 
     def session(
-        self, info: accumulator_pb2.AccumulatorInfo, request: messages_pb2.CreateAccumulatorRequest, *, is_private: bool
+        self,
+        info: accumulator_pb2.AccumulatorInfo,
+        request: messages_pb2.CreateAccumulatorRequest,
+        options: AccumulatorOptions,
+        *,
+        is_private: bool,
     ) -> AccumulatorSession:
         """Returns the session of an accumulator that was created.
 
         Args:
             info: Its description.
             request: What creates it again.
+            options: What the program asked for.
             is_private: Whether it ends with this client.
         """
         session = AccumulatorSession(
@@ -290,6 +296,7 @@ class _AccumulatorsOfServer:
             partial(self.made, request, is_private=is_private),
             self.watch.begin if self._cluster.size == 1 else lambda: at_target(self.target, self.watch.begin()),
             is_private=is_private,
+            ends_when_lost=options.ends_when_lost,
         )
         return self.watch.add(session)
 
@@ -301,7 +308,7 @@ class _AccumulatorsOfServer:
             request.sharded = wanted
         request.accumulator.member = yield from self._cluster.member(self.target)
         info = yield from self.made(request, is_private=is_private)
-        session = self.session(info, request, is_private=is_private)
+        session = self.session(info, request, options, is_private=is_private)
         return self._wire(session, components, has_default_workers=not options.deterministic)
 
     def _wire(

@@ -48,6 +48,7 @@ class AccumulatorSession:
         epoch: The epoch of a sharded accumulator at its home, as far as is known.
         kept: The gradients that are not durable yet; None if the client keeps none.
         is_private: Whether the accumulator ends with this client.
+        ends_when_lost: Whether every call raises LostError once the server has lost the accumulator.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class AccumulatorSession:
         keeping: Callable[[], Operation[None]] | None = None,
         *,
         is_private: bool = False,
+        ends_when_lost: bool = False,
     ) -> None:
         """Takes what the server said of it.
 
@@ -67,8 +69,10 @@ class AccumulatorSession:
             create: Creates it again; needed if it does not survive the server.
             keeping: Called when a gradient is kept.
             is_private: Whether it ends with this client.
+            ends_when_lost: Whether no call is to reach an accumulator that was made anew.
         """
         self.is_private = is_private
+        self.ends_when_lost = ends_when_lost
         self.ref = _named(info)
         self.epoch = info.epoch
         self._create = create
@@ -78,6 +82,7 @@ class AccumulatorSession:
         self._ended_runs: set[str] = set()
         """The runs of the server whose requests another run has refused."""
         self._loss: LostError | None = None
+        self._end: LostError | None = None
         durability = info.spec.durability
         is_watched = bool(info.server_incarnation)
         self.kept: KeptGradients | None = None
@@ -94,6 +99,16 @@ class AccumulatorSession:
         return f"accumulator '{self.ref.container}/{self.ref.name}'"
 
     def check(self) -> None:
+        """Tells the program what was lost, once, and each time that the session has ended.
+
+        Raises:
+            LostError: A restart of the server has lost something, or the accumulator with which the session ends.
+        """
+        self.tell_loss()
+        if self._end is not None:
+            raise LostError(self._end.message, accumulator=self._end.accumulator, num_gradients=self._end.num_gradients)
+
+    def tell_loss(self) -> None:
         """Tells the program what was lost, once.
 
         Raises:
@@ -291,12 +306,14 @@ class AccumulatorSession:
         """Notes what was lost with an accumulator that the server did not keep."""
         num_lost, step = self._num_accepted, self._step
         self._num_accepted, self._round, self._step = 0, 0, info.global_step
+        message = (
+            f"the server was started again, and has lost {self.title}, whose durability is none: "
+            f"its step, {step}, its averages, and since that step {_accepted(num_lost)}; it has been made anew"
+        )
         if num_lost or step:
-            self._lose(
-                num_lost,
-                f"the server was started again, and has lost {self.title}, whose durability is none: "
-                f"its step, {step}, its averages, and since that step {_accepted(num_lost)}; it has been made anew",
-            )
+            self._lose(num_lost, message)
+        if self.ends_when_lost and self._end is None:
+            self._end = LostError(message, accumulator=self.ref.name, num_gradients=num_lost)
 
     def _lose(self, num_gradients: int, message: str) -> None:
         with self._lock:

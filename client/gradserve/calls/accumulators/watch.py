@@ -10,7 +10,7 @@ from gradserve.v1 import accumulator_pb2
 
 _INTERVAL_SECONDS = 1.0
 
-_Key = tuple[str, str, str]
+_Key = tuple[str, ...]
 
 
 class Watch:
@@ -33,8 +33,11 @@ class Watch:
 
     def add(self, session: AccumulatorSession) -> AccumulatorSession:
         """Adds a session; returns it, or the one that there is already."""
+        key = _key(session.ref)
+        if session.ends_when_lost:
+            key += (str(id(session)),)  # each of them ends by itself
         with self._lock:
-            return self._sessions.setdefault(_key(session.ref), session)
+            return self._sessions.setdefault(key, session)
 
     def remove(self, container: str, name: str) -> None:
         """Removes an accumulator that was deleted."""
@@ -51,7 +54,7 @@ class Watch:
             LostError: A restart of the server has lost something.
         """
         for each in list(self._sessions.values()):
-            each.check()
+            each.tell_loss()
 
     def begin(self) -> Operation[None]:
         """Begins to watch, unless that has begun."""

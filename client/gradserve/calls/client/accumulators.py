@@ -16,7 +16,7 @@ from gradserve.calls.accumulators.operations import (
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Operation
 from gradserve.conversion.argument import Argument
-from gradserve.conversion.plain import as_text
+from gradserve.conversion.plain import as_flag, as_text
 from gradserve.conversion.trees import Tree
 from gradserve.results import AccumulatorInfo, DenseSpec, Shape, SparseSpec
 
@@ -198,6 +198,7 @@ class AccumulatorsOfClient(ClientState):
         agreement: Mapping[str, str] | None = None,
         missing: Literal["error", "zeros"] = "error",
         sharded: bool | None = None,
+        ends_when_lost: bool = False,
     ) -> Operation[GradientAccumulatorCalls]:
         """Creates an accumulator of the gradients of a whole model, or finds the one with this shared name.
 
@@ -239,6 +240,10 @@ class AccumulatorsOfClient(ClientState):
                 known for that, and those of sparse ones but for the first size; the device has to be "cpu". Through an
                 aggregator, it needs a shared name. None: if that is so, the device was not given or is "cpu", and the
                 dense gradients have at least 1 MiB. False: it is on one server as a whole.
+            ends_when_lost: Whether every call of this object raises LostError from the moment at which a restart of the
+                server has lost the accumulator, even if nothing of this client's was in it; make it again with this
+                method. For programs whose own state belongs to this very accumulator. False: one call raises LostError
+                if this client knows of something that was lost, and later ones reach the one that was made anew.
 
         Returns:
             The accumulator.
@@ -261,6 +266,7 @@ class AccumulatorsOfClient(ClientState):
             device,
             agreement,
             sharded,
+            as_flag(ends_when_lost, Argument("ends_when_lost")),
         )
         wire = yield from self._accumulators.create(name, shared_name, Components.of_tree(components, missing), options)
         return GradientAccumulatorCalls(wire, self._timeout)
