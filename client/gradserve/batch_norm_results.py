@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradserve.abbreviation import abbreviated
 from gradserve.results import TensorT_co
-from gradserve.wire.dtypes import DType
+from gradserve.wire.arrays import DType
 
 
 class IgnoredArgumentWarning(UserWarning):

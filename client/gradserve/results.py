@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gradserve.abbreviation import abbreviated
 from gradserve.array_like import ArrayLike, DTypeLike
-from gradserve.wire.payload import Array
+from gradserve.wire.arrays import Array
 
 Shape: TypeAlias = tuple[int | None, ...]
 """A shape, with None for a dimension of any size."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gradserve.wire.homes import home_of
+from gradserve.wire.placement import home_of
 from gradserve_server.configuration.servers import ClusterConfig
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.resources import ResourceKey

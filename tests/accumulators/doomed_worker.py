@@ -12,8 +12,8 @@ import numpy as np
 import gradserve
 from gradserve.memory.sealed import make_region
 from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2, tensor_messages_pb2, tensor_pb2
-from gradserve.wire.contents import Contents
 from gradserve.wire.frames import FrameHeader, FrameKind, Segment, pack_segments
+from gradserve.wire.tensors import Contents
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import RawCalls

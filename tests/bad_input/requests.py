@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, server_messages_pb2, tensor_messages_pb2, tensor_pb2
 from gradserve.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
-from gradserve.wire.dtypes import to_data_type
+from gradserve.wire.tensors import to_data_type
 from tests.servers.raw_calls import METHODS, Failure, RawCalls
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND

@@ -8,8 +8,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from gradserve.v1 import accumulator_messages_pb2, tensor_messages_pb2, tensor_pb2
-from gradserve.wire.chunks import varint
-from gradserve.wire.contents import Contents
+from gradserve.wire.tensors import Contents, varint
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.rpc.boundary.density import MAX_PARTS, UNCHECKED_BYTES, PartCounter

@@ -15,7 +15,7 @@ import pytest
 
 import gradserve
 from gradserve.calls.client import state as client_state
-from gradserve.wire.homes import home_of
+from gradserve.wire.placement import home_of
 from gradserve_server.accumulators.durable import records
 from gradserve_server.accumulators.durable.moving.parts import Slices
 from gradserve_server.accumulators.durable.spec_records import spec_of

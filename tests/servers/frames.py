@@ -14,7 +14,6 @@ from google.rpc import status_pb2
 
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
 from gradserve.v1 import socket_service_pb2_grpc
-from gradserve.wire.contents import Contents
 from gradserve.wire.frames import (
     HEADER_BYTES,
     PROTOCOL,
@@ -24,6 +23,7 @@ from gradserve.wire.frames import (
     pack_segments,
     unpack_segments,
 )
+from gradserve.wire.tensors import Contents
 from tests.servers.polling import PATIENCE_SECONDS
 
 MessageT = TypeVar("MessageT", bound=Message)

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_pb2
-from gradserve.wire.assembly import Assembly, PayloadError
-from gradserve.wire.chunks import DEFAULT_CHUNK_BYTES, Chunk, PartDecoder, cut, encode_part
-from gradserve.wire.dtypes import to_dtype
-from gradserve.wire.payload import Array, buffer_of
+from gradserve.wire.arrays import Array, Assembly, PayloadError, buffer_of
+from gradserve.wire.tensors import DEFAULT_CHUNK_BYTES, Chunk, PartDecoder, cut, encode_part, to_dtype
 
 STREAM_CLASSES = [messages_pb2.PutTensorsRequest, messages_pb2.GetTensorsResponse]
 NAMES = [name for name, number in tensor_pb2.DataType.items() if number]

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve.memory.pool import BufferPool
-from gradserve.wire.assembly import PayloadError
+from gradserve.wire.arrays import PayloadError
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gradserve.calls.exchange import Operation, Unary
 from gradserve.errors import InvalidArgumentError
 from gradserve.v1 import server_messages_pb2 as messages_pb2
-from gradserve.wire.homes import home_of
+from gradserve.wire.placement import home_of
 
 _FIELD = "address"
 

@@ -20,10 +20,9 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_number
 from gradserve.errors import InvalidArgumentError
 from gradserve.v1 import tensor_messages_pb2
-from gradserve.wire.contents import WithContents
-from gradserve.wire.dtypes import DType
-from gradserve.wire.durations import encode_duration
-from gradserve.wire.payload import Array
+from gradserve.wire.arrays import Array, DType
+from gradserve.wire.messages import encode_duration
+from gradserve.wire.tensors import WithContents
 
 T = TypeVar("T")
 

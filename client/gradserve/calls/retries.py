@@ -31,7 +31,7 @@ from gradserve.errors import (
 )
 from gradserve.patience import has_all_patience
 from gradserve.variables import RESTART_PATIENCE_VARIABLE
-from gradserve.wire.metadata import Metadata
+from gradserve.wire.frames import Metadata
 
 T = TypeVar("T")
 

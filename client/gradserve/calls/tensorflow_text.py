@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_text
 from gradserve.errors import InvalidArgumentError
-from gradserve.wire.dtypes import DType
+from gradserve.wire.arrays import DType
 
 
 def dtype_text(dtype: DType) -> str:

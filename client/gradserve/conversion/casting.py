@@ -6,9 +6,7 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array, has_dtype
 from gradserve.conversion.gpu_arrays import as_tensor
 from gradserve.gpu.arrays import GpuArray
-from gradserve.wire.dtypes import DType, is_real
-from gradserve.wire.narrowing import DoesNotFitError, converted
-from gradserve.wire.payload import Array
+from gradserve.wire.arrays import Array, DoesNotFitError, DType, converted, is_real
 
 
 def as_array_of(dtype: DType, value: object, argument: Argument) -> Array:

@@ -6,7 +6,7 @@ import numpy as np
 
 from gradserve.array_like import DTypeLike
 from gradserve.conversion.argument import Argument, described
-from gradserve.wire.dtypes import KNOWN_NAMES, DType, parse_dtype
+from gradserve.wire.arrays import KNOWN_NAMES, DType, parse_dtype
 
 
 def as_dtype(value: DTypeLike, argument: Argument) -> DType:

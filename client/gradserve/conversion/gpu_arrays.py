@@ -15,9 +15,8 @@ from gradserve.conversion.dlpack import tensor_in
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.gpu.arrays import GpuArray
 from gradserve.gpu.driver import Gpu, GpuError, open_gpu
-from gradserve.wire.dtypes import BFLOAT16
+from gradserve.wire.arrays import BFLOAT16, Array
 from gradserve.wire.frames import ALIGNMENT
-from gradserve.wire.payload import Array
 
 _CUDA = 2
 """The type of the device in DLPack: memory of a GPU that the CPU cannot read."""

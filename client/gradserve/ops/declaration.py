@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from gradserve.batch_norm_results import IgnoredArgument
 from gradserve.conversion.argument import Argument
-from gradserve.wire.dtypes import DType
+from gradserve.wire.arrays import DType
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 FLOATS = ("float16", "bfloat16", "float32", "float64")

@@ -8,7 +8,7 @@ from gradserve.calls.retries import Attempt, Attempts, Step
 from gradserve.errors import CODE_NAMES, GradserveError
 from gradserve.tracing.describing import ERROR_TYPE, STATUS_CODE, AttributeValue, call_attributes, message_attributes
 from gradserve.tracing.tracer import CallTracer
-from gradserve.wire.contents import WithContents
+from gradserve.wire.tensors import WithContents
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

@@ -6,7 +6,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gradserve.wire.metadata import Metadata
+from gradserve.wire.frames import Metadata
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 

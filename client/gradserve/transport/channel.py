@@ -16,7 +16,7 @@ from gradserve.transport.route import Route, is_loopback
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.shown import Shown
 from gradserve.transport.status import error_from_status, explain, may_pass
-from gradserve.wire.metadata import Metadata
+from gradserve.wire.frames import Metadata
 
 _log = logging.getLogger("gradserve")
 

@@ -17,8 +17,7 @@ from gradserve.v1 import (
     tensor_messages_pb2,
     tensor_service_pb2,
 )
-from gradserve.wire.chunks import PartDecoder, encode_part
-from gradserve.wire.contents import encode_message
+from gradserve.wire.tensors import PartDecoder, encode_message, encode_part
 
 _SERVICES = {
     descriptor.name: descriptor

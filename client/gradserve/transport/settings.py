@@ -15,7 +15,7 @@ from gradserve.security.certificates import CertificateFiles, client_certificate
 from gradserve.tracing.tracer import CallTracer, wanted_tracer
 from gradserve.transport.token import Token
 from gradserve.variables import BULK_SOCKETS_VARIABLE, GPU_ARRAYS_VARIABLE, KEPT_BYTES_VARIABLE, TRANSPORT_VARIABLE
-from gradserve.wire.strands import MAX_STRANDS
+from gradserve.wire.frames import MAX_STRANDS
 
 TransportName: TypeAlias = Literal["auto", "shared_memory", "bulk", "grpc"]
 """The words for transports."""

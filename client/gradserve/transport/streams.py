@@ -8,10 +8,8 @@ from gradserve.calls.exchange import Upload
 from gradserve.calls.progress import Progress
 from gradserve.errors import InternalError
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
-from gradserve.wire.assembly import Assembly, PayloadError
-from gradserve.wire.chunks import Chunk, cut
-from gradserve.wire.dtypes import to_dtype
-from gradserve.wire.payload import Array, buffer_of
+from gradserve.wire.arrays import Array, Assembly, PayloadError, buffer_of
+from gradserve.wire.tensors import Chunk, cut, to_dtype
 
 
 class UploadParts:

@@ -1,9 +1,9 @@
-"""The frames on a server's sockets. docs/sockets.md specifies them."""
+"""Frames on a server's sockets: headers, segments, metadata, and strands. docs/sockets.md specifies them."""
 
 from collections.abc import Sequence
 from enum import IntEnum
 from struct import Struct
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeAlias, TypeVar
 
 PROTOCOL = 0x31535247
 """The number of a HELLO frame: "GRS1"."""
@@ -21,11 +21,11 @@ SEGMENT_BYTES = _SEGMENT.size
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame, or a frame that is not allowed."""
+    """A malformed frame, or one that the protocol forbids here."""
 
 
 class FrameKind(IntEnum):
-    """What a frame is for."""
+    """The purpose of a frame."""
 
     HELLO = 1
     """The first frame of a client: its message is a Hello with the ticket, its number is PROTOCOL."""
@@ -35,18 +35,18 @@ class FrameKind(IntEnum):
     """The answer to HELLO, CALL, REGION or GPU_REGION. `code` is a gRPC status; the message is the response, or a
     google.rpc.Status."""
     REGION = 4
-    """Hands over a region of memory, whose descriptor comes with the frame. `number` is the sender's number for it,
-    `size` the number of its bytes."""
+    """Hands over a memory region, whose descriptor comes with the frame. `number` is the sender's number for it, `size`
+    its bytes."""
     DROP = 5
-    """The sender's region `number` is not used any more."""
+    """The sender's region `number` is no longer in use."""
     RELEASE = 6
-    """The client has ended `size` reads of the server's region `number`."""
+    """The client has finished `size` reads of the server's region `number`."""
     GPU_REGION = 7
-    """Hands over an allocation in the memory of the server's GPU: the message is a GpuRegion. `number` is the client's
-    number for it, `size` the number of its bytes."""
+    """Hands over an allocation on the server's GPU: the message is a GpuRegion. `number` is the client's number for it,
+    `size` its bytes."""
 
 
-# Python 3.11 takes longer to find a member of an enumeration than to use it.
+# Looking up an enumeration member takes long in Python 3.11.
 CALL, REPLY = FrameKind.CALL, FrameKind.REPLY
 
 _KINDS = {int(kind): kind for kind in FrameKind}
@@ -57,7 +57,7 @@ class FrameHeader(NamedTuple):
     """The header of a frame.
 
     Attributes:
-        kind: What the frame is for.
+        kind: The purpose of the frame.
         code: The gRPC status of a REPLY.
         name_bytes: The length of the method's name that follows.
         message_bytes: The length of the message that follows the segments.
@@ -102,7 +102,7 @@ class FrameHeader(NamedTuple):
 
     @property
     def has_more(self) -> bool:
-        """True if something follows the header."""
+        """True if anything follows the header."""
         return bool(self.name_bytes or self.message_bytes or self.payload_bytes)
 
     @property
@@ -115,10 +115,10 @@ class Segment(NamedTuple):
     """The place of a part of a payload.
 
     Attributes:
-        start: The first byte of the payload that it holds.
-        num_bytes: How many it holds.
-        region: The sender's number of the region where they are; 0 if they follow the message.
-        offset: Where they begin in the region, or among the bytes that follow the message.
+        start: The offset of the part in the payload.
+        num_bytes: The size of the part.
+        region: The sender's number of the region that holds it; 0 if it follows the message.
+        offset: Its offset in the region, or in the bytes that follow the message.
     """
 
     start: int
@@ -128,24 +128,24 @@ class Segment(NamedTuple):
 
 
 def aligned(offset: int) -> int:
-    """Returns the first place from `offset` on where a tensor or a segment can begin."""
+    """Rounds an offset up to the next place where a tensor or a segment can begin."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def pack_segments(segments: Sequence[Segment]) -> bytes:
-    """Returns segments as they are sent."""
+    """Returns the table of segments as it is sent."""
     return b"".join([_SEGMENT.pack(*each) for each in segments])
 
 
 def unpack_segments(data: memoryview, header: FrameHeader) -> list[Segment]:
-    """Reads the segments of a payload; if none are given, all of it follows the message.
+    """Reads the segments of a payload; without any, the whole payload follows the message.
 
     Args:
         data: The bytes of the segments.
         header: The header of the frame.
 
     Raises:
-        FrameError: They overlap, are not in order or not aligned, or one that follows the message ends after the frame.
+        FrameError: Segments overlap, are out of order or misaligned, or one that follows the message exceeds the frame.
     """
     if not header.num_segments:
         return [Segment(0, header.payload_bytes, 0, 0)] if header.payload_bytes else []
@@ -173,3 +173,66 @@ def unpack_segments(data: memoryview, header: FrameHeader) -> list[Segment]:
                 f"{each.num_bytes} at {each.offset}"
             )
     return segments
+
+
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+"""The metadata of a call: over gRPC its own, on a socket behind the method's name. Keys are in lower case; values are
+visible ASCII characters and spaces."""
+
+
+def name_with(name: bytes, metadata: Metadata) -> bytes:
+    """Returns the name of a CALL with the metadata appended, in order, as long as it fits."""
+    for key, value in metadata:
+        longer = b"%b\n%b:%b" % (name, key.encode(), value.encode())
+        if len(longer) > MAX_NAME_BYTES:
+            break
+        name = longer
+    return name
+
+
+def split_name(name: bytes) -> tuple[bytes, dict[str, str]]:
+    """Splits the name of a CALL into method and metadata; ignores lines that are not metadata."""
+    method, *lines = name.split(b"\n")
+    metadata = {}
+    for line in lines:
+        key, colon, value = line.partition(b":")
+        if colon and value.isascii() and key.isascii():
+            metadata[key.decode()] = value.decode()
+    return method, metadata
+
+
+BufferT = TypeVar("BufferT", bytes | memoryview, memoryview)
+
+MAX_STRANDS = 15
+"""The most strands: further sockets of a connection, over which large payloads are split."""
+MIN_SPLIT_BYTES = 1 << 20
+"""The smallest payload that is split."""
+
+
+def shares(num_bytes: int, num_strands: int) -> list[int]:
+    """Returns the sizes of a payload's parts: on the connection's own socket, then on each strand.
+
+    The last parts may be empty. A payload that is too small to be split has one part.
+    """
+    if not num_strands or num_bytes < MIN_SPLIT_BYTES:
+        return [num_bytes]
+    share = aligned(-(-num_bytes // (num_strands + 1)))
+    return [max(min(share, num_bytes - index * share), 0) for index in range(num_strands + 1)]
+
+
+def split(buffers: Sequence[BufferT], num_strands: int) -> list[list[BufferT]]:
+    """Splits a payload, given as consecutive buffers, into its parts."""
+    rest = list(reversed(buffers))
+    parts = []
+    for num_bytes in shares(sum(map(len, buffers)), num_strands):
+        part: list[BufferT] = []
+        while num_bytes:
+            buffer = rest.pop()
+            if len(buffer) > num_bytes:
+                whole = memoryview(buffer)
+                rest.append(whole[num_bytes:])
+                buffer = whole[:num_bytes]
+            part.append(buffer)
+            num_bytes -= len(buffer)
+        parts.append(part)
+    return parts

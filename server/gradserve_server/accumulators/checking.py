@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradserve.wire.narrowing import DoesNotFitError
+from gradserve.wire.arrays import DoesNotFitError
 from gradserve_server.accumulators.dense import check_dense
 from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.places.place import Place

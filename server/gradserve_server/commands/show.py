@@ -63,7 +63,7 @@ def _answers(
     servers = servers_at(address, timeout)
     if kind != ACCUMULATORS or len(servers) == 1:
         return ask_all(address, timeout, ask, **tls)
-    from gradserve.wire.homes import home_of  # not before silence_grpc: it imports gRPC
+    from gradserve.wire.placement import home_of  # not before silence_grpc: it imports gRPC
 
     return [ask_one(servers, home_of(container, name, len(servers)), timeout, tls_of(**tls), ask)]
 

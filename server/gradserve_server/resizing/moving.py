@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gradserve.wire.homes import home_of
+from gradserve.wire.placement import home_of
 from gradserve_server.accumulators.durable.moving.parts import Rows
 from gradserve_server.accumulators.durable.moving.rows import Key
 from gradserve_server.accumulators.shard_journal import PartKey, Staged

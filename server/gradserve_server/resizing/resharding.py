@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gradserve.wire.dtypes import DType
-from gradserve.wire.homes import home_of
-from gradserve.wire.shard_plan import Plan, dense_bytes, plan_of
+from gradserve.wire.arrays import DType
+from gradserve.wire.placement import Plan, dense_bytes, home_of, plan_of
 from gradserve_server.accumulators.durable.moving.parts import Rows
 from gradserve_server.accumulators.durable.moving.rows import Key
 from gradserve_server.accumulators.durable.spec_records import spec_of

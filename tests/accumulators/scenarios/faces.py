@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 import gradserve
 import gradserve.aio
-from gradserve.wire.dtypes import parse_dtype
+from gradserve.wire.arrays import parse_dtype
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.average_memory import NoAverageMemory
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, SparseSlices

@@ -11,8 +11,8 @@ from gradserve.transport.sockets.gpu_regions import GpuRegion, GpuRegions, NotSh
 from gradserve.transport.sockets.payloads import FollowingPayloads
 from gradserve.transport.sockets.region_payloads import RegionPayloads
 from gradserve.v1 import socket_messages_pb2
-from gradserve.wire.contents import Contents
 from gradserve.wire.frames import HEADER_BYTES, FrameHeader, FrameKind
+from gradserve.wire.tensors import Contents
 from tests.client.gpu.fake_gpu import FakeGpu, aligned
 
 BASE, SIZE = 1 << 20, 1 << 16

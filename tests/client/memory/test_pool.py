@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve.memory.pool import BufferPool
-from gradserve.wire.payload import buffer_of
+from gradserve.wire.arrays import buffer_of
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -9,7 +9,7 @@ import numpy as np
 
 import gradserve
 from gradserve.calls.accumulators.sharding import choice
-from gradserve.wire import shard_plan
+from gradserve.wire import placement
 from gradserve_server.testing import LocalServer
 from tests.cluster.servers import addresses_of
 
@@ -25,7 +25,7 @@ MODEL = {
 @contextmanager
 def small_pieces() -> Iterator[None]:
     """Divides components however small they are, until the end of the block."""
-    with patch.object(shard_plan, "SMALLEST_PIECE_BYTES", 1):
+    with patch.object(placement, "SMALLEST_PIECE_BYTES", 1):
         yield
 
 

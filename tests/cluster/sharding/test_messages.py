@@ -24,8 +24,8 @@ from gradserve.errors import (
 )
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, server_messages_pb2, tensor_pb2
-from gradserve.wire.contents import WithContents
-from gradserve.wire.homes import home_of
+from gradserve.wire.placement import home_of
+from gradserve.wire.tensors import WithContents
 from tests.client.fake_transport import FakeTransport
 from tests.cluster.servers import name_at
 from tests.cluster.sharding.clients import small_pieces

@@ -11,8 +11,7 @@ from google.protobuf.message import DecodeError
 
 from gradserve.errors import GradserveError
 from gradserve.v1 import tensor_messages_pb2
-from gradserve.wire.assembly import Assembly, PayloadError
-from gradserve.wire.chunks import PartDecoder, cut, encode_part
+from gradserve.wire.arrays import Assembly, PayloadError
 from gradserve.wire.frames import (
     HEADER_BYTES,
     SEGMENT_BYTES,
@@ -22,6 +21,7 @@ from gradserve.wire.frames import (
     pack_segments,
     unpack_segments,
 )
+from gradserve.wire.tensors import PartDecoder, cut, encode_part
 from tests.fuzz.mutations import mutated_bytes
 from tests.fuzz.targets.target import Found
 

@@ -19,8 +19,7 @@ from gradserve.calls.time_limits import TimeLimits
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, lease_messages_pb2, tensor_messages_pb2, tensor_pb2
-from gradserve.wire.contents import encode_message
-from gradserve.wire.dtypes import to_data_type, to_dtype
+from gradserve.wire.tensors import encode_message, to_data_type, to_dtype
 from tests.client.fake_transport import FakeAsyncTransport, FakeTransport
 
 CHANNELS = 3

@@ -10,7 +10,7 @@ import gradserve
 from gradserve.calls.exchange import Unary
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
-from gradserve.wire.dtypes import to_data_type
+from gradserve.wire.tensors import to_data_type
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.restarting import RestartingServer
 

@@ -8,7 +8,7 @@ import pytest
 import gradserve
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
-from gradserve.wire.contents import Contents, WithContents, encode_message
+from gradserve.wire.tensors import Contents, WithContents, encode_message
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.rpc.accumulators.reply_codec import ContentsOfAverage, ReplyEncoder
 

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2
-from gradserve.wire.chunks import PartDecoder
+from gradserve.wire.tensors import PartDecoder
 from gradserve_server.process import switch_threads_often
 from gradserve_server.rpc.boundary import long_requests
 from gradserve_server.rpc.boundary.density import UNCHECKED_BYTES

@@ -7,8 +7,8 @@ import pytest
 from google.protobuf.message import Message
 
 from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2
-from gradserve.wire.contents import Contents
 from gradserve.wire.frames import FrameHeader, FrameKind
+from gradserve.wire.tensors import Contents
 from gradserve_server.testing import LocalServer
 from tests.rpc.sockets.conftest import Connect
 from tests.rpc.sockets.test_regions import make_accumulator

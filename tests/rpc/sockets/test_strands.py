@@ -9,9 +9,8 @@ import pytest
 
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
-from gradserve.wire.contents import Contents
-from gradserve.wire.frames import PROTOCOL, FrameHeader, FrameKind
-from gradserve.wire.strands import MAX_STRANDS, MIN_SPLIT_BYTES, shares, split
+from gradserve.wire.frames import MAX_STRANDS, MIN_SPLIT_BYTES, PROTOCOL, FrameHeader, FrameKind, shares, split
+from gradserve.wire.tensors import Contents
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.rpc.sockets.conftest import LIMITS, MIB, use_of

@@ -14,7 +14,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from gradserve.memory.pool import BufferPool
 from gradserve.v1 import server_messages_pb2
-from gradserve.wire.contents import encode_message
+from gradserve.wire.tensors import encode_message
 from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.durable.records import FileRecords
 from gradserve_server.accumulators.journal import MemoryRecords

@@ -13,7 +13,7 @@ from gradserve.calls.time_limits import TimeLimits
 from gradserve.errors import CallCancelledError, GradserveError
 from gradserve.transport.aio.together import ConcurrentSteps
 from gradserve.transport.carrying import carry_out_async
-from gradserve.wire.contents import WithContents, encode_message
+from gradserve.wire.tensors import WithContents, encode_message
 from tests.simulation.sharding.network import Network
 from tests.simulation.sharding.run import response_class
 from tests.simulation.sharding.truth import Truth

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import gradserve
-from gradserve.wire import shard_plan
+from gradserve.wire import placement
 from gradserve_server.cluster import Member
 from gradserve_server.resources import ResourceKey
 from gradserve_server.state.files import store as store_module
@@ -102,7 +102,7 @@ class World:
             tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder,
             contextlib.closing(loop),
             patch.object(store_module, "Segments", lambda path: Segments(path, SEGMENT_BYTES)),
-            patch.object(shard_plan, "SMALLEST_PIECE_BYTES", 1),
+            patch.object(placement, "SMALLEST_PIECE_BYTES", 1),
         ):
             self._folder = Path(folder)
             loop.set_task_factory(make_task)

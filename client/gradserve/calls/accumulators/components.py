@@ -19,7 +19,7 @@ from gradserve.conversion.trees import Structure, Tree, leaves_of, taken_apart
 from gradserve.errors import InvalidArgumentError
 from gradserve.gpu.arrays import GpuArray
 from gradserve.results import DenseSpec, IndexedSlices, SparseSpec, TensorHandle, Value
-from gradserve.wire.dtypes import DType
+from gradserve.wire.arrays import DType
 
 ComponentSpec: TypeAlias = DenseSpec | SparseSpec
 Sent: TypeAlias = Value | GpuArray | TensorHandle

@@ -15,8 +15,8 @@ from gradserve.errors import InvalidArgumentError
 from gradserve.results import AccumulatorInfo
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, lease_pb2
-from gradserve.wire.dtypes import to_data_type
-from gradserve.wire.durations import decode_duration
+from gradserve.wire.messages import decode_duration
+from gradserve.wire.tensors import to_data_type
 
 _SERVICE = "AccumulatorService"
 _PLAIN_OPTIONS = ("deterministic", "keep_averages", "one_per_worker", "refuse_non_finite")

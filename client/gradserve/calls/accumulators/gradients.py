@@ -12,7 +12,7 @@ from gradserve.gpu.arrays import GpuArray
 from gradserve.results import IndexedSlices, TensorHandle, Value
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.payload import AnyArray
+from gradserve.wire.arrays import AnyArray
 
 _NOTHING = np.empty(0)
 

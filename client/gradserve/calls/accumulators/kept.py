@@ -9,7 +9,7 @@ from gradserve.calls.open_calls import CallId
 from gradserve.memory.pool import BufferPool
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_pb2
-from gradserve.wire.payload import AnyArray, Array, host_array
+from gradserve.wire.arrays import AnyArray, Array, host_array
 
 DEFAULT_KEPT_BYTES = 1 << 30
 _IDLE_BYTES = 256 << 20

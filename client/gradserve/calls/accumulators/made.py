@@ -40,8 +40,7 @@ from gradserve.errors import AbortedError, NotDurableError, NotFoundError
 from gradserve.results import AccumulatorHandle, AccumulatorInfo, AccumulatorKind, DenseSpec, SparseSpec
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
-from gradserve.wire.homes import DEFAULT_CONTAINER
-from gradserve.wire.shard_plan import Plan, plan_of
+from gradserve.wire.placement import DEFAULT_CONTAINER, Plan, plan_of
 
 
 class MadeAccumulators:

@@ -16,7 +16,7 @@ from gradserve.calls.tensors.operations import call_with_arrays
 from gradserve.errors import AbortedError, GradserveError, InvalidArgumentError, LostError, NotFoundError
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.payload import AnyArray, Array
+from gradserve.wire.arrays import AnyArray, Array
 
 _SERVICE = "AccumulatorService"
 _PAUSE_SECONDS = 0.02

@@ -33,7 +33,7 @@ from gradserve.results import (
 )
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.payload import AnyArray
+from gradserve.wire.arrays import AnyArray
 
 _NumberedRequest: TypeAlias = (
     messages_pb2.ApplyGradientRequest

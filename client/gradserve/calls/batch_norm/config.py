@@ -17,7 +17,7 @@ from gradserve.errors import InvalidArgumentError
 from gradserve.results import DenseSpec, TensorLike
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, tensor_pb2
-from gradserve.wire.dtypes import to_dtype
+from gradserve.wire.tensors import to_dtype
 
 InitialValue: TypeAlias = TensorLike | Initializer | str
 Collections: TypeAlias = str | Sequence[str]

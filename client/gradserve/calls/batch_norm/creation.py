@@ -19,7 +19,7 @@ from gradserve.conversion.plain import as_shape, is_text
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import Shape
 from gradserve.v1 import layer_pb2, tensor_pb2
-from gradserve.wire.dtypes import to_data_type
+from gradserve.wire.tensors import to_data_type
 
 _PRIVATE_SCOPE = "BatchNorm"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gradserve.wire.dtypes import DType
+from gradserve.wire.arrays import DType
 
 MAX_NAMED = 1 << 14
 """The most forwards that one request names. The server takes four times as many; this many names and inline tensors fit

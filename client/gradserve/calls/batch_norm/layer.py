@@ -41,7 +41,8 @@ from gradserve.errors import (
 )
 from gradserve.results import Tensor, TensorHandle, TensorLike
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.wire.dtypes import DType, to_dtype
+from gradserve.wire.arrays import DType
+from gradserve.wire.tensors import to_dtype
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _UNKNOWN_OUTCOMES = (UnavailableError, DeadlineExceededError, InternalError, CallCancelledError)

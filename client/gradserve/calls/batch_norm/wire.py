@@ -19,9 +19,9 @@ from gradserve.calls.tensors.operations import OpInput, call_with_inputs, placem
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, lease_pb2, tensor_pb2
-from gradserve.wire.dtypes import DType, to_dtype
-from gradserve.wire.durations import decode_duration
-from gradserve.wire.payload import Array
+from gradserve.wire.arrays import Array, DType
+from gradserve.wire.messages import decode_duration
+from gradserve.wire.tensors import to_dtype
 
 Inputs = Mapping[str, OpInput]
 

@@ -20,7 +20,7 @@ from gradserve.conversion.handles import as_handle, as_handles
 from gradserve.conversion.plain import as_list, as_shape, as_text
 from gradserve.gpu.arrays import GpuArray
 from gradserve.results import TensorHandle
-from gradserve.wire.payload import Array
+from gradserve.wire.arrays import Array
 
 
 class TensorsOfClient(ClientState):

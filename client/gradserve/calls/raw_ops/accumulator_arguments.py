@@ -14,8 +14,7 @@ from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import as_text, is_text
 from gradserve.errors import InvalidArgumentError
 from gradserve.results import AccumulatorHandle, AccumulatorKind
-from gradserve.wire.dtypes import BFLOAT16, DType
-from gradserve.wire.payload import Array
+from gradserve.wire.arrays import BFLOAT16, Array, DType
 
 AccumulatorLike: TypeAlias = AccumulatorHandle | HasAccumulatorRef
 """The handle of an accumulator, or an accumulator that has one."""

@@ -33,7 +33,7 @@ from gradserve.ops.declaration import (
 )
 from gradserve.ops.declaration import INT32 as INT32_DTYPE
 from gradserve.results import TensorHandle
-from gradserve.wire.dtypes import DType
+from gradserve.wire.arrays import DType
 
 
 def run(op: Op, arguments: Mapping[str, Any]) -> Operation[Any]:

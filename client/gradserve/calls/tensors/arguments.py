@@ -28,10 +28,9 @@ from gradserve.gpu.arrays import GpuArray
 from gradserve.results import TensorHandle
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_pb2
-from gradserve.wire.contents import Contents, WithContents
-from gradserve.wire.dtypes import to_data_type, to_dtype
-from gradserve.wire.durations import encode_duration
-from gradserve.wire.payload import AnyArray, Array, buffer_of, host_array
+from gradserve.wire.arrays import AnyArray, Array, buffer_of, host_array
+from gradserve.wire.messages import encode_duration
+from gradserve.wire.tensors import Contents, WithContents, to_data_type, to_dtype
 
 INLINE_LIMIT_BYTES = 3 << 20
 """Over gRPC, arrays of up to this size in total travel inside the request; a stream of their own would take longer."""

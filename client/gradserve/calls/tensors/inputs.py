@@ -4,8 +4,7 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.casting import as_tensor_or_numbers
 from gradserve.conversion.handles import as_handle
 from gradserve.results import TensorHandle, TensorLike
-from gradserve.wire.dtypes import DType
-from gradserve.wire.payload import AnyArray
+from gradserve.wire.arrays import AnyArray, DType
 
 
 def as_op_input(

@@ -25,8 +25,8 @@ from gradserve.conversion.plain import as_flag
 from gradserve.errors import AbortedError, DeadlineExceededError, GradserveError, InternalError, UnavailableError
 from gradserve.results import TensorHandle
 from gradserve.v1 import tensor_pb2
-from gradserve.wire.contents import Contents, WithContents
-from gradserve.wire.payload import AnyArray
+from gradserve.wire.arrays import AnyArray
+from gradserve.wire.tensors import Contents, WithContents
 
 OpInput: TypeAlias = AnyArray | TensorHandle
 OpInputs: TypeAlias = OpInput | list[OpInput]

@@ -20,8 +20,8 @@ from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.shown import Shown
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.transport.streams import DownloadParts, UploadParts
-from gradserve.wire.metadata import Metadata
-from gradserve.wire.payload import Array
+from gradserve.wire.arrays import Array
+from gradserve.wire.frames import Metadata
 
 _NO_STATUS = "Internal error from Core"
 """gRPC's words instead of the status of a stream, if the server ends it while a message is being sent."""

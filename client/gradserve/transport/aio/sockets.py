@@ -19,7 +19,7 @@ from gradserve.transport.sockets.places import Place
 from gradserve.transport.sockets.secure_aio import SecureAsyncConnection
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.v1 import server_messages_pb2
-from gradserve.wire.metadata import Metadata
+from gradserve.wire.frames import Metadata
 
 
 class AsyncSockets:

@@ -18,8 +18,8 @@ from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.shown import Shown
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.transport.streams import DownloadParts
-from gradserve.wire.metadata import Metadata
-from gradserve.wire.payload import Array
+from gradserve.wire.arrays import Array
+from gradserve.wire.frames import Metadata
 
 
 class BlockingServer:

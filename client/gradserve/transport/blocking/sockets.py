@@ -19,7 +19,7 @@ from gradserve.transport.sockets.places import Place
 from gradserve.transport.sockets.secure_blocking import SecureBlockingConnection
 from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.v1 import server_messages_pb2
-from gradserve.wire.metadata import Metadata
+from gradserve.wire.frames import Metadata
 
 Watch = Callable[[Callable[[], object]], object]
 """A function that is told what interrupts the call that begins now, and nothing once that has ended."""

@@ -15,8 +15,8 @@ from gradserve.calls.progress import Progress
 from gradserve.transport.blocking.sockets import Watch
 from gradserve.transport.streams import UploadParts
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
-from gradserve.wire.chunks import Chunk
-from gradserve.wire.metadata import Metadata
+from gradserve.wire.frames import Metadata
+from gradserve.wire.tensors import Chunk
 
 
 def carry_upload(upload: Upload, put: Any, timeout: float | None, metadata: Metadata, watch: Watch | None) -> Any:

@@ -19,7 +19,7 @@ from gradserve.transport.sockets.payloads import Outgoing, Payloads, num_bytes_o
 from gradserve.transport.sockets.steps import Conversation, Fill, Send
 from gradserve.transport.status import error_from_reply
 from gradserve.v1 import socket_messages_pb2
-from gradserve.wire.contents import WithContents, tensors_beside
+from gradserve.wire.arrays import Array
 from gradserve.wire.frames import (
     CALL,
     HEADER_BYTES,
@@ -29,12 +29,13 @@ from gradserve.wire.frames import (
     FrameError,
     FrameHeader,
     FrameKind,
+    Metadata,
+    name_with,
     pack_segments,
+    split,
     unpack_segments,
 )
-from gradserve.wire.metadata import Metadata, name_with
-from gradserve.wire.payload import Array
-from gradserve.wire.strands import split
+from gradserve.wire.tensors import WithContents, tensors_beside
 
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
 """The longest message of protobuf."""

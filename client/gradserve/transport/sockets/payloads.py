@@ -12,10 +12,9 @@ from gradserve.memory.regions import Region
 from gradserve.transport.sockets.gpu_regions import GpuRegion
 from gradserve.transport.sockets.steps import Send
 from gradserve.v1 import socket_messages_pb2, tensor_pb2
-from gradserve.wire.contents import Contents
-from gradserve.wire.dtypes import to_dtype
+from gradserve.wire.arrays import Array, buffer_of
 from gradserve.wire.frames import ALIGNMENT, FrameError, FrameHeader, Segment
-from gradserve.wire.payload import Array, buffer_of
+from gradserve.wire.tensors import Contents, to_dtype
 
 _MAX_GAP_BYTES = 1 << 16
 

@@ -20,10 +20,9 @@ from gradserve.transport.sockets.gpu_regions import GpuRegion, GpuRegions, NotSh
 from gradserve.transport.sockets.payloads import FollowingPayloads, Incoming, Outgoing, Placed
 from gradserve.transport.sockets.steps import Send
 from gradserve.v1 import socket_messages_pb2, tensor_pb2
-from gradserve.wire.contents import Contents
-from gradserve.wire.dtypes import to_dtype
+from gradserve.wire.arrays import Array
 from gradserve.wire.frames import ALIGNMENT, FrameError, FrameHeader, FrameKind, Segment, aligned
-from gradserve.wire.payload import Array
+from gradserve.wire.tensors import Contents, to_dtype
 
 GPU_ARRAYS_IN_PLACE = "in place"
 _PIECE_BYTES = 1 << 20

@@ -6,7 +6,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
-from gradserve.wire.narrowing import DoesNotFitError, converted, text_of
+from gradserve.wire.arrays import DoesNotFitError, converted, text_of
 from gradserve_server.accumulators.gradient import Array, Gradient
 from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.places.average_copies import AllocateAverage

@@ -7,7 +7,7 @@ import numpy as np
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
-from gradserve.wire.dtypes import to_data_type
+from gradserve.wire.tensors import to_data_type
 from gradserve_server.accumulators.given import GivenComponent, GivenDense, GivenGradient, GivenSparse
 from gradserve_server.accumulators.gradient import Contribution, Summand, sum_of_weights
 from gradserve_server.accumulators.identity import RequestId

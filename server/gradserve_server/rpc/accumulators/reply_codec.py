@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gradserve.wire.contents import Contents, WithContents, encode_message
+from gradserve.wire.tensors import Contents, WithContents, encode_message
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.rpc.boundary.codec import Codec
 

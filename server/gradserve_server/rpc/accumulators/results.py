@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.contents import Contents, WithContents
+from gradserve.wire.tensors import Contents, WithContents
 from gradserve_server.accumulators.gradient import Average, RoundParts, SparseSlices
 from gradserve_server.accumulators.results import Applied, Outcome
 from gradserve_server.devices.compute import PIECE_BYTES, Compute

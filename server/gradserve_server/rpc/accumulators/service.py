@@ -7,7 +7,7 @@ from typing import TypeAlias, TypeVar
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.contents import WithContents
+from gradserve.wire.tensors import WithContents
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.arguments import check_may_add
 from gradserve_server.accumulators.arriving import ArrivingGradients

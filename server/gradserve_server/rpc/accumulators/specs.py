@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.dtypes import to_data_type, to_dtype
+from gradserve.wire.tensors import to_data_type, to_dtype
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.agreement import check_agreement
 from gradserve_server.accumulators.component_names import components_named

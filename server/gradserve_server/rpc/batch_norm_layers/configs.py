@@ -5,7 +5,7 @@ from typing import Any
 
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, tensor_pb2
-from gradserve.wire.dtypes import to_data_type
+from gradserve.wire.tensors import to_data_type
 from gradserve_server.errors import InvalidArgumentError, request_fields
 from gradserve_server.layers.batch_norm.config import UPDATE_OPS, BatchNormConfig, RandomAdjustment
 from gradserve_server.layers.batch_norm.given import open_initializer

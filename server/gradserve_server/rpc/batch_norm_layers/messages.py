@@ -9,8 +9,7 @@ import numpy as np
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, tensor_pb2
-from gradserve.wire.contents import Contents, WithContents
-from gradserve.wire.dtypes import to_dtype
+from gradserve.wire.tensors import Contents, WithContents, to_dtype
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.config import IgnoredArgument

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import tensor_pb2
-from gradserve.wire.contents import WithContents
+from gradserve.wire.tensors import WithContents
 from gradserve_server.devices.compute import FEW_PIECES
 from gradserve_server.errors import request_fields
 from gradserve_server.layers.batch_norm.config import BatchNormConfig

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
 
-from gradserve.wire.contents import WithContents, encode_message
+from gradserve.wire.tensors import WithContents, encode_message
 from gradserve_server.errors import InvalidArgumentError, ServiceError
 from gradserve_server.limits import MAX_NAME_BYTES
 from gradserve_server.rpc.boundary.call import Call, StreamedCall

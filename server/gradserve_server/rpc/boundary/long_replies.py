@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from gradserve.wire.chunks import varint
+from gradserve.wire.tensors import varint
 from gradserve_server.rpc.boundary.wire_format import DELIMITED
 
 T = TypeVar("T")

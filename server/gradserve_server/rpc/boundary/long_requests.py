@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor
 
-from gradserve.wire.chunks import varint
+from gradserve.wire.tensors import varint
 from gradserve_server.rpc.boundary.density import UNCHECKED_BYTES, PartCounter
 from gradserve_server.rpc.boundary.malformed import Decode, tolerant
 from gradserve_server.rpc.boundary.wire_format import DELIMITED, FIXED32, FIXED64, VARINT, read_varint

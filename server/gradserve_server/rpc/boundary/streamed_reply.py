@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from gradserve.wire.contents import Serializable
+from gradserve.wire.tensors import Serializable
 
 
 @dataclass(frozen=True)

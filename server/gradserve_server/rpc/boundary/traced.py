@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.descriptor import MethodDescriptor
 
 from gradserve.tracing.describing import ERROR_TYPE, STATUS_CODE, call_attributes, message_attributes
-from gradserve.wire.contents import WithContents
+from gradserve.wire.tensors import WithContents
 from gradserve_server.errors import ServiceError
 from gradserve_server.observe.call_record import current_call
 from gradserve_server.rpc.boundary.call import Call

@@ -8,7 +8,7 @@ from google.protobuf import message_factory
 from google.protobuf.message import Message
 
 from gradserve.v1 import gradient_ops_service_pb2
-from gradserve.wire.contents import Contents, WithContents
+from gradserve.wire.tensors import Contents, WithContents
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.ops.inputs import open_inputs
 from gradserve_server.ops.operation import AnyOp

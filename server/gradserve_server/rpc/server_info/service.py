@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from gradserve.v1 import server_messages_pb2 as messages_pb2
 from gradserve.v1 import status_messages_pb2
-from gradserve.wire.durations import encode_duration
+from gradserve.wire.messages import encode_duration
 from gradserve_server.cluster import Member
 from gradserve_server.config import LeaseConfig, LimitsConfig
 from gradserve_server.devices.compute import Compute

@@ -2,7 +2,7 @@
 
 from gradserve.server_status import ServerStatus
 from gradserve.v1 import status_messages_pb2 as messages_pb2
-from gradserve.wire.records import fill
+from gradserve.wire.messages import fill
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.security.identity import Identity

@@ -1,7 +1,7 @@
 """SocketService: tickets for the sockets beside gRPC."""
 
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
-from gradserve.wire.durations import encode_duration
+from gradserve.wire.messages import encode_duration
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.sockets.addresses import SocketAddresses

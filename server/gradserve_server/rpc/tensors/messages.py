@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from gradserve.v1 import tensor_pb2
-from gradserve.wire.contents import Contents
-from gradserve.wire.dtypes import to_data_type, to_dtype
+from gradserve.wire.tensors import Contents, to_data_type, to_dtype
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import MAX_ARRAY_DIMENSIONS, check_count

@@ -9,12 +9,10 @@ from types import TracebackType
 from typing import TypeAlias
 
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
-from gradserve.wire.assembly import PayloadError
-from gradserve.wire.chunks import Chunk, PartDecoder, cut, encode_part
-from gradserve.wire.contents import Contents, Serializable, WithContents
-from gradserve.wire.durations import encode_duration
+from gradserve.wire.arrays import PayloadError, buffer_of
 from gradserve.wire.frames import ALIGNMENT
-from gradserve.wire.payload import buffer_of
+from gradserve.wire.messages import encode_duration
+from gradserve.wire.tensors import Chunk, Contents, PartDecoder, Serializable, WithContents, cut, encode_part
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array, Device
 from gradserve_server.eager import Begun

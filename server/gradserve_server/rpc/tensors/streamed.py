@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gradserve.v1 import tensor_pb2
-from gradserve.wire.dtypes import to_data_type
 from gradserve.wire.frames import aligned
+from gradserve.wire.tensors import to_data_type
 from gradserve_server.devices.device import Array
 
 

@@ -18,7 +18,7 @@ from gradserve.security.tls import TLS
 from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.payload import Array
+from gradserve.wire.arrays import Array
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.rpc.upstream.averages import receive_average
 from gradserve_server.rpc.upstream.errors import served

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.wire.homes import home_of
+from gradserve.wire.placement import home_of
 from gradserve_server.rpc.boundary.paging import Page
 
 

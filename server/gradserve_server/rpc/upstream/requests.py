@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from gradserve.calls.tensors.operations import placement_of
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.durations import encode_duration
+from gradserve.wire.messages import encode_duration
 from gradserve_server.accumulators.gradient import Array, SparseSlices, Value
 from gradserve_server.rpc.accumulators.gradients import GradientRequest
 from gradserve_server.security.identity import Identity

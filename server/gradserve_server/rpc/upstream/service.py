@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from gradserve.calls.identity import RequestIds
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.contents import WithContents
+from gradserve.wire.tensors import WithContents
 from gradserve_server.accumulators.arguments import check_contribution, check_num_required
 from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.checking import checked_gradient, checking_work

@@ -23,8 +23,8 @@ from gradserve.results import IndexedSlices
 from gradserve.results import Value as Received
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, lease_pb2
-from gradserve.wire.durations import decode_duration
-from gradserve.wire.shard_plan import Piece, plan_of
+from gradserve.wire.messages import decode_duration
+from gradserve.wire.placement import Piece, plan_of
 from gradserve_server.accumulators.gradient import Average, SparseSlices, Value
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import Compute

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from gradserve.calls.cluster import Cluster
 from gradserve.calls.exchange import Operation
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.payload import Array
+from gradserve.wire.arrays import Array
 from gradserve_server.accumulators.gradient import Average
 
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from gradserve.transport.sockets.conversation import call, check_strand_answer, 
 from gradserve.transport.sockets.inbox import Inbox
 from gradserve.transport.sockets.payloads import FollowingPayloads
 from gradserve.v1 import socket_messages_pb2, tensor_messages_pb2, tensor_pb2
-from gradserve.wire.contents import Contents, WithContents
 from gradserve.wire.frames import HEADER_BYTES, PROTOCOL, FrameHeader, FrameKind, Segment, pack_segments
+from gradserve.wire.tensors import Contents, WithContents
 from tests.client.transport.sockets.scripted import EndOfBytesError, carry_out
 
 PAYLOADS = FollowingPayloads(BufferPool(0))

@@ -18,8 +18,8 @@ from gradserve.transport.sockets.inbox import Inbox
 from gradserve.transport.sockets.region_payloads import RegionPayloads
 from gradserve.transport.sockets.steps import Receive, Send
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2
-from gradserve.wire.contents import Contents, WithContents
 from gradserve.wire.frames import HEADER_BYTES, FrameHeader, FrameKind, Segment, pack_segments
+from gradserve.wire.tensors import Contents, WithContents
 from tests.client.transport.sockets.test_conversation import READ
 
 NUM_BYTES = 1 << 16

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve.wire.narrowing import DoesNotFitError, converted
+from gradserve.wire.arrays import DoesNotFitError, converted
 from gradserve_server.devices.cuda.program import CompiledProgram, Limits, Program
 from gradserve_server.devices.cuda.reduction import kernels
 from gradserve_server.devices.cuda.reduction.kernels import KEYS, SUMS, SumsKey, program

@@ -7,7 +7,7 @@ from gradserve.calls.accumulators.components import Component
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag
 from gradserve.errors import InvalidArgumentError
-from gradserve.wire.shard_plan import dense_bytes
+from gradserve.wire.placement import dense_bytes
 
 SMALLEST_BYTES = 1 << 20
 """The least size of the dense gradients of an accumulator that is sharded unasked.

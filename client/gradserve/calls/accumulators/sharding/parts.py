@@ -8,8 +8,8 @@ import numpy as np
 from gradserve.calls.accumulators.components import Component, Sent
 from gradserve.errors import GradserveError, InvalidArgumentError
 from gradserve.results import Value
-from gradserve.wire.payload import AnyArray, host_array
-from gradserve.wire.shard_plan import Plan, dense_bytes
+from gradserve.wire.arrays import AnyArray, host_array
+from gradserve.wire.placement import Plan, dense_bytes
 
 _FIELD = "gradient"
 

@@ -1,7 +1,7 @@
 """The specs of sharded accumulators."""
 
 from gradserve.v1 import accumulator_pb2
-from gradserve.wire.shard_plan import Plan
+from gradserve.wire.placement import Plan
 
 
 def add_plan(spec: accumulator_pb2.AccumulatorSpec, plan: Plan, num_servers: int) -> None:

@@ -31,8 +31,8 @@ from gradserve.errors import (
 from gradserve.results import AccumulatorInfo, Average, TensorHandle, Value
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.durations import decode_duration
-from gradserve.wire.payload import AnyArray
+from gradserve.wire.arrays import AnyArray
+from gradserve.wire.messages import decode_duration
 
 EPOCH_FIELD = "epoch"
 """The field of the error of a home that is in another epoch than the one in which a gradient was staged."""

@@ -16,7 +16,6 @@ from google.rpc import status_pb2
 import gradserve
 from gradserve.gpu.driver import HANDLE_BYTES
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
-from gradserve.wire.contents import Contents, WithContents, encode_message, tensors_beside
 from gradserve.wire.frames import (
     PROTOCOL,
     SEGMENT_BYTES,
@@ -24,8 +23,9 @@ from gradserve.wire.frames import (
     FrameHeader,
     FrameKind,
     pack_segments,
+    split_name,
 )
-from gradserve.wire.metadata import split_name
+from gradserve.wire.tensors import Contents, WithContents, encode_message, tensors_beside
 from gradserve_server.devices.device import Array
 from gradserve_server.devices.gpu_sharing import GpuSharing, SharingError
 from gradserve_server.eager import Begun

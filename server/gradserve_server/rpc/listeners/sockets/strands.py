@@ -2,8 +2,7 @@
 
 import secrets
 
-from gradserve.wire.frames import FrameError
-from gradserve.wire.strands import MAX_STRANDS
+from gradserve.wire.frames import MAX_STRANDS, FrameError
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
 from gradserve_server.tensors.quotas import Quota

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from gradserve.security.secure_socket import SecureSocket
 from gradserve.transport.sockets.all_of import all_of
 from gradserve.transport.sockets.buffers import Buffers
-from gradserve.wire.frames import HEADER_BYTES, FrameError, FrameHeader, FrameKind
-from gradserve.wire.strands import shares, split
+from gradserve.wire.frames import HEADER_BYTES, FrameError, FrameHeader, FrameKind, shares, split
 from gradserve_server.rpc.listeners.sockets.in_order import InOrder
 from gradserve_server.rpc.listeners.sockets.transfers import Discarding, Receiving, Sending, Transfers
 from gradserve_server.security.peer import PeerCertificate

@@ -1,10 +1,11 @@
-"""Messages as dataclasses with fields of the same names and types: lists are tuples, maps are dicts."""
+"""Protobuf messages as dataclasses with the same fields (lists as tuples, maps as dicts), and durations as seconds."""
 
 import dataclasses
 from collections.abc import Hashable
 from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ def fill(message: Message, record: Any) -> None:
 
 
 def read(message: Message, record_type: type[T]) -> T:
-    """Returns a dataclass with the values of a message; fields that only one of the two has are left out."""
+    """Returns a dataclass with the values of a message; skips fields that only one of them has."""
     values: dict[str, Any] = {}
     for name, kind in _fields(cast("Hashable", record_type)).items():
         descriptor = message.DESCRIPTOR.fields_by_name.get(name)
@@ -48,9 +49,24 @@ def read(message: Message, record_type: type[T]) -> T:
     return record_type(**values)
 
 
+def encode_duration(seconds: float) -> Duration:
+    """Returns a finite number of seconds, up to 10,000 years, as a Duration, to the nanosecond."""
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+def decode_duration(message: Any, field: str) -> float | None:
+    """Returns a Duration field of a message in seconds, None when it is unset."""
+    if not message.HasField(field):
+        return None
+    duration: Duration = getattr(message, field)
+    return duration.seconds + duration.nanos * 1e-9
+
+
 @cache
 def _fields(record_type: Any) -> dict[str, Any]:
-    """Returns the names of the fields, with the dataclass of which each is one or has some; None for other types."""
+    """Returns the dataclass that each field holds or lists, by field name; None for other types."""
     hints = get_type_hints(record_type)
     return {each.name: _part_of(hints[each.name]) for each in dataclasses.fields(record_type)}
 

@@ -1,26 +1,47 @@
-"""Which server has what of a sharded accumulator.
+"""The placement of accumulators on the servers of a cluster: the home of each, and the plan of a sharded one.
 
-Every client has to come to the same plan, on any platform, and so does the server when a cluster gets another size: it
-is made of integers, and the order of the components does not matter. docs/many_servers.md specifies it for other
-languages.
+All clients, and the servers when a cluster is resized, must compute the same placement on every platform. So plans use
+integers only, and do not depend on the order of the components. docs/many_servers.md specifies both for clients in
+other languages.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import NamedTuple, Protocol, TypeAlias
 
-from gradserve.wire.dtypes import DType
+from gradserve.wire.arrays import DType
 
+DEFAULT_CONTAINER = "default"
 SMALLEST_PIECE_BYTES = 64 << 10
-"""No smaller piece of a component is cut off: a message for it would cost more than the balance gains."""
+"""The smallest piece of a component: for a smaller one, a message would cost more than the balance gains."""
+
+
+def home_of(container: str, name: str, size: int) -> int:
+    """Returns the index of an accumulator's home in a cluster of `size` servers.
+
+    It is the server whose index hashes highest together with the name (rendezvous hashing): when a server joins, only
+    the names that it takes over move. docs/many_servers.md specifies the hash for other languages.
+
+    Args:
+        container: The namespace; empty means "default".
+        name: The name.
+        size: The number of servers.
+    """
+    text = f"{container or DEFAULT_CONTAINER}\n{name}".encode()
+
+    def weight(index: int) -> bytes:
+        return blake2b(index.to_bytes(4, "little") + text, digest_size=8).digest()
+
+    return max(range(size), key=weight)
 
 
 class Component(Protocol):
-    """One of the tensors of an accumulator. It can be hashed."""
+    """One of the tensors of an accumulator. Hashable."""
 
     @property
     def name(self) -> str:
-        """Its name, which no other has."""
+        """Its unique name."""
 
     @property
     def dtype(self) -> DType:
@@ -28,15 +49,15 @@ class Component(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Its shape. It is known, but for the first size of a sparse one, which is then -1."""
+        """Its shape; the first size may be -1 (unknown) if the component is sparse."""
 
     @property
     def is_sparse(self) -> bool:
-        """Whether its gradients are rows of a table, which stays whole."""
+        """Whether its gradients are rows of a table, which is never split."""
 
 
 class Piece(NamedTuple):
-    """What one server has of a component; see Piece in the protos.
+    """One server's part of a component; see Piece in the protos.
 
     Attributes:
         server: The index of the server.
@@ -48,14 +69,14 @@ class Piece(NamedTuple):
 
 
 Plan: TypeAlias = Mapping[str, Sequence[Piece]]
-"""The pieces of each component, in the order of their rows."""
+"""The pieces of each component, in row order."""
 
 
 def plan_of(components: Iterable[Component], home: int, num_servers: int) -> Plan:
-    """Returns a plan that spreads components evenly over servers, by bytes.
+    """Returns a plan that balances the bytes of components over servers.
 
     Args:
-        components: The components. Their shapes are known, but for the first size of sparse ones.
+        components: The components; only the first size of a sparse one may be unknown.
         home: The index of the accumulator's home.
         num_servers: The number of servers.
     """
@@ -64,7 +85,7 @@ def plan_of(components: Iterable[Component], home: int, num_servers: int) -> Pla
     tables = _table_bytes([each for each in everything if each.is_sparse])
     servers = _Servers([(home + place) % num_servers for place in range(num_servers)], sum(dense.values()))
     plan = {each.name: servers.pieces(each, num_bytes) for each, num_bytes in _largest_first(dense)}
-    # Gradients of a large table are small: its bytes say how tables compare, not what they add to dense components.
+    # Gradients of a large table are small: table sizes are comparable with each other, but not with dense components.
     servers = _Servers(servers.from_least_loaded(), sum(tables.values()))
     return plan | {each.name: servers.whole(num_bytes) for each, num_bytes in _largest_first(tables)}
 
@@ -75,9 +96,9 @@ def dense_bytes(component: Component) -> int:
 
 
 def _table_bytes(components: Sequence[Component]) -> dict[Component, int]:
-    """Returns the sizes of the tensors that sparse components have rows of.
+    """Returns the sizes of the tables behind sparse components.
 
-    Those with an unknown number of rows are as long as the longest of the others.
+    A table with an unknown number of rows counts as long as the longest of the others.
     """
     shapes = {each: each.shape or (0,) for each in components}
     longest = max([shape[0] for shape in shapes.values() if shape[0] > 0], default=1)
@@ -92,30 +113,30 @@ def _largest_first(sizes: Mapping[Component, int]) -> list[tuple[Component, int]
 
 
 class _Servers:
-    """The servers, and the bytes that each of them has so far."""
+    """The servers, with the bytes placed on each so far."""
 
     def __init__(self, order: Sequence[int], num_bytes: int) -> None:
-        """Takes the servers' indexes, those that come first if they have equally much, and the bytes to share out."""
+        """Takes the servers' indexes, in the order that breaks ties, and the bytes to distribute."""
         self._order = order
         self._share = -(-num_bytes // len(order))
         self._loads = [0] * len(order)
-        """By place in the order."""
+        """Bytes by place in the order."""
 
     def from_least_loaded(self) -> list[int]:
-        """Returns the servers' indexes, in the order of their bytes."""
+        """Returns the servers' indexes, least loaded first."""
         return [self._order[place] for place in self._places()]
 
     def whole(self, num_bytes: int) -> list[Piece]:
-        """Gives a component to one server."""
+        """Places a component on the least loaded server."""
         place = self._loads.index(min(self._loads))
         self._loads[place] += num_bytes
         return [Piece(self._order[place], 0)]
 
     def pieces(self, component: Component, num_bytes: int) -> list[Piece]:
-        """Gives a component to one server, or its rows to several, if it is more than the share of one leaves room for.
+        """Places a component on one server, or splits its rows over several if it exceeds the free share of each.
 
         Args:
-            component: The component, which is dense.
+            component: A dense component.
             num_bytes: Its size.
         """
         rows = component.shape[0] if component.shape else 1
@@ -126,7 +147,7 @@ class _Servers:
         return [Piece(self._order[place], 0 if is_whole else count) for place, count in counts.items()]
 
     def _divided(self, rows: int, row_bytes: int) -> dict[int, int]:
-        """Returns how many rows each place gets."""
+        """Returns the number of rows for each place."""
         fewest = -(-SMALLEST_PIECE_BYTES // row_bytes)
         counts: dict[int, int] = {}
         left = rows
@@ -138,7 +159,7 @@ class _Servers:
             left -= counts[place]
             self._loads[place] += counts[place] * row_bytes
         while left:
-            # What is left is more than any share has room for, and less than a piece for each server.
+            # The rest exceeds every free share, but is too little to give each server a piece.
             places = self._places() if left >= fewest or not counts else sorted(counts, key=self._loads.__getitem__)
             count = min(left, fewest)
             counts[places[0]] = counts.get(places[0], 0) + count
@@ -147,5 +168,5 @@ class _Servers:
         return counts
 
     def _places(self) -> list[int]:
-        """Returns the places, the least loaded first."""
+        """Returns the places, least loaded first."""
         return sorted(range(len(self._loads)), key=self._loads.__getitem__)
