@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from benchmarks.gpu import __main__ as gpu
 from gradserve_server.devices.cuda.device import CudaDevice
-from gradserve_server.ops.batch_norm.cuda.family import CudaBatchNorm
+from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
 from gradserve_server.ops.batch_norm.spec import (
     ForwardAttributes,
     ForwardInputs,

@@ -45,8 +45,8 @@ from gradserve_server.observe.status.layers import layer_snapshots
 from gradserve_server.observe.status.server import ServerFacts, StatusSource
 from gradserve_server.observe.tracing.tracer import wanted_tracer
 from gradserve_server.ops.operation import Family
+from gradserve_server.ops.registry import OPS
 from gradserve_server.ops.runner import OpRunner
-from gradserve_server.ops.table import OPS
 from gradserve_server.own_file import OwnFile
 from gradserve_server.parts import Parts
 from gradserve_server.resource_counts import ResourceCounts

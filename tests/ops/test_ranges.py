@@ -17,12 +17,12 @@ from gradserve_server.devices.cuda.program import Limits
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.batch_norm import spec as batch_norm
-from gradserve_server.ops.batch_norm.cpu.family import CpuBatchNorm
-from gradserve_server.ops.batch_norm.cuda.family import CudaBatchNorm
+from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
+from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT32
 from gradserve_server.ops.layer_norm import spec as layer_norm
-from gradserve_server.ops.layer_norm.cpu.family import CpuLayerNorm
-from gradserve_server.ops.layer_norm.cuda.family import CudaLayerNorm
+from gradserve_server.ops.layer_norm.cpu import CpuLayerNorm
+from gradserve_server.ops.layer_norm.cuda import CudaLayerNorm
 from tests.devices.cuda.emulation.device import H200, EmulatedDevice
 
 TWO_PASSES = Limits(num_multiprocessors=3, shared_bytes=0)

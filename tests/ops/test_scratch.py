@@ -24,9 +24,8 @@ from gradserve_server.ops.layer_norm.spec import ForwardInputs as LayerNormInput
 from gradserve_server.ops.layer_norm.spec import GradAttributes as LayerNormGradAttributes
 from gradserve_server.ops.layer_norm.spec import GradInputs as LayerNormGradInputs
 from gradserve_server.ops.operation import AnyOp
-from gradserve_server.ops.registry import make_families
+from gradserve_server.ops.registry import OPS, make_families
 from gradserve_server.ops.runner import arrays_of, check_call
-from gradserve_server.ops.table import OPS
 
 MIB = 1 << 20
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from gradserve_server.ops.operation import AnyOp
-from gradserve_server.ops.table import OPS
+from gradserve_server.ops.registry import OPS
 from gradserve_server.rpc.gradient_ops.service import SERVICE
 
 

@@ -7,12 +7,12 @@ import numpy as np
 
 from gradserve_server.devices.host.kernel_table import KernelTable
 from gradserve_server.devices.host.reduction.kernels import REDUCTION
-from gradserve_server.ops.activation.cpu.kernels import IN_FLOAT32, IN_FLOAT64
-from gradserve_server.ops.batch_norm.cpu.kernels import FUSED_BATCH_NORM
+from gradserve_server.ops.activation.cpu import IN_FLOAT32, IN_FLOAT64
+from gradserve_server.ops.batch_norm.cpu import FUSED_BATCH_NORM
 from gradserve_server.ops.cudnn_rnn.cpu.kernels import CUDNN_RNN, LSTM_SCANS
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from gradserve_server.ops.gru.cpu.kernels import CONVERSIONS, GRU_BLOCK_CELL
-from gradserve_server.ops.layer_norm.cpu.kernels import LAYER_NORM
+from gradserve_server.ops.gru.cpu import CONVERSIONS, GRU_BLOCK_CELL
+from gradserve_server.ops.layer_norm.cpu import LAYER_NORM
 
 
 def prepare(*, everything: bool = False) -> Iterator[str]:

@@ -14,10 +14,10 @@ from gradserve_server.devices.device_usage import DeviceUsage
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.layers.batch_norm.computation import LayerComputation
 from gradserve_server.layers.batch_norm.declaration import FAMILY as BATCH_NORM_LAYER
-from gradserve_server.ops.activation.cpu.family import CpuActivation
+from gradserve_server.ops.activation.cpu import CpuActivation
 from gradserve_server.ops.batch_norm import reference
-from gradserve_server.ops.batch_norm.cpu.family import CpuBatchNorm
-from gradserve_server.ops.batch_norm.declaration import FAMILY as BATCH_NORM
+from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
+from gradserve_server.ops.batch_norm.spec import FAMILY as BATCH_NORM
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.runner import arrays_of, with_arrays
 from tests.servers.polling import PATIENCE_SECONDS

@@ -23,8 +23,8 @@ from gradserve_server.layers.batch_norm.spec import (
 )
 from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs
 from gradserve_server.layers.families import make_layer_families
-from gradserve_server.ops.activation.declaration import FAMILY as ACTIVATION
-from gradserve_server.ops.batch_norm.declaration import FAMILY as BATCH_NORM
+from gradserve_server.ops.activation.spec import FAMILY as ACTIVATION
+from gradserve_server.ops.batch_norm.spec import FAMILY as BATCH_NORM
 from gradserve_server.ops.operation import AttributesT, InputsT, Op, OutputsT, PlanT
 from gradserve_server.ops.registry import make_families
 

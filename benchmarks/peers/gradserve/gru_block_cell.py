@@ -12,7 +12,7 @@ from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.memory import keep_freed_memory
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.products import use_one_blas_thread
-from gradserve_server.ops.gru.cpu.family import CpuGRU
+from gradserve_server.ops.gru.cpu import CpuGRU
 from gradserve_server.ops.gru.spec import (
     CellAttributes,
     CellInputs,

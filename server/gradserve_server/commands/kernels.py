@@ -62,9 +62,9 @@ def compile_command(architectures: str, output: Path | None) -> None:
 
 
 def _sources() -> Iterator[str]:
-    from gradserve_server.ops.programs import all_programs
+    from gradserve_server.ops.registry import cuda_programs
 
-    for program in all_programs():
+    for program in cuda_programs():
         for kernel in program.kernels:
             yield program.source_of(kernel)
 

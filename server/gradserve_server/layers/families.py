@@ -8,10 +8,10 @@ import numpy as np
 from gradserve_server.devices.device import CpuDevice, Device
 from gradserve_server.layers.batch_norm.computation import LayerComputation
 from gradserve_server.layers.batch_norm.declaration import FAMILY as BATCH_NORM_LAYER
-from gradserve_server.ops.activation.declaration import FAMILY as ACTIVATION
-from gradserve_server.ops.activation.declaration import Activation
-from gradserve_server.ops.batch_norm.declaration import FAMILY as BATCH_NORM
-from gradserve_server.ops.batch_norm.declaration import BatchNorm
+from gradserve_server.ops.activation.spec import FAMILY as ACTIVATION
+from gradserve_server.ops.activation.spec import Activation
+from gradserve_server.ops.batch_norm.spec import FAMILY as BATCH_NORM
+from gradserve_server.ops.batch_norm.spec import BatchNorm
 from gradserve_server.ops.operation import Family
 
 

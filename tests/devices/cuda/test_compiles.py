@@ -10,13 +10,13 @@ from cuda.bindings import nvrtc
 
 from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, Program
 from gradserve_server.devices.cuda.reduction import kernels as sums
-from gradserve_server.ops.activation.cuda import kernels as activation_kernels
-from gradserve_server.ops.batch_norm.cuda import launches
+from gradserve_server.ops.activation import cuda as activation_kernels
+from gradserve_server.ops.batch_norm import cuda as launches
 from gradserve_server.ops.cudnn_rnn.cuda import tag
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATING
-from gradserve_server.ops.gru.cuda import kernels as gru_kernels
-from gradserve_server.ops.layer_norm.cuda import kernels as layer_norm_kernels
-from gradserve_server.ops.programs import all_programs
+from gradserve_server.ops.gru import cuda as gru_kernels
+from gradserve_server.ops.layer_norm import cuda as layer_norm_kernels
+from gradserve_server.ops.registry import cuda_programs
 
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 """What CuPy adds to ours."""
@@ -88,7 +88,7 @@ def test_kernel_names_are_unique() -> None:
     everything = (tag.program(), *activations, *programs(FLOATING))
     names = [name for program in everything for name in program.kernels]
     assert len(names) == len(set(names))
-    assert set(everything) == set(all_programs())
+    assert set(everything) == set(cuda_programs())
 
 
 def _compile(program: Program, architecture: str) -> str:

@@ -23,11 +23,10 @@ from gradserve_server.devices.cuda.program import Launch, Limits, Program
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.layers.batch_norm.declaration import FORWARD
 from gradserve_server.layers.families import make_layer_families
-from gradserve_server.ops.activation.declaration import FAMILY as ACTIVATION
+from gradserve_server.ops.activation.spec import FAMILY as ACTIVATION
 from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
 from gradserve_server.ops.cudnn_rnn.declaration import CUDNN_RNN
-from gradserve_server.ops.registry import make_families
-from gradserve_server.ops.table import OPS
+from gradserve_server.ops.registry import OPS, make_families
 from tests.servers.polling import PATIENCE_SECONDS
 
 KERNELS = ("double_float32", "double_float64")

@@ -10,7 +10,7 @@ import pytest
 
 from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.devices.cuda.importing import import_cupy
-from gradserve_server.ops.batch_norm.cuda.family import CudaBatchNorm
+from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
 from gradserve_server.ops.batch_norm.spec import ForwardOutputs, GradOutputs, plan_forward, plan_gradient
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT32, FLOATING
 from tests.ops.batch_norm.cuda.cases import CASES, Case, Forward, Gradient, assert_near, forward_case, gradient_case

@@ -30,7 +30,7 @@ from gradserve_server.devices.cuda.program import Launch, Program
 from gradserve_server.devices.cuda.reduction.reducer import CudaReducer
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
-from gradserve_server.ops.batch_norm.cuda.family import CudaBatchNorm
+from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
 from gradserve_server.ops.batch_norm.spec import ForwardAttributes, ForwardInputs, plan_forward
 from gradserve_server.ops.cudnn_rnn.checks import plan_forward as plan_network
 from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.ops.activation.cpu.family import CpuActivation
+from gradserve_server.ops.activation.cpu import CpuActivation
 from gradserve_server.ops.activation.reference import activation
 from gradserve_server.ops.activation.spec import NAMES, gradient_of_result
 from gradserve_server.ops.dtypes import FLOAT32
@@ -190,5 +190,5 @@ def test_calls_are_right_before_all_is_prepared(parallel: ForkJoin, dtype: np.dt
 
 
 def test_numba_is_imported_by_preparing_alone() -> None:
-    program = "import sys, gradserve_server.ops.activation.cpu.family; assert 'numba' not in sys.modules"
+    program = "import sys, gradserve_server.ops.activation.cpu; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_SECONDS)

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve_server.devices.cuda.program import Limits
-from gradserve_server.ops.activation.cuda import kernels as cuda_kernels
-from gradserve_server.ops.activation.cuda.family import CudaActivation
+from gradserve_server.ops.activation import cuda as cuda_kernels
+from gradserve_server.ops.activation.cuda import CudaActivation
 from gradserve_server.ops.activation.spec import NAMES
 from gradserve_server.ops.dtypes import FLOAT32, FLOATING
 from tests.devices.cuda.emulation.device import H200, EmulatedDevice
@@ -118,7 +118,7 @@ class TestLaunches:
         ("width", "count", "blocks"), [(1, 1, 1), (1, 257, 2), (4, 1024, 1), (4, 1025, 2), (4, 1 << 40, 16 * 132)]
     )
     def test_blocks(self, width: int, count: int, blocks: int) -> None:
-        launch = cuda_kernels.launch("forward", "gelu", FLOAT32, width, count, H200)
+        launch = cuda_kernels.kernel_launch("forward", "gelu", FLOAT32, width, count, H200)
         assert launch.kernel == f"gelu_forward_float32_by_{width}"
         assert (launch.grid, launch.threads) == ((blocks, 1), 256)
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.ops.batch_norm.declaration import BatchNorm
 from gradserve_server.ops.batch_norm.spec import (
+    BatchNorm,
     ForwardAttributes,
     ForwardInputs,
     GradAttributes,

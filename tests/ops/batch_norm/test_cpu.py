@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.ops.batch_norm.cpu.family import CpuBatchNorm
+from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
 from gradserve_server.ops.batch_norm.spec import (
     ForwardAttributes,
     ForwardInputs,
@@ -386,6 +386,6 @@ def test_a_call_that_is_not_prepared_warns_of_nothing(parallel: ForkJoin) -> Non
 
 
 def test_numba_is_imported_by_preparing_alone() -> None:
-    modules = "gradserve_server.app, gradserve_server.ops.batch_norm.cpu.family"
+    modules = "gradserve_server.app, gradserve_server.ops.batch_norm.cpu"
     script = f"import sys, {modules}; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_SECONDS)

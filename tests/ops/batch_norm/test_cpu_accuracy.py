@@ -10,7 +10,7 @@ import pytest
 from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.ops.batch_norm.cpu.family import CpuBatchNorm
+from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
 from tests.ops.batch_norm.accuracy import HARD, assert_sums_within_bounds
 
 NOT_OF_HALF_RANGE = ("huge", "tiny", "few digits", "outlier", "large first", "small first")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.ops.gru.cpu.family import CpuGRU
+from gradserve_server.ops.gru.cpu import CpuGRU
 from gradserve_server.ops.gru.reference import gru_block_cell, gru_block_cell_grad
 from gradserve_server.ops.gru.spec import CellInputs, GradAttributes, GradInputs, Sizes
 from tests.golden.gru_block_cell import (
@@ -269,5 +269,5 @@ def test_calls_are_right_before_all_is_prepared(parallel: ForkJoin, dtype: Any, 
 
 
 def test_numba_is_imported_by_preparing_alone() -> None:
-    program = "import sys, gradserve_server.ops.gru.cpu.family; assert 'numba' not in sys.modules"
+    program = "import sys, gradserve_server.ops.gru.cpu; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_SECONDS)

@@ -9,8 +9,8 @@ import pytest
 from gradserve_server.devices.cuda.kernels import ELEMENT_THREADS
 from gradserve_server.devices.cuda.program import Limits
 from gradserve_server.ops.dtypes import FLOATING
-from gradserve_server.ops.gru.cuda import kernels as cuda_kernels
-from gradserve_server.ops.gru.cuda.family import CudaGRU
+from gradserve_server.ops.gru import cuda as cuda_kernels
+from gradserve_server.ops.gru.cuda import CudaGRU
 from gradserve_server.ops.gru.reference import gru_block_cell
 from gradserve_server.ops.gru.spec import CellInputs, GradAttributes, GradInputs, Sizes
 from tests.devices.cuda.emulation.device import EmulatedDevice
@@ -117,7 +117,7 @@ class TestOnAGpu:
 class TestLaunches:
     @pytest.mark.parametrize(("count", "blocks"), [(1, 1), (256, 1), (257, 2), (1 << 40, 16 * 132)])
     def test_blocks(self, count: int, blocks: int) -> None:
-        launch = cuda_kernels.launch("gates", FLOATING[2], count, EmulatedDevice(Path()).limits)
+        launch = cuda_kernels.kernel_launch("gates", FLOATING[2], count, EmulatedDevice(Path()).limits)
         assert (launch.kernel, launch.grid, launch.threads) == ("gru_gates_float32", (blocks, 1), 256)
 
     def test_every_kernel_has_an_instance_for_its_dtypes(self) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.ops.layer_norm.declaration import LayerNorm
-from gradserve_server.ops.layer_norm.spec import ForwardAttributes, ForwardInputs, Geometry, GradInputs
+from gradserve_server.ops.layer_norm.spec import ForwardAttributes, ForwardInputs, Geometry, GradInputs, LayerNorm
 from tests.ops.batch_norm.accuracy import HARD
 from tests.ops.layer_norm.random_calls import raw_bytes
 

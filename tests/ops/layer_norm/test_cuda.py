@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.cuda.program import Limits
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATING
-from gradserve_server.ops.layer_norm.cuda import kernels as cuda_kernels
-from gradserve_server.ops.layer_norm.cuda.family import CudaLayerNorm
+from gradserve_server.ops.layer_norm import cuda as cuda_kernels
+from gradserve_server.ops.layer_norm.cuda import CudaLayerNorm
 from gradserve_server.ops.layer_norm.reference import layer_norm
 from gradserve_server.ops.layer_norm.spec import (
     ForwardAttributes,

@@ -26,7 +26,7 @@ from gradserve_server.layers.batch_norm.delivering import OutputsGradient, deliv
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.layers.registry import Reuse
 from gradserve_server.leases.lifetime import Lifetime
-from gradserve_server.ops.inputs import open_inputs
+from gradserve_server.ops.runner import open_inputs
 from gradserve_server.resources import ResourceKey
 from gradserve_server.state.durability import Durability
 from gradserve_server.tensors.delivery import Delivered, Placement, PlacementMode

@@ -10,7 +10,7 @@ from gradserve_server.layers.batch_norm.forward_pass import corrected
 from gradserve_server.layers.batch_norm.normalization import Normalization
 from gradserve_server.layers.batch_norm.spec import BackwardAttributes, BackwardInputs, BackwardOutputs, BackwardPlan
 from gradserve_server.layers.batch_norm.weighting import MomentsGradient, WeightedBatch
-from gradserve_server.ops.batch_norm.declaration import BatchNorm
+from gradserve_server.ops.batch_norm.spec import BatchNorm
 from gradserve_server.ops.dtypes import FLOATING
 
 

@@ -34,9 +34,8 @@ from gradserve_server.layers.batch_norm.spec import (
 )
 from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs, update
 from gradserve_server.layers.regularizers import Regularizer
-from gradserve_server.ops.activation.declaration import Activation
-from gradserve_server.ops.activation.spec import gradient_of_result
-from gradserve_server.ops.batch_norm.declaration import BatchNorm
+from gradserve_server.ops.activation.spec import Activation, gradient_of_result
+from gradserve_server.ops.batch_norm.spec import BatchNorm
 
 
 class LayerComputation:

@@ -23,8 +23,7 @@ from gradserve_server.layers.batch_norm.updates import (
     UpdatePlan,
     plan_update,
 )
-from gradserve_server.ops.batch_norm.declaration import kernel_scratch_bytes
-from gradserve_server.ops.batch_norm.spec import Geometry
+from gradserve_server.ops.batch_norm.spec import Geometry, kernel_scratch_bytes
 from gradserve_server.ops.dtypes import widened
 from gradserve_server.ops.operation import Family, Op
 

@@ -6,8 +6,7 @@ from gradserve_server.devices.device import Array
 from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import CallInputs
-from gradserve_server.ops.inputs import OpenInputs
-from gradserve_server.ops.runner import arrays_of
+from gradserve_server.ops.runner import OpenInputs, arrays_of
 from gradserve_server.tensors.delivery import Delivered, Delivery
 
 

@@ -9,7 +9,7 @@ from gradserve_server.layers.batch_norm.normalization import Normalization
 from gradserve_server.layers.batch_norm.renorm import RenormAverages, correction
 from gradserve_server.layers.batch_norm.spec import ForwardAttributes, ForwardInputs, ForwardPlan
 from gradserve_server.layers.batch_norm.weighting import WeightedBatch
-from gradserve_server.ops.batch_norm.declaration import BatchNorm
+from gradserve_server.ops.batch_norm.spec import BatchNorm
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from gradserve_server.devices.device import Array
-from gradserve_server.ops.batch_norm.declaration import BatchNorm, BatchNormRelu
 from gradserve_server.ops.batch_norm.spec import (
+    BatchNorm,
+    BatchNormRelu,
     ForwardAttributes,
     ForwardInputs,
     ForwardOutputs,

@@ -1,4 +1,4 @@
-"""The inputs, attributes, outputs and checks of FusedBatchNorm and FusedBatchNormGrad.
+"""The ops FusedBatchNorm and FusedBatchNormGrad: their inputs, attributes, outputs and checks, and their family.
 
 T is the dtype of x. U is the dtype of all per-channel values: float32, or float64 if T is. C is the number of channels.
 Messages, and the order of the checks, are TensorFlow's where it has them.
@@ -6,13 +6,14 @@ Messages, and the order of the checks, are TensorFlow's where it has them.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.dtypes import check_type_attribute, dtype_text, shape_text, widened
+from gradserve_server.ops.operation import Family, Op
 from gradserve_server.tensors.spec import TensorSpec
 
 _RANKS = {"NHWC": 4, "NCHW": 4, "NDHWC": 5, "NCDHW": 5}
@@ -274,3 +275,91 @@ def _geometry(x: Array, data_format: str) -> Geometry:
 
 def _spec(array: Array) -> TensorSpec:
     return TensorSpec(array.dtype, tuple(array.shape))
+
+
+class BatchNorm(Family, Protocol):
+    """FusedBatchNorm on one device. Inputs are checked and in its memory, where outputs are, too."""
+
+    def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
+        """Computes FusedBatchNorm."""
+        ...
+
+    def gradient(self, inputs: GradInputs, attributes: GradAttributes, geometry: Geometry) -> GradOutputs:
+        """Computes FusedBatchNormGrad."""
+        ...
+
+
+@runtime_checkable
+class BatchNormRelu(BatchNorm, Protocol):
+    """FusedBatchNorm with a relu behind it, in the same pass over memory, and its gradient. Not every device has it."""
+
+    def forward_relu(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
+        """Computes FusedBatchNorm with max(y, 0) for y."""
+        ...
+
+    def gradient_relu(
+        self, inputs: GradInputs, offset: Array, attributes: GradAttributes, geometry: Geometry
+    ) -> GradOutputs:
+        """Computes the gradients of `forward_relu`.
+
+        It computes again from x where y was above 0, by the arithmetic of the forward call.
+
+        Args:
+            inputs: The inputs; `y_backprop` is the gradient with respect to max(y, 0).
+            offset: U, shape [C]: the forward call's.
+            attributes: See `gradient`.
+            geometry: See `gradient`.
+        """
+        ...
+
+
+FAMILY = "batch_norm"
+
+
+def _forward(family: BatchNorm, inputs: ForwardInputs, attributes: ForwardAttributes, plan: Plan) -> ForwardOutputs:
+    return family.forward(inputs, attributes, plan.geometry)
+
+
+def _gradient(family: BatchNorm, inputs: GradInputs, attributes: GradAttributes, plan: Plan) -> GradOutputs:
+    return family.gradient(inputs, attributes, plan.geometry)
+
+
+def kernel_scratch_bytes(geometry: Geometry) -> int:
+    """Returns a bound: two sums in float64 for each column of every 128 rows, and a few values for each column.
+
+    A row has an element of every channel, or more of them if these are few.
+    """
+    size = geometry.count * geometry.channels
+    columns = max(geometry.channels * (geometry.inner if geometry.inner < _SHORT else 1), min(2 * 128, size))
+    return size // 8 + 64 * columns
+
+
+_SHORT = 16
+"""Elements that lie together in memory are columns of a row if they are fewer."""
+
+
+def _scratch_bytes(_inputs: object, _attributes: object, plan: Plan) -> int:
+    return kernel_scratch_bytes(plan.geometry)
+
+
+FUSED_BATCH_NORM = Op(
+    name="FusedBatchNorm",
+    family=FAMILY,
+    inputs=ForwardInputs,
+    attributes=ForwardAttributes,
+    outputs=ForwardOutputs,
+    plan=plan_forward,
+    compute=_forward,
+    scratch_bytes=_scratch_bytes,
+)
+
+FUSED_BATCH_NORM_GRAD = Op(
+    name="FusedBatchNormGrad",
+    family=FAMILY,
+    inputs=GradInputs,
+    attributes=GradAttributes,
+    outputs=GradOutputs,
+    plan=plan_gradient,
+    compute=_gradient,
+    scratch_bytes=_scratch_bytes,
+)

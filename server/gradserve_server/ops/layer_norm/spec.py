@@ -1,4 +1,4 @@
-"""Inputs, attributes and outputs of LayerNorm and LayerNormGrad, and their checks.
+"""The ops LayerNorm and LayerNormGrad: their inputs, attributes, outputs and checks, and their family.
 
 T is the dtype of x. U is the dtype of scale, offset, mean and rstd: float64 if T is float64, else float32. S is the
 shape of scale; the shape of x ends with it. A group is the elements of x that are normalized together: all with the
@@ -8,13 +8,14 @@ same indices in the dimensions before S.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.dtypes import FLOATING, shape_text, widened
+from gradserve_server.ops.operation import Family, Op
 from gradserve_server.tensors.spec import TensorSpec
 
 
@@ -207,3 +208,54 @@ def _check_shape(inputs: Any, name: str, expected: Sequence[int], which: str) ->
 
 def _spec(array: Array) -> TensorSpec:
     return TensorSpec(array.dtype, tuple(array.shape))
+
+
+class LayerNorm(Family, Protocol):
+    """The computations on one device. Inputs are checked and in its memory; outputs are allocated there."""
+
+    def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
+        """Computes LayerNorm."""
+        ...
+
+    def gradient(self, inputs: GradInputs, geometry: Geometry) -> GradOutputs:
+        """Computes LayerNormGrad."""
+        ...
+
+
+FAMILY = "layer_norm"
+
+
+def _forward(family: LayerNorm, inputs: ForwardInputs, attributes: ForwardAttributes, plan: Plan) -> ForwardOutputs:
+    return family.forward(inputs, attributes, plan.geometry)
+
+
+def _gradient(family: LayerNorm, inputs: GradInputs, attributes: GradAttributes, plan: Plan) -> GradOutputs:
+    return family.gradient(inputs, plan.geometry)
+
+
+def _gradient_scratch_bytes(_inputs: GradInputs, _attributes: object, plan: Plan) -> int:
+    """Returns a bound: the sums for scale and offset, in float64, of every 32 groups."""
+    geometry = plan.geometry
+    return 16 * geometry.size * -(-geometry.groups // 32)
+
+
+LAYER_NORM = Op(
+    name="LayerNorm",
+    family=FAMILY,
+    inputs=ForwardInputs,
+    attributes=ForwardAttributes,
+    outputs=ForwardOutputs,
+    plan=plan_forward,
+    compute=_forward,
+)
+
+LAYER_NORM_GRAD = Op(
+    name="LayerNormGrad",
+    family=FAMILY,
+    inputs=GradInputs,
+    attributes=GradAttributes,
+    outputs=GradOutputs,
+    plan=plan_gradient,
+    compute=_gradient,
+    scratch_bytes=_gradient_scratch_bytes,
+)

@@ -10,9 +10,8 @@ from google.protobuf.message import Message
 from gradserve.v1 import gradient_ops_service_pb2
 from gradserve.wire.tensors import Contents, WithContents
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
-from gradserve_server.ops.inputs import open_inputs
 from gradserve_server.ops.operation import AnyOp
-from gradserve_server.ops.runner import OpRunner, arrays_of, check_call
+from gradserve_server.ops.runner import OpRunner, arrays_of, check_call, open_inputs
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.long_replies import PARTS_AT_ONCE
 from gradserve_server.rpc.gradient_ops.calls import (

@@ -9,11 +9,11 @@ import numpy as np
 
 from gradserve_server.devices.cuda.program import Limits, Program
 from gradserve_server.devices.cuda.reduction.reducer import CudaReducer
-from gradserve_server.ops.activation.cuda.family import CudaActivation
-from gradserve_server.ops.batch_norm.cuda.family import CudaBatchNorm
+from gradserve_server.ops.activation.cuda import CudaActivation
+from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
 from gradserve_server.ops.batch_norm.spec import plan_forward, plan_gradient
 from gradserve_server.ops.dtypes import FLOAT16, FLOAT32
-from gradserve_server.ops.layer_norm.cuda.family import CudaLayerNorm
+from gradserve_server.ops.layer_norm.cuda import CudaLayerNorm
 from gradserve_server.ops.layer_norm.spec import Geometry
 from tests.devices.cuda.emulation.device import H200
 from tests.devices.cuda.traffic.counting import CountingDevice, Traffic

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve_server.devices.cuda.program import Limits
-from gradserve_server.ops.batch_norm.cuda.family import CudaBatchNorm
+from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
 from gradserve_server.ops.batch_norm.spec import (
     ForwardAttributes,
     ForwardInputs,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gradserve_server.devices.cuda.program import Limits
-from gradserve_server.ops.batch_norm.cuda import launches
-from gradserve_server.ops.batch_norm.cuda.tiling import (
+from gradserve_server.ops.batch_norm import cuda as launches
+from gradserve_server.ops.batch_norm.cuda import (
     MAX_THREADS,
     Tiling,
     balanced_splits,

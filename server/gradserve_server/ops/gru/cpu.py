@@ -1,19 +1,27 @@
-"""GRUBlockCell and GRUBlockCellGrad on the host."""
+"""GRUBlockCell and GRUBlockCellGrad on the host: BLAS for matrix products, the kernels in `cpu_loops` for the rest."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.kernel_table import Kernel, PreparedKernels, aligned, flat
+from gradserve_server.devices.host.kernel_table import (
+    ELEMENTS,
+    ChunkedKernels,
+    Declared,
+    Kernel,
+    KernelTable,
+    PreparedKernels,
+    aligned,
+    flat,
+)
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.products import Product, Products
 from gradserve_server.devices.host.summation import Summation, sum_of_rows
-from gradserve_server.ops.dtypes import FLOAT32, widened
-from gradserve_server.ops.gru.cpu.kernels import CONVERSIONS, GRU_BLOCK_CELL, Conversions, Kernels
+from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
 from gradserve_server.ops.gru.reference import gru_block_cell, gru_block_cell_grad
 from gradserve_server.ops.gru.spec import (
     CellInputs,
@@ -23,6 +31,60 @@ from gradserve_server.ops.gru.spec import (
     GradOutputs,
     Sizes,
 )
+
+
+@dataclass(frozen=True)
+class Kernels(ChunkedKernels):
+    """The kernels for float32 or float64; see `cpu_loops`."""
+
+    cell_of_one: Kernel
+    gates: Kernel
+    state: Kernel
+    gradient_of_state: Kernel
+    gradient_of_reset: Kernel
+    gradient_of_inputs: Kernel
+
+
+@dataclass(frozen=True)
+class Conversions(ChunkedKernels):
+    """The kernels between a dtype of 16 bits and float32."""
+
+    to_float32: Kernel
+    from_float32: Kernel
+
+
+def _arguments(inputs: int, sizes: int, outputs: int) -> str:
+    return ", ".join(["const {T}[]"] * inputs + ["int64"] * sizes + ["{T}[]"] * outputs)
+
+
+GRU_BLOCK_CELL = KernelTable(
+    what="GRUBlockCell",
+    package=__package__,
+    kernels=Kernels,
+    types={dtype: {"T": ELEMENTS[dtype]} for dtype in (FLOAT32, FLOAT64)},
+    declared={
+        "cell_of_one": Declared(
+            "cpu_loops.cell_of_one", f"{_arguments(6, 2, 0)}, {{T}}[2], {{T}}[2], {_arguments(0, 0, 5)}"
+        ),
+        "gates": Declared("cpu_loops.gates", _arguments(4, 3, 3)),
+        "state": Declared("cpu_loops.state", _arguments(5, 3, 2)),
+        "gradient_of_state": Declared("cpu_loops.gradient_of_state", _arguments(4, 3, 2)),
+        "gradient_of_reset": Declared("cpu_loops.gradient_of_reset", _arguments(3, 4, 1)),
+        "gradient_of_inputs": Declared("cpu_loops.gradient_of_inputs", _arguments(5, 4, 2)),
+    },
+)
+
+CONVERSIONS = KernelTable(
+    what="GRUBlockCell",
+    package=__package__,
+    kernels=Conversions,
+    types={dtype: {"T": ELEMENTS[dtype]} for dtype in (BFLOAT16, FLOAT16)},
+    declared={
+        "to_float32": Declared("cpu_loops.convert", "const {T}[], int64, float32[]"),
+        "from_float32": Declared("cpu_loops.convert", "const float32[], int64, {T}[]"),
+    },
+)
+
 
 _CHUNK_ELEMENTS = 1 << 14
 """The work of a chunk, about ten microseconds. For less, no thread is woken up."""

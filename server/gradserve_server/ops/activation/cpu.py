@@ -1,18 +1,58 @@
-"""Activation functions on the host."""
+"""Activation functions on the host: NumPy, or the kernels in `cpu_loops` once they are compiled."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.host.kernel_table import Kernel, PreparedKernels, aligned
+from gradserve_server.devices.host.kernel_table import (
+    ChunkedKernels,
+    Declared,
+    Kernel,
+    KernelTable,
+    PreparedKernels,
+    aligned,
+)
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.ops.activation.cpu.element_kinds import BFLOAT16_ELEMENTS, FLOAT16_ELEMENTS, FLOAT32_ELEMENTS
-from gradserve_server.ops.activation.cpu.kernels import IN_FLOAT32, IN_FLOAT64, Kernels
 from gradserve_server.ops.activation.reference import activation, activation_grad
-from gradserve_server.ops.activation.spec import NAMES
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, widened
+from gradserve_server.ops.activation.spec import BFLOAT16_ELEMENTS, FLOAT16_ELEMENTS, FLOAT32_ELEMENTS, NAMES
+from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
+
+
+@dataclass(frozen=True)
+class Kernels(ChunkedKernels):
+    """The kernels that compute with float32 or float64; see `cpu_loops`."""
+
+    forward: Kernel
+    gradient: Kernel
+
+
+IN_FLOAT32 = KernelTable(
+    what="activation functions",
+    package=__package__,
+    kernels=Kernels,
+    types={FLOAT32: {}},
+    declared={
+        "forward": Declared("cpu_loops.forward_float32", "int64, int64, const uint8[], int64, int64, uint8[]"),
+        "gradient": Declared(
+            "cpu_loops.gradient_float32", "int64, int64, const uint8[], const uint8[], int64, int64, uint8[]"
+        ),
+    },
+)
+
+IN_FLOAT64 = KernelTable(
+    what="activation functions",
+    package=__package__,
+    kernels=Kernels,
+    types={FLOAT64: {}},
+    declared={
+        "forward": Declared("cpu_loops.forward_float64", "int64, const float64[], int64, float64[]"),
+        "gradient": Declared("cpu_loops.gradient_float64", "int64, const float64[], const float64[], int64, float64[]"),
+    },
+)
+
 
 _KINDS: dict[np.dtype[Any], int] = {
     FLOAT32: FLOAT32_ELEMENTS,

@@ -1,15 +1,17 @@
-"""The CUDA kernels of activation functions: their programs and arguments. Nothing here needs a GPU."""
+"""Activation functions on a GPU: the CUDA programs and their launches. Importing this needs no GPU."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from gradserve_server.devices.cuda.kernels import ELEMENT_THREADS, ELEMENTS, Struct, element_launch, instance
-from gradserve_server.devices.cuda.program import Launch, Limits, Program, element_sources
+from gradserve_server.devices.cuda.kernels import ELEMENT_THREADS, ELEMENTS, Programs, Struct, element_launch, instance
+from gradserve_server.devices.cuda.program import KernelDevice, Launch, Limits, Program, element_sources
+from gradserve_server.devices.device import Array
 from gradserve_server.ops.activation.spec import LEAKY_RELU_SLOPE, NAMES, SELU_SCALE, SELU_SCALE_ALPHA
+from gradserve_server.ops.dtypes import MOST_USUAL_FIRST
 
 ARGUMENTS = {
     "forward": Struct(("x", "out"), ("count",)),
@@ -41,7 +43,7 @@ def program(dtype: np.dtype[Any]) -> Program:
     return Program(f"activation {dtype.name}", "\n".join([*parts, *instances.values()]), tuple(instances))
 
 
-def launch(kernel: str, name: str, dtype: np.dtype[Any], width: int, count: int, limits: Limits) -> Launch:
+def kernel_launch(kernel: str, name: str, dtype: np.dtype[Any], width: int, count: int, limits: Limits) -> Launch:
     """The launch of a kernel for `count` elements, at least one."""
     return element_launch(kernel_name(kernel, name, dtype, width), count, limits, width=width)
 
@@ -59,3 +61,34 @@ def _instance(kernel: str, name: str, dtype: np.dtype[Any], width: int) -> str:
     struct = f"{kernel.title()}Arguments<{ELEMENTS[dtype]}>"
     template = f"{kernel}<{name.title().replace('_', '')}, {width}>"
     return instance(kernel_name(kernel, name, dtype, width), str(ELEMENT_THREADS), struct, template)
+
+
+class CudaActivation:
+    """Activation functions by a kernel for every function, gradient and dtype. Safe to use from several threads."""
+
+    def __init__(self, device: KernelDevice) -> None:
+        """Takes the device to compute on."""
+        self._device = device
+        self._programs = Programs(device, program, MOST_USUAL_FIRST)
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
+        self._programs.prepare(stop)
+
+    def forward(self, name: str, x: Array, out: Array) -> None:
+        """Computes an activation function; `out` may be `x`."""
+        self._launch("forward", name, (x,), out)
+
+    def gradient(self, name: str, dy: Array, saved: Array, out: Array) -> None:
+        """Computes the gradient with respect to the input; `out` may be `dy` or `saved`."""
+        self._launch("gradient", name, (dy, saved), out)
+
+    def _launch(self, kernel: str, name: str, inputs: tuple[Array, ...], out: Array) -> None:
+        if out.size == 0:
+            return
+        addresses = [self._device.address(array) for array in (*inputs, out)]
+        struct = ARGUMENTS[kernel]
+        arguments = struct.of(dict(zip(struct.arrays, addresses, strict=True)), {"count": out.size})
+        width = vector_width(out.dtype, addresses)
+        launch = kernel_launch(kernel, name, out.dtype, width, out.size, self._device.limits)
+        self._programs[out.dtype].launch(launch, arguments)

@@ -1,13 +1,28 @@
-"""LayerNorm and LayerNormGrad on the host."""
+"""LayerNorm and LayerNormGrad on the host, by the kernels in `cpu_loops`.
+
+T and U are the dtypes of `spec`; `intrinsics` says how kernels take elements of T. x is a matrix with one row per
+group; a chunk is a few groups. Sums are in U within a block and in float64 over blocks. Blocks, chunks and their
+partial sums are the same on every processor and for any number of threads; docs/layer_norm.md has the resulting error
+bounds.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.kernel_table import PreparedKernels, flat
+from gradserve_server.devices.host.kernel_table import (
+    ELEMENTS,
+    ChunkedKernels,
+    Declared,
+    Kernel,
+    KernelTable,
+    PreparedKernels,
+    flat,
+)
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.ops.layer_norm.cpu.kernels import LAYER_NORM, Kernels
+from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
 from gradserve_server.ops.layer_norm.reference import layer_norm, layer_norm_grad
 from gradserve_server.ops.layer_norm.spec import (
     ForwardAttributes,
@@ -17,6 +32,34 @@ from gradserve_server.ops.layer_norm.spec import (
     GradInputs,
     GradOutputs,
 )
+
+
+@dataclass(frozen=True)
+class Kernels(ChunkedKernels):
+    """The kernels for one T; see the functions `forward` and `gradient`."""
+
+    forward: Kernel
+    gradient: Kernel
+
+
+LAYER_NORM = KernelTable(
+    what="LayerNorm",
+    package=__package__,
+    kernels=Kernels,
+    types={
+        dtype: {"T": ELEMENTS[dtype], "U": ELEMENTS[widened(dtype)]} for dtype in (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)
+    },
+    declared={
+        "forward": Declared(
+            "cpu_loops.forward", "const {T}[], const {U}[], const {U}[], float64, int64, {U}[], {U}[], {T}[]"
+        ),
+        "gradient": Declared(
+            "cpu_loops.gradient",
+            "const {T}[], const {T}[], const {U}[], const {U}[], const {U}[], int64, float64[3], {T}[], {U}[], {U}[]",
+        ),
+    },
+)
+
 
 _CHUNK_ELEMENTS = 1 << 15
 """About ten microseconds of work: for less, no other thread is woken up."""

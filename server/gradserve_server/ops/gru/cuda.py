@@ -1,16 +1,17 @@
-"""GRUBlockCell and GRUBlockCellGrad on a GPU."""
+"""GRUBlockCell and GRUBlockCellGrad on a GPU: the CUDA programs and their launches. Importing this needs no GPU."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import fields
+from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from gradserve_server.devices.cuda.kernels import Programs
-from gradserve_server.devices.cuda.program import KernelDevice
+from gradserve_server.devices.cuda.kernels import ELEMENT_THREADS, ELEMENTS, Programs, Struct, element_launch, instance
+from gradserve_server.devices.cuda.program import KernelDevice, Launch, Limits, Program, element_sources
 from gradserve_server.devices.device import Array
-from gradserve_server.ops.dtypes import FLOAT32
-from gradserve_server.ops.gru.cuda import kernels as cuda_kernels
+from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from gradserve_server.ops.gru.spec import (
     CellInputs,
     CellOutputs,
@@ -19,6 +20,56 @@ from gradserve_server.ops.gru.spec import (
     GradOutputs,
     Sizes,
 )
+
+ARITHMETIC: tuple[np.dtype[Any], ...] = (FLOAT32, FLOAT64)
+CONVERTED: tuple[np.dtype[Any], ...] = (BFLOAT16, FLOAT16)
+"""ARITHMETIC has the dtypes that kernels compute with, CONVERTED those that are converted to float32 and back."""
+
+ARGUMENTS = {
+    "gates": Struct(("ru_of_x", "ru_of_h", "b_ru", "h_prev", "r", "u", "h_prevr"), ("rows", "cells")),
+    "state": Struct(("c_of_x", "c_of_h", "b_c", "h_prev", "u", "c", "h"), ("rows", "cells")),
+    "gradient_of_state": Struct(
+        ("h_prev", "r", "u", "c", "d_h", "d_c_bar", "d_r_bar_u_bar", "h_prevr"),
+        ("rows", "cells"),
+    ),
+    "gradient_of_reset": Struct(("d_x_h_prevr", "h_prev", "r", "d_r_bar_u_bar"), ("rows", "inputs", "cells")),
+    "gradient_of_inputs": Struct(
+        ("d_x_h_prev", "d_x_h_prevr", "r", "u", "d_h", "d_x", "d_h_prev"),
+        ("rows", "inputs", "cells"),
+    ),
+    "to_float32": Struct(("source", "target"), ("count",)),
+    "from_float32": Struct(("source", "target"), ("count",)),
+}
+"""The arguments, by kernel."""
+CONVERSIONS = ("to_float32", "from_float32")
+
+
+def kernel_name(kernel: str, dtype: np.dtype[Any]) -> str:
+    """The name of an instance of a template."""
+    return f"gru_{kernel}_{dtype.name}"
+
+
+@functools.cache
+def program(dtype: np.dtype[Any]) -> Program:
+    """The kernels that compute with a dtype; for a dtype of 16 bits, the kernels that convert it."""
+    kernels = [kernel for kernel in ARGUMENTS if (kernel in CONVERSIONS) == (dtype in CONVERTED)]
+    instances = {kernel_name(kernel, dtype): _instance(kernel, dtype) for kernel in kernels}
+    parts = [*element_sources(), (resources.files(__package__) / "gru.cu").read_text(encoding="utf-8")]
+    return Program(f"GRU {dtype.name}", "\n".join([*parts, *instances.values()]), tuple(instances))
+
+
+def kernel_launch(kernel: str, dtype: np.dtype[Any], count: int, limits: Limits) -> Launch:
+    """The launch of a kernel for `count` elements, at least one."""
+    return element_launch(kernel_name(kernel, dtype), count, limits)
+
+
+def _instance(kernel: str, dtype: np.dtype[Any]) -> str:
+    types, template = ELEMENTS[dtype], kernel
+    if kernel in CONVERSIONS:
+        template = "convert"
+        types = f"{types}, float" if kernel == "to_float32" else f"float, {types}"
+    struct = f"{template.title().replace('_', '')}Arguments<{types}>"
+    return instance(kernel_name(kernel, dtype), str(ELEMENT_THREADS), struct, f"{template}<{types}>")
 
 
 class CudaGRU:
@@ -34,7 +85,7 @@ class CudaGRU:
         """Takes the device, and CuPy, or NumPy for an emulated device."""
         self._device = device
         self._xp = xp
-        self._programs = Programs(device, cuda_kernels.program, (*cuda_kernels.ARITHMETIC, *cuda_kernels.CONVERTED))
+        self._programs = Programs(device, program, (*ARITHMETIC, *CONVERTED))
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
@@ -118,15 +169,15 @@ class CudaGRU:
         """Starts a kernel for this many elements; it uses what it needs of `arrays` and `numbers`."""
         if count == 0:
             return
-        struct = cuda_kernels.ARGUMENTS[kernel]
+        struct = ARGUMENTS[kernel]
         arguments = struct.of({name: self._device.address(arrays[name]) for name in struct.arrays}, numbers)
-        launch = cuda_kernels.launch(kernel, dtype, count, self._device.limits)
+        launch = kernel_launch(kernel, dtype, count, self._device.limits)
         self._programs[dtype].launch(launch, arguments)
 
     def _widened(self, inputs: CellInputs) -> list[Array]:
         arrays = [getattr(inputs, field.name) for field in fields(inputs)]
         dtype = inputs.x.dtype
-        if dtype not in cuda_kernels.CONVERTED:
+        if dtype not in CONVERTED:
             return arrays
         return [self._converted("to_float32", dtype, array, FLOAT32) for array in arrays]
 

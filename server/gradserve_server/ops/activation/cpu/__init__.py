@@ -1,1 +1,0 @@
-"""Activation functions on the host."""

@@ -1,1 +1,0 @@
-"""FusedBatchNorm on a GPU."""

@@ -1,1 +1,0 @@
-"""GRUBlockCell on the host."""

@@ -1,1 +1,0 @@
-"""GRUBlockCell on a GPU."""

@@ -1,1 +1,0 @@
-"""LayerNorm on the host."""
