@@ -15,9 +15,9 @@ _PLACES = {
     "examples/README.md": "examples.md",
     "examples/cpp/README.md": "examples_cpp.md",
     "proto/gradserve/v1": "reference/rpc.md",
-    "server/gradserve_server/cli.py": "reference/commands.md",
+    "server/gradserve_server/commands/cli.py": "reference/commands.md",
     "server/gradserve_server/commands": "reference/commands.md",
-    "server/gradserve_server/config.py": "reference/settings.md",
+    "server/gradserve_server/config/__init__.py": "reference/settings.md",
 }
 """Where the site has a page about a file or a folder of the repository, by its path there."""
 

@@ -12,9 +12,9 @@ import click
 
 from gradserve_demo.errors import DemoError
 from gradserve_demo.options import DemoOptions
-from gradserve_server.extras import install_command
-from gradserve_server.process import silence_grpc
-from gradserve_server.settings import SettingsError
+from gradserve_server.config.settings import SettingsError
+from gradserve_server.runtime.extras import install_command
+from gradserve_server.runtime.process import silence_grpc
 
 _DEFAULTS = DemoOptions()
 _EXTRA_MODULES = ("matplotlib", "rich", "sklearn")

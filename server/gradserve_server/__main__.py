@@ -23,18 +23,18 @@ def main() -> None:
     if sys.argv[1:2] == ["serve"]:
         # First, because imports may take seconds: signals wait until a handler is installed.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-        from gradserve_server.signals import StopSignals
+        from gradserve_server.runtime.process import StopSignals
 
         signals = StopSignals()
     if sys.argv[1:2] == ["health"] and _serves(sys.argv[2:]):
         return
-    from gradserve_server.extras import MissingExtraError, require
+    from gradserve_server.runtime.extras import MissingExtraError, require
 
     try:
         require("server")
     except MissingExtraError as error:
         sys.exit(f"gradserve: {error}")
-    from gradserve_server.cli import cli
+    from gradserve_server.commands.cli import cli
 
     cli(obj=signals)
 

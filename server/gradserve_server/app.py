@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import gradserve
-import gradserve_server.installed  # noqa: F401
+import gradserve_server.runtime.installed  # noqa: F401
 from gradserve.address import Address
 from gradserve.calls.identity import RequestIds
 from gradserve.lasting import lasting_task
@@ -20,10 +20,8 @@ from gradserve_server.accumulators.places.device_place import DevicePlace
 from gradserve_server.accumulators.places.host_place import HostPlace
 from gradserve_server.accumulators.places.places import Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
-from gradserve_server.address_file import write_addresses
-from gradserve_server.cluster import member_of
+from gradserve_server.accumulators.round_hold import RoundHold
 from gradserve_server.config import ServerConfig
-from gradserve_server.descriptors import within_descriptors
 from gradserve_server.devices.compute import DEVICE_THREADS, InThreads, ThreadCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.device_watch import DeviceWatch
@@ -34,9 +32,6 @@ from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.batch_norm.journal import MemoryLayerRecords
 from gradserve_server.layers.batch_norm.kind import BatchNormKind
 from gradserve_server.layers.registry import LayerRegistry
-from gradserve_server.leases.expiry import Expiry
-from gradserve_server.leases.lifetimes import Lifetimes
-from gradserve_server.loop_watch import LoopWatch
 from gradserve_server.observe.logs.summary import Summary
 from gradserve_server.observe.observed import Observed
 from gradserve_server.observe.port import ObservationPort
@@ -47,10 +42,13 @@ from gradserve_server.observe.tracing.tracer import wanted_tracer
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import OPS
 from gradserve_server.ops.runner import OpRunner
-from gradserve_server.own_file import OwnFile
-from gradserve_server.parts import Parts
-from gradserve_server.resource_counts import ResourceCounts
-from gradserve_server.round_hold import RoundHold
+from gradserve_server.parts import Parts, ResourceCounts, open_state, within_descriptors
+from gradserve_server.resources.cluster import member_of
+from gradserve_server.resources.ids import ServerRun
+from gradserve_server.resources.leases import Expiry
+from gradserve_server.resources.lifetimes import Lifetimes
+from gradserve_server.resources.memory import DeviceMemory, ServerQuotas
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.access import AccessChecks
@@ -74,21 +72,18 @@ from gradserve_server.rpc.sockets.tickets import TicketOffice
 from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.rpc.upstream.link import UpstreamLink
 from gradserve_server.rpc.upstream.service import AggregatingServicer
+from gradserve_server.runtime.event_loop import LoopWatch
+from gradserve_server.runtime.files import OwnFile, write_addresses
 from gradserve_server.security.access import Access, share_rules
 from gradserve_server.security.credentials import Credentials
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.tls import context_of, explicit_bulk_address, server_certificates, unprotected
 from gradserve_server.security.user_keys import UserKeys
-from gradserve_server.server_quotas import ServerQuotas
-from gradserve_server.server_run import ServerRun
-from gradserve_server.server_state import open_state
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.downloads import Downloads
 from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.inflight import InFlight
-from gradserve_server.tensors.memories import DeviceMemory
 from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 from gradserve_server.tensors.uploads import Uploads

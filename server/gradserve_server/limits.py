@@ -5,6 +5,21 @@ from itertools import islice
 
 from gradserve_server.errors import InvalidArgumentError
 
+
+def visible(text: str) -> str:
+    """See `gradserve.visible`."""
+    if text.isascii() and text.isprintable():
+        return text
+    from gradserve.visible import visible
+
+    return visible(text)
+
+
+def visible_lines(text: str) -> str:
+    """See `gradserve.visible`."""
+    return "\n  ".join(map(visible, text.split("\n")))
+
+
 MAX_NAME_BYTES = 1024
 """The longest name of a resource, container, component, variable or collection, in UTF-8."""
 MAX_ID_BYTES = 128

@@ -1,29 +1,173 @@
 """The replaceable parts of a server, with their defaults."""
 
+import logging
+import resource
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradserve.memory.pool import BufferPool
+from gradserve.server_status import MemoryStatus
+from gradserve_server.accumulators.durable.records import FileRecords
 from gradserve_server.accumulators.places.device_place import ConvertingReducer
+from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.config import LimitsConfig, StateConfig
 from gradserve_server.devices.device import CpuDevice, Device
 from gradserve_server.devices.gpu_sharing import GpuSharing
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.inventory import Inventory, take_inventory
 from gradserve_server.devices.selection import choose_device, sharing_of
+from gradserve_server.layers.batch_norm.durable.records import FileLayerRecords
 from gradserve_server.layers.families import make_layer_families
-from gradserve_server.leases.service_clock import ServiceClock
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
-from gradserve_server.random_ids import RandomIds
+from gradserve_server.resources.ids import RandomIds
+from gradserve_server.resources.lifetimes import ClientLeases
+from gradserve_server.resources.memory import DeviceMemory, ServerQuotas
 from gradserve_server.rpc.boundary.chain import Interceptor
 from gradserve_server.rpc.listeners.grpc_listener import GrpcListener
 from gradserve_server.rpc.listeners.listener import MakeListener
+from gradserve_server.rpc.listeners.sockets.client_regions import max_regions
+from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
+from gradserve_server.runtime.files import reason_of
+from gradserve_server.runtime.timing import ServiceClock
+from gradserve_server.state.durability import Durability
+from gradserve_server.state.files.directory import StateDirectory
+from gradserve_server.state.files.errors import StateError
+from gradserve_server.state.files.store import StateStore
+from gradserve_server.state.files.values import Allocate
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
+
+
+def open_state(config: StateConfig) -> "ServerState | None":
+    """Opens the state directory of a configuration, None if it has none.
+
+    Raises:
+        StateError: It cannot be made, opened or used.
+    """
+    if config.state_dir is None:
+        return None
+    try:
+        store = StateStore(StateDirectory(Path(config.state_dir)))
+    except OSError as error:
+        raise StateError(f"cannot use the state directory {config.state_dir}: {reason_of(error)}") from error
+    return ServerState(store, Durability[config.durability.upper()])
+
+
+class ServerState:
+    """An open state directory.
+
+    Attributes:
+        accumulators: The journals of the accumulators.
+        layers: The journals of the layers.
+    """
+
+    def __init__(self, store: StateStore, default: Durability) -> None:
+        """Takes the directory, and the durability of what asks for none."""
+        self._store = store
+        self.accumulators = FileRecords(store, default)
+        self.layers = FileLayerRecords(store, default)
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._store.path
+
+    async def restore(self, registry: AccumulatorRegistry, allocate: Allocate) -> int:
+        """Makes the accumulators again that are there; see `FileRecords.restore`."""
+        return await self.accumulators.restore(registry, allocate)
+
+    def start(self, on_failure: Callable[[str], object]) -> None:
+        """Begins to write; see `StateStore.start`."""
+        self._store.start(on_failure)
+
+    def close(self) -> None:
+        """Writes what has not been written, and closes the files."""
+        self._store.close()
+
+
+@dataclass(frozen=True)
+class ResourceCounts:
+    """What there is on a server. Read on the event loop."""
+
+    quotas: ServerQuotas
+    registry: AccumulatorRegistry
+    sockets: FairSockets
+    clients: ClientLeases
+    pool: BufferPool
+    device: DeviceMemory | None
+
+    def memory(self) -> Iterable[MemoryStatus]:
+        """Returns bytes by purpose. The purposes up to "calls" share the limit of "all tensors"."""
+        quotas, sockets = self.quotas, self.sockets
+        found = [
+            MemoryStatus("all tensors", quotas.memory.used, quotas.memory.limit),
+            MemoryStatus("stored tensors", quotas.stored_memory.used),
+            MemoryStatus("accumulators", quotas.accumulator_memory.used),
+            MemoryStatus("layers", quotas.layer_memory.used),
+            MemoryStatus("calls", quotas.call_memory.used),
+            MemoryStatus("bookkeeping", quotas.bookkeeping.used, quotas.bookkeeping.limit),
+            MemoryStatus("clients' shared memory", sockets.region_bytes.used, sockets.region_bytes.limit),
+            MemoryStatus("kept for later", self.pool.idle_bytes),
+        ]
+        if self.device is not None:
+            found.append(MemoryStatus("device: all", self.device.quota.used, self.device.quota.limit))
+            found += [MemoryStatus(f"device: {purpose.value}", used) for purpose, used in self.device.used.items()]
+        return found
+
+    def counts(self) -> Mapping[str, tuple[int, int]]:
+        """Returns how many there are of each kind, and how many there may be; 0 for no limit of its own."""
+        quotas, sockets = self.quotas, self.sockets
+        limited = {
+            "handles": quotas.handles,
+            "accumulators": self.registry.count,
+            "layers": quotas.layers,
+            "waiters": self.registry.waiters,
+            "socket_connections": sockets.connections,
+            "regions": sockets.regions,
+        }
+        counts = {kind: (quota.used, quota.limit) for kind, quota in limited.items()}
+        return {**counts, "client_leases": (len(self.clients), 0)}
+
+
+_log = logging.getLogger(__name__)
+
+RESERVED = 400
+"""For files of the state, logs, certificates, listeners, the HTTP port, and whatever libraries open."""
+_LEAST_CONNECTIONS = 16
+
+
+def within_descriptors(limits: LimitsConfig, num_addresses: int) -> LimitsConfig:
+    """Returns limits under which clients cannot take all descriptors; the same ones if there are enough of them.
+
+    Args:
+        limits: The limits that are wanted.
+        num_addresses: The number of addresses of gRPC, to each of which there may be `max_connections`. As many may be
+            to sockets, and as many again are strands of these.
+    """
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return limits
+    room = (descriptors - max_regions() - RESERVED) // (num_addresses + 2)
+    allowed = max(room, _LEAST_CONNECTIONS)
+    if limits.max_connections <= allowed:
+        return limits
+    was_given = "max_connections" in limits.model_fields_set
+    _log.log(
+        logging.WARNING if was_given else logging.DEBUG,
+        "max_connections is %d, not %d: this process may open %d files (ulimit -n)",
+        allowed,
+        limits.max_connections,
+        descriptors,
+    )
+    return limits.model_copy(update={"max_connections": allowed})
+
 
 _LONGEST_TICK_SECONDS = 5.0
 """If the server did not check leases for longer than this, it could not hear its clients either."""

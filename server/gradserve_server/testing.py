@@ -5,11 +5,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
-import gradserve_server.installed  # noqa: F401
+import gradserve_server.runtime.installed  # noqa: F401
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
-from gradserve_server.event_loop import new_event_loop
 from gradserve_server.parts import Parts
+from gradserve_server.runtime.event_loop import new_event_loop
 
 T = TypeVar("T")
 

@@ -21,20 +21,18 @@ from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
     ComponentSpec,
 )
-from gradserve_server.cluster import Member
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import Compute, InlineCompute
 from gradserve_server.devices.device import Allocate
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import AbortedError
-from gradserve_server.leases.lifetime import SHARED, Lifetime
-from gradserve_server.leases.lifetimes import Lifetimes
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.cluster import Member
+from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
+from gradserve_server.resources.quotas import FairQuota, Quota
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.state.journal import Journal, NoJournal
-from gradserve_server.tensors.fair_quota import FairQuota
-from gradserve_server.tensors.quotas import Quota
 
 F32 = np.dtype(np.float32)
 KEY = ResourceKey("test", "acc")

@@ -13,7 +13,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, L
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
-from gradserve_server.tensors.quotas import Account
+from gradserve_server.resources.quotas import Account
 from gradserve_server.tensors.references import Attached, Inline, Reference
 from tests.accumulators.bench import F32
 

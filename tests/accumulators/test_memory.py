@@ -18,8 +18,8 @@ from gradserve_server.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from gradserve_server.resources import ResourceKey
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.tensors.store import TensorStore
 from tests.accumulators.bench import F32, ID, KEY, Bench, FailingCompute, apply, opened, take, turns, value_of
 

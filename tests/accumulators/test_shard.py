@@ -18,7 +18,7 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import AbortedError
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.resources.quotas import Quota
 from tests.accumulators.bench import F32, Left, opened, turns
 
 P = ParamSpec("P")

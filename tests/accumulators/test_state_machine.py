@@ -27,12 +27,11 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError
-from gradserve_server.leases.lifetimes import Lifetimes
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.lifetimes import Lifetimes
+from gradserve_server.resources.quotas import FairQuota, Quota
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import Identity
 from gradserve_server.security.shares import ShareRules
-from gradserve_server.tensors.fair_quota import FairQuota
-from gradserve_server.tensors.quotas import Quota
 from tests.accumulators.bench import opened
 
 KEY = ResourceKey("test", "acc", Identity("chief"))

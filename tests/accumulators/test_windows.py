@@ -14,7 +14,7 @@ from gradserve_server.accumulators.events import AnswersReceived, ClientsForgott
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.ledger import Answer, Ledger, Taken
 from gradserve_server.errors import ResourceExhaustedError, ServiceError, UnavailableError
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.resources.quotas import Quota
 from tests.accumulators.bench import Bench, apply, push_pull, take, turns
 from tests.journals import ListedJournal
 

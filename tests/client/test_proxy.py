@@ -15,7 +15,7 @@ import gradserve.aio
 from gradserve.address import Address
 from gradserve.testing import ServerProcess
 from gradserve.transport.route import PROXY_VARIABLES, Route
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from tests.servers.connecting import connect_with, connect_with_aio, without_retries
 from tests.servers.polling import PATIENCE_SECONDS
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 from gradserve.wire.placement import home_of
 from gradserve_server.config import ServerConfig
-from gradserve_server.configuration.servers import ClusterConfig
+from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.runtime import NOT_WARMED_UP
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import gradserve
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.config import ListenConfig, ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.runtime import NOT_WARMED_UP

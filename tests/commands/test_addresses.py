@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from tests.commands.conftest import CommandLine
 from tests.servers.connecting import no_server
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 
 
 @pytest.mark.parametrize("command", [("up", "--servers", "1", "--address", "h:1"), ("status",), ("down",)])

@@ -8,8 +8,8 @@ import pytest
 from click.shell_completion import BashComplete
 
 import gradserve
-from gradserve_server.cli import cli
 from gradserve_server.commands import names
+from gradserve_server.commands.cli import cli
 from tests.commands.conftest import CommandLine
 from tests.servers.connecting import no_server
 from tests.servers.polling import PATIENCE_SECONDS

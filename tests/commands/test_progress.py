@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import gradserve
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.testing import LocalServer
 from tests.commands.conftest import CommandLine

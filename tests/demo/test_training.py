@@ -24,7 +24,7 @@ from gradserve_demo.options import DemoOptions
 from gradserve_demo.replica import Replica
 from gradserve_demo.report import DemoReport, TrainingResult, WorkerResult, render
 from gradserve_demo.server_process import ServerProcess
-from gradserve_server.extras import install_command
+from gradserve_server.runtime.extras import install_command
 from tests.servers.polling import PATIENCE_SECONDS
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"

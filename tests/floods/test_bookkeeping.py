@@ -16,9 +16,8 @@ from gradserve_server.accumulators.spec import ComponentSpec, Layout, PartialSha
 from gradserve_server.config import LimitsConfig
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
-from gradserve_server.leases.tombstones import Tombstones
-from gradserve_server.resources import ResourceKey
-from gradserve_server.tensors.quotas import Account, Cost, Quota
+from gradserve_server.resources.quotas import Account, Cost, Quota
+from gradserve_server.resources.registry import ResourceKey, Tombstones
 from tests.accumulators.bench import F32, KEY, Bench, apply, take, turns
 from tests.floods.test_lists import store_of
 

@@ -12,12 +12,12 @@ from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.layers.batch_norm.expiries import Expiries
 from gradserve_server.layers.batch_norm.forwards import Fate, Forward
-from gradserve_server.leases.lease import LeaseQueue
-from gradserve_server.leases.lifetime import Lifetime
-from gradserve_server.leases.turn import Turn
-from gradserve_server.resources import ResourceKey
-from gradserve_server.tensors.memories import Room
-from gradserve_server.tensors.quotas import Account, Quota
+from gradserve_server.resources.leases import LeaseQueue
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.memory import Room
+from gradserve_server.resources.quotas import Account, Quota
+from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.runtime.timing import Turn
 from tests.accumulators.bench import Bench, apply, opened, push_pull, turns
 from tests.floods.test_lists import store_of
 from tests.floods.work import calls_of

@@ -11,7 +11,7 @@ from gradserve.memory.pool import BufferPool
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
 from gradserve_server.config import LeaseConfig
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.tensors.serials import Serials
 from gradserve_server.tensors.store import TensorStore
 from gradserve_server.testing import LocalServer

@@ -9,7 +9,7 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
-from gradserve_server.configuration.servers import ClusterConfig
+from gradserve_server.config.servers import ClusterConfig
 from tests.bad_input.requests import Apply, Create, Take, component, dense, identity, ref, spec, zeros
 from tests.floods.servicers import PARTS, Servicers
 from tests.servers.runtime import NOT_WARMED_UP

@@ -24,15 +24,14 @@ from gradserve_server.layers.families import make_layer_families
 from gradserve_server.layers.initializers import TensorInitializer
 from gradserve_server.layers.registry import LayerRegistry, Reuse
 from gradserve_server.layers.regularizers import Regularizer
-from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.runner import OpRunner
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.lifetimes import Lifetimes
+from gradserve_server.resources.quotas import FairQuota, Quota
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.state.journal import Journal, NoJournal
-from gradserve_server.tensors.fair_quota import FairQuota
-from gradserve_server.tensors.quotas import Quota
 
 KEY = ResourceKey("test", "layer")
 

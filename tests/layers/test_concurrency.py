@@ -12,7 +12,7 @@ from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import CallInputs
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 from tests.journals import ListedJournal
 from tests.layers.bench import KEY, LayerBench, contents
 

@@ -15,7 +15,7 @@ from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.initializers import NamedInitializer
 from gradserve_server.layers.registry import Reuse
 from gradserve_server.layers.regularizers import Regularizer
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 from tests.layers.bench import KEY, LayerBench, config_of, forward, run_updates
 
 NORMAL, SEEDED = NamedInitializer("normal", {}), NamedInitializer("normal", {}, seed=5)

@@ -8,10 +8,9 @@ import pytest
 
 from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from gradserve_server.layers.registry import LayerRegistry, Reuse
-from gradserve_server.leases.lifetime import Lifetime
-from gradserve_server.leases.lifetimes import Lifetimes
-from gradserve_server.resources import ResourceKey
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.resources.lifetimes import Lifetime, Lifetimes
+from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.registry import ResourceKey
 
 KEY = ResourceKey("c", "name")
 

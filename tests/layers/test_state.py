@@ -13,8 +13,8 @@ from gradserve_server.layers.batch_norm.config import RandomAdjustment
 from gradserve_server.layers.batch_norm.events import AdjustmentDrawn
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.spec import CallInputs
-from gradserve_server.tensors.memories import Room
-from gradserve_server.tensors.quotas import Account
+from gradserve_server.resources.memory import Room
+from gradserve_server.resources.quotas import Account
 from tests.layers.bench import KEY, LayerBench, backward, forward, release, run_updates
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) ** 2

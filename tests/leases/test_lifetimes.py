@@ -14,10 +14,9 @@ from gradserve_server.errors import (
     UnavailableError,
 )
 from gradserve_server.layers.registry import Reuse
-from gradserve_server.leases.lifetime import Lifetime
-from gradserve_server.leases.lifetimes import Lifetimes
-from gradserve_server.leases.turn import Turn
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.lifetimes import Lifetime, Lifetimes
+from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.runtime.timing import Turn
 from tests.accumulators.bench import Bench, apply, take, turns
 from tests.layers.bench import LayerBench, config_of
 

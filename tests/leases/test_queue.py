@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from gradserve_server.leases.lease import Lease, LeaseQueue
-from gradserve_server.leases.turn import Turn
+from gradserve_server.resources.leases import Lease, LeaseQueue
+from gradserve_server.runtime.timing import Turn
 from tests.floods.work import calls_of
 
 

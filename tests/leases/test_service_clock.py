@@ -1,6 +1,6 @@
 """Time in which nobody could be heard does not count."""
 
-from gradserve_server.leases.service_clock import ServiceClock
+from gradserve_server.runtime.timing import ServiceClock
 
 
 class World:

@@ -11,7 +11,7 @@ from gradserve_server.observe.rounds.histories import Histories
 from gradserve_server.observe.rounds.history import KEPT_ROUNDS, History
 from gradserve_server.observe.rounds.record import MOST_LATE
 from gradserve_server.observe.rounds.totals import MOST_WORKERS, OTHERS
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 
 
 class Watched:

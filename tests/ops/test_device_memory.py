@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pydantic import ByteSize
 
 import gradserve
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.commands.wording import figure
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.devices.compute import DEVICE_THREADS

@@ -15,7 +15,7 @@ from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.ops.operation import Op
 from gradserve_server.ops.runner import CheckedCall, OpRunner, check_call
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.tensors.spec import TensorSpec
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 

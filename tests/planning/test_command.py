@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 
 RUN = ("--model-bytes", "100MB", "--workers", "4", "--bandwidth", "200Mbit", "--worker-bandwidth", "200Mbit/s")
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import gradserve
 from gradserve.testing import ServerProcess
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from tests.servers.command_line import run_cli
 from tests.servers.polling import PATIENCE_SECONDS
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gradserve_server import descriptors
+from gradserve_server import parts as descriptors
 from gradserve_server.config import LimitsConfig
-from gradserve_server.descriptors import RESERVED, within_descriptors
+from gradserve_server.parts import RESERVED, within_descriptors
 from gradserve_server.rpc.listeners.sockets.client_regions import max_regions
 
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import gradserve
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.state.files.database import FORMAT
 from gradserve_server.testing import LocalServer
 from tests.golden.state_directory import APPLY, X, archive_of, config_of

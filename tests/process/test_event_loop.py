@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import gradserve
-from gradserve_server.event_loop import new_event_loop
+from gradserve_server.runtime.event_loop import new_event_loop
 from gradserve_server.testing import LocalServer
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gradserve_server import garbage
-from gradserve_server.garbage import ShortPauses
+from gradserve_server.runtime import event_loop as garbage
+from gradserve_server.runtime.event_loop import ShortPauses
 
 
 class Node:

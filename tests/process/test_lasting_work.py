@@ -11,17 +11,16 @@ import pytest
 
 import gradserve
 from gradserve import lasting
+from gradserve_server.accumulators.round_hold import RoundHold
 from gradserve_server.config import ListenConfig, RuntimeConfig, SecurityConfig, ServerConfig
-from gradserve_server.leases.expiry import Expiry
-from gradserve_server.leases.service_clock import ServiceClock
-from gradserve_server.leases.turn import Turn
-from gradserve_server.loop_watch import LoopWatch
 from gradserve_server.observe.logs.summary import Summary
-from gradserve_server.round_hold import RoundHold
+from gradserve_server.resources.leases import Expiry
 from gradserve_server.rpc.listeners.endpoint import LastingEndpoint
 from gradserve_server.rpc.listeners.idle_connections import IdleConnections
 from gradserve_server.rpc.listeners.sockets.listener import SocketListener
 from gradserve_server.rpc.listeners.sockets.transfers import _Mover
+from gradserve_server.runtime.event_loop import LoopWatch
+from gradserve_server.runtime.timing import ServiceClock, Turn
 from gradserve_server.security.access import Access
 from gradserve_server.testing import LocalServer
 from tests.security.serving import TOKENS, entry

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gradserve_server.config import RuntimeConfig, ServerConfig
-from gradserve_server.loop_watch import LoopWatch
+from gradserve_server.runtime.event_loop import LoopWatch
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import eventually, eventually_async
 

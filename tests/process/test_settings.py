@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 import gradserve
 from deploy.site.reference.settings import write_settings
 from gradserve.variables import VARIABLES
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.config import ServerConfig
-from gradserve_server.configuration.fields import Expected
-from gradserve_server.settings import config_options, make_config, read_settings
+from gradserve_server.config.fields import Expected
+from gradserve_server.config.settings import config_options, make_config, read_settings
 
 
 @click.command()

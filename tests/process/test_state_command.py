@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import gradserve
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.config import RuntimeConfig, ServerConfig, StateConfig
 from gradserve_server.state.files.errors import StateError
 from gradserve_server.testing import LocalServer

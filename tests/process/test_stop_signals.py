@@ -93,7 +93,7 @@ async def test_a_server_whose_clients_never_finish(tmp_path: Path, monkeypatch: 
 
 PROGRAM = """
 import ctypes, os, sys, threading, time
-from gradserve_server.signals import StopSignals
+from gradserve_server.runtime.process import StopSignals
 
 signals = StopSignals()
 begun = threading.Event()
@@ -191,6 +191,6 @@ THREADS: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize("body", [body for body, _ in THREADS], ids=[name for _, name in THREADS])
 def test_threads_do_not_hold_up_the_end(body: str) -> None:
-    program = f"{PROGRAM}\nfrom gradserve_server.process import end_process\n{body}\nend_process()"
+    program = f"{PROGRAM}\nfrom gradserve_server.runtime.process import end_process\n{body}\nend_process()"
     done = subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_SECONDS, check=False)
     assert done.returncode == 0

@@ -80,9 +80,9 @@ def test_commands_start_without_the_client(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 import click
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.observe.logs.formats import TextFormatter
-from gradserve_server.settings import read_settings
+from gradserve_server.config.settings import read_settings
 with click.Context(cli):
     read_settings({{}}, Path({str(settings)!r}))
 plan = "plan --model-bytes 1GB --workers 4 --compute 1s --bandwidth 10Gbit"

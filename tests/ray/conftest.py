@@ -14,7 +14,7 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 if find_spec("ray") is None:  # It is not imported: what it finds in the environment then is what it goes by.

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 import gradserve
 from gradserve.wire.placement import home_of
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.testing import LocalServer
 from tests.cluster.servers import name_at

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gradserve
 from gradserve_server.config import ServerConfig, StateConfig
-from gradserve_server.configuration.servers import ClusterConfig
+from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.resizing.member_state import Contents, MemberState
 from gradserve_server.testing import LocalServer
 from tests.cluster.servers import addresses_of

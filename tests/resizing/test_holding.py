@@ -10,7 +10,7 @@ import pytest
 import gradserve
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.testing import ServerProcess
-from gradserve_server.round_hold import HeldRounds
+from gradserve_server.accumulators.round_hold import HeldRounds
 from tests.servers.connecting import change_times
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from gradserve_server.eager import Begun
+from gradserve_server.runtime.tasks import Begun
 
 
 class World:

@@ -19,11 +19,11 @@ import gradserve.aio
 from gradserve.testing.ports import free_port
 from gradserve_server.app import Server
 from gradserve_server.config import ListenConfig, RuntimeConfig, ServerConfig
-from gradserve_server.own_file import OwnFile
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.listeners.grpc_listener import GrpcListener
 from gradserve_server.rpc.listeners.ports import LOOPBACKS
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file
+from gradserve_server.runtime.files import OwnFile
 from tests.servers.command_line import run_cli
 from tests.servers.polling import PATIENCE_SECONDS
 
@@ -85,7 +85,7 @@ def test_with_the_log_level_debug_numba_tells_no_more() -> None:
     """It would write a megabyte for each kernel."""
     program = """if True:
         import contextlib, logging, sys
-        from gradserve_server.cli import cli
+        from gradserve_server.commands.cli import cli
         with contextlib.suppress(SystemExit):
             cli(["serve", "--log-level", "debug", "--listen", sys.argv[1]])
         print([name for name in ("gradserve_server", "numba.core") if logging.getLogger(name).isEnabledFor(10)])

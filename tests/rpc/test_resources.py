@@ -12,8 +12,8 @@ import pytest
 
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
-from gradserve_server.leases.lifetimes import Lifetimes
-from gradserve_server.resources import Directory, ResourceKey
+from gradserve_server.resources.lifetimes import Lifetimes
+from gradserve_server.resources.registry import Directory, ResourceKey
 from tests.layers.bench import LayerBench, forward, release
 
 

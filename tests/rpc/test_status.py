@@ -17,8 +17,8 @@ from gradserve.calls.progress import CallbackError
 from gradserve.transport.status import ERRORS, error_from_status
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 from gradserve_server import errors as server_errors
-from gradserve_server.cluster import MisplacedError
 from gradserve_server.config import LimitsConfig
+from gradserve_server.resources.cluster import MisplacedError
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.boundary.chain import Interceptor
 from gradserve_server.rpc.boundary.faults import Faults

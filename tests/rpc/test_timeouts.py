@@ -20,7 +20,7 @@ from gradserve.calls.retries import RetryPolicy
 from gradserve.calls.time_limits import TimeLimits
 from gradserve.testing import FaultyProxy
 from gradserve.transport.settings import ConnectionSettings, Keepalive, Reconnecting, Transport
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.call import Call

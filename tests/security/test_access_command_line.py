@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.security.access_file import read_policy
 from gradserve_server.security.credentials import Credentials, digest_of
 from gradserve_server.security.roles import Role

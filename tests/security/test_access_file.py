@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gradserve_server.configuration.toml_file import MOST_BYTES
+from gradserve_server.config.toml_file import MOST_BYTES
 from gradserve_server.errors import UnauthenticatedError
 from gradserve_server.security.access import Access
 from gradserve_server.security.access_file import AccessFileError, read_policy

@@ -9,7 +9,7 @@ from cryptography import x509
 
 from gradserve.security.certificates import client_certificates
 from gradserve.security.tls import TLS
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.security.authority import Authority
 
 

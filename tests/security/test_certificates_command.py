@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 from cryptography import x509
 
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 
 
 @pytest.mark.parametrize("hosts", [(), ("10.0.0.1",), ("train.example", "localhost")])

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import gradserve
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.config import LimitsConfig, RuntimeConfig, SecurityConfig, ServerConfig, StateConfig
 from gradserve_server.testing import LocalServer
 from tests.bad_input.requests import EXHAUSTED, PushPull, Read, Take, dense, ref, zeros

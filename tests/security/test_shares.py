@@ -13,13 +13,13 @@ import gradserve
 from gradserve.v1 import server_messages_pb2
 from gradserve_server.config import LimitsConfig, RuntimeConfig, SecurityConfig, ServerConfig
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.rpc.boundary.fair_calls import FairCalls
 from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
 from gradserve_server.security.call_rates import CallRates
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.own_limits import NO_LIMITS, OwnLimits
 from gradserve_server.security.shares import ShareRules, Shares
-from gradserve_server.tensors.quotas import Quota
 from gradserve_server.testing import LocalServer
 from tests.bad_input.requests import Take, ref
 from tests.security.serving import TOKENS, entry

@@ -2,7 +2,7 @@
 
 import time
 
-from gradserve_server.leases.service_clock import ServiceClock
+from gradserve_server.runtime.timing import ServiceClock
 
 
 class SkippingClock(ServiceClock):

@@ -5,7 +5,7 @@ from typing import Self
 
 from gradserve.testing.ports import free_port
 from gradserve_server.config import ServerConfig, StateConfig
-from gradserve_server.configuration.servers import ClusterConfig
+from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.runtime import NOT_WARMED_UP
 

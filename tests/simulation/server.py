@@ -19,11 +19,12 @@ from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.layers.batch_norm.durable import journal as layer_journal_module
 from gradserve_server.layers.batch_norm.durable.records import FileLayerRecords
-from gradserve_server.leases.expiry import Expiry
-from gradserve_server.leases.lifetimes import Lifetimes
-from gradserve_server.leases.service_clock import ServiceClock
 from gradserve_server.ops.operation import Family
 from gradserve_server.parts import make_all_families
+from gradserve_server.resources.leases import Expiry
+from gradserve_server.resources.lifetimes import Lifetimes
+from gradserve_server.resources.quotas import FairQuota
+from gradserve_server.runtime.timing import ServiceClock
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files import commits as commits_module
@@ -33,7 +34,6 @@ from gradserve_server.state.files.directory import StateDirectory
 from gradserve_server.state.files.segments import Segments
 from gradserve_server.tensors import store as tensor_store_module
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
-from gradserve_server.tensors.fair_quota import FairQuota
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.residence import Residence
 from tests.accumulators.bench import Bench

@@ -10,6 +10,8 @@ from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
+from gradserve_server.resources.memory import Sizes
+from gradserve_server.resources.quotas import Account
 from gradserve_server.tensors.delivery import (
     Delivered,
     Delivery,
@@ -18,8 +20,6 @@ from gradserve_server.tensors.delivery import (
     PlacementMode,
     TensorDeliverer,
 )
-from gradserve_server.tensors.memories import Sizes
-from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.references import Inline, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec

@@ -12,9 +12,9 @@ from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute, ThreadCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.tensors import downloads
 from gradserve_server.tensors.downloads import Downloads
-from gradserve_server.tensors.quotas import Quota
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.separate_device import SeparateArray, SeparateDevice
 

@@ -5,11 +5,10 @@ import gc
 import pytest
 
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.resources.quotas import Account, Cost, FairQuota, Quota
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.own_limits import ContainerLimits, OwnLimits
 from gradserve_server.security.shares import ShareRules
-from gradserve_server.tensors.fair_quota import FairQuota
-from gradserve_server.tensors.quotas import Account, Cost, Quota
 
 CHIEF, WORKER = Identity("chief"), Identity("worker")
 

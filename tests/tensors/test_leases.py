@@ -18,8 +18,8 @@ from gradserve.memory.pool import BufferPool
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2, tensor_service_pb2_grpc
 from gradserve_server.config import LeaseConfig, LimitsConfig, ServerConfig
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
-from gradserve_server.leases.turn import Turn
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.resources.quotas import Quota
+from gradserve_server.runtime.timing import Turn
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
 from gradserve_server.testing import LocalServer

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
+from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.payload import NO_PAYLOAD, Payload, PayloadSegment
-from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.references import Attached, Live, Malformed, Reference, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec

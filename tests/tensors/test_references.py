@@ -12,9 +12,9 @@ from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
-from gradserve_server.tensors.memories import Room
+from gradserve_server.resources.memory import Room
+from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
-from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec

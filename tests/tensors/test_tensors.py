@@ -19,8 +19,8 @@ from gradserve.wire.arrays import Array, buffer_of, wire_array
 from gradserve.wire.tensors import to_data_type
 from gradserve_server.config import LeaseConfig, ServerConfig
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
-from gradserve_server.leases.turn import Turn
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.resources.quotas import Quota
+from gradserve_server.runtime.timing import Turn
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
 from gradserve_server.testing import LocalServer

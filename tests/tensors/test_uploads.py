@@ -14,9 +14,9 @@ from gradserve.wire.arrays import PayloadError
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
+from gradserve_server.resources.memory import Room
+from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.tensors import uploads
-from gradserve_server.tensors.memories import Room
-from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import Upload, _Places
 from gradserve_server.tensors.uploads import Uploads

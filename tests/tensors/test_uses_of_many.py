@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from gradserve_server.errors import NotFoundError
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.tensors.held import HeldTensors
-from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.store import USED_AT_ONCE
 from tests.floods.test_lists import store_of
 from tests.floods.work import longest_turn

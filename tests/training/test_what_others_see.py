@@ -5,7 +5,7 @@ import urllib.request
 from click.testing import CliRunner
 
 import gradserve
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.config import ListenConfig, ServerConfig
 from gradserve_server.observe.internal_names import run_of
 from gradserve_server.testing import LocalServer

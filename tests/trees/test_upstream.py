@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import gradserve
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.config import ListenConfig, SecurityConfig, ServerConfig, TlsConfig
 from gradserve_server.testing import LocalServer
 from tests.cluster.servers import addresses_of, name_at, running_cluster

@@ -10,7 +10,7 @@ def test_the_others_go_on_without_a_worker():
 `pytest_plugins = ["gradserve.testing.fixtures"]` in a conftest.py has the same as fixtures.
 """
 
-import gradserve_server.installed  # noqa: F401, I001  says which extra is missing, before anything else is imported
+import gradserve_server.runtime.installed  # noqa: F401, I001  says which extra is missing, before anything else is imported
 
 from gradserve.public_names import publish as _publish
 from gradserve.testing.network.faults import ConnectionFault, ConnectionFaults

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from deploy.site.reference.settings import concerns
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 
 _INTRODUCTION = """\
 # Command line

@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from deploy.site.places import ROOT
 from gradserve_server.config import ServerConfig
-from gradserve_server.configuration.fields import Expected
+from gradserve_server.config.fields import Expected
 
 _INTRODUCTION = """\
 # Settings of a server

@@ -25,10 +25,9 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.under_way import CallsUnderWay
 from gradserve_server.accumulators.waiting import TakeQueue, Waiter
 from gradserve_server.accumulators.waits import Waits
-from gradserve_server.eager import Begun
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ServiceError
-from gradserve_server.own_tasks import OwnTasks
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.resources.quotas import Quota
+from gradserve_server.runtime.tasks import Begun, OwnTasks
 
 NOT_COUNTED_FIELD = "worker_id"
 """The field of the error of a push_pull that has waited in vain, and whose own gradient is not in the round."""

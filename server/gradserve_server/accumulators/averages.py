@@ -12,8 +12,8 @@ from gradserve_server.accumulators.rounds import Round, Rounds
 from gradserve_server.accumulators.sharding.decision import Decision, as_of_now
 from gradserve_server.accumulators.undelivered import UndeliveredAverages
 from gradserve_server.errors import AbortedError
-from gradserve_server.leases.turn import Turn
-from gradserve_server.tensors.quotas import Account, Quota
+from gradserve_server.resources.quotas import Account, Quota
+from gradserve_server.runtime.timing import Turn
 
 
 def average_of_current(rounds: Rounds, values: Mapping[str, Value], host_copy: HostCopy | None) -> Average:

@@ -18,9 +18,8 @@ from gradserve_server.accumulators.round_gate import RoundGate
 from gradserve_server.accumulators.round_sum import RoundSum
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.waiting import TakeQueue, Waiter
-from gradserve_server.eager import Begun
 from gradserve_server.errors import ServiceError
-from gradserve_server.own_tasks import OwnTasks
+from gradserve_server.runtime.tasks import Begun, OwnTasks
 
 P = ParamSpec("P")
 T = TypeVar("T")

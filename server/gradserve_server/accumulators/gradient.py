@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.resources.quotas import Account
 from gradserve_server.security.identity import Identity
-from gradserve_server.tensors.quotas import Account
 
 T = TypeVar("T")
 Array: TypeAlias = NDArray[Any]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
+from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.state.id_window import IdWindow
-from gradserve_server.tensors.quotas import Account, Quota
 
 RecordT = TypeVar("RecordT")
 

@@ -11,8 +11,8 @@ from gradserve_server.accumulators.incarnations import RecordedNumber
 from gradserve_server.accumulators.shard_journal import MemoryShardJournal, ShardJournal
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.leases.lifetime import Lifetime
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.journal import Journal, NoJournal
 

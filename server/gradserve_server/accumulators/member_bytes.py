@@ -2,7 +2,7 @@
 
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.ledger import Ledger
-from gradserve_server.tensors.quotas import Account, Quota
+from gradserve_server.resources.quotas import Account, Quota
 
 _WORKER_BYTES = 512
 """The memory of the id of a worker, at most."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.resources.quotas import Quota
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,7 @@ from gradserve_server.accumulators.sharding.parts import PartIncarnations
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.undelivered import UndeliveredAverages
-from gradserve_server.cluster import Member, check_place
 from gradserve_server.config import LimitsConfig
-from gradserve_server.deadlines import Deadlines
 from gradserve_server.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -43,15 +41,14 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
-from gradserve_server.leases.lifetime import SHARED, Lifetime
-from gradserve_server.leases.lifetimes import Lifetimes
-from gradserve_server.leases.turn import Turn
-from gradserve_server.resources import Directory, ResourceKey
+from gradserve_server.resources.cluster import Member, check_place
+from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
+from gradserve_server.resources.quotas import Cost, FairQuota, Quota
+from gradserve_server.resources.registry import Directory, ResourceKey
+from gradserve_server.runtime.timing import Deadlines, Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.state.durability import Durability
-from gradserve_server.tensors.fair_quota import FairQuota
-from gradserve_server.tensors.quotas import Cost, Quota
 
 _ACCUMULATOR_BYTES = 12 << 10
 """The memory of an accumulator of nothing, measured."""

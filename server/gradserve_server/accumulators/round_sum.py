@@ -12,8 +12,8 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.summation import Shapes, Staged, WorkerOrderSum, make_summation, value_shapes
 from gradserve_server.devices.compute import INLINE_BYTES, PIECE_BYTES
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.quotas import Account, Quota
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.sparse_sums import SparseSums
 from gradserve_server.accumulators.spec import AccumulatorSpec, Reduction
 from gradserve_server.devices.compute import PIECE_BYTES
-from gradserve_server.tensors.quotas import Account
+from gradserve_server.resources.quotas import Account
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 

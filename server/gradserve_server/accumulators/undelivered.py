@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.kept_bytes import KeptBytes
-from gradserve_server.leases.turn import Turn
+from gradserve_server.runtime.timing import Turn
 
 
 @dataclass

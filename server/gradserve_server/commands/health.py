@@ -10,8 +10,8 @@ from gradserve_server.commands.as_json import echo_json, json_option
 from gradserve_server.commands.server_address import server_options, tls_of
 from gradserve_server.commands.servers import servers_at
 from gradserve_server.commands.wording import table, tell, tell_problem
-from gradserve_server.process import silence_grpc
-from gradserve_server.settings import SettingsError
+from gradserve_server.config.settings import SettingsError
+from gradserve_server.runtime.process import silence_grpc
 
 if TYPE_CHECKING:
     import gradserve

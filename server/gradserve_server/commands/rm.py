@@ -11,8 +11,8 @@ from gradserve_server.commands.names import complete_names
 from gradserve_server.commands.server_address import address_option, connected, connection_options, tls_of
 from gradserve_server.commands.servers import Answer, ask_one, servers_at
 from gradserve_server.commands.wording import tell
-from gradserve_server.printable import visible
-from gradserve_server.process import silence_grpc
+from gradserve_server.limits import visible
+from gradserve_server.runtime.process import silence_grpc
 
 if TYPE_CHECKING:
     import gradserve

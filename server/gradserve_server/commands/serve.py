@@ -9,13 +9,17 @@ from typing import Any
 
 import click
 
-from gradserve_server.event_loop import new_event_loop
-from gradserve_server.extras import MissingExtraError, require
-from gradserve_server.garbage import ShortPauses
+from gradserve_server.config.settings import SettingsError, config_options, make_config, read_settings
 from gradserve_server.observe.logs.formats import configure
-from gradserve_server.process import allow_many_descriptors, end_process, silence_grpc, switch_threads_often
-from gradserve_server.settings import SettingsError, config_options, make_config, read_settings
-from gradserve_server.signals import StopSignals
+from gradserve_server.runtime.event_loop import ShortPauses, new_event_loop
+from gradserve_server.runtime.extras import MissingExtraError, require
+from gradserve_server.runtime.process import (
+    StopSignals,
+    allow_many_descriptors,
+    end_process,
+    silence_grpc,
+    switch_threads_often,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +49,12 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
 
     from gradserve.lasting import lasting_task
     from gradserve.security.certificates import CertificateError
+    from gradserve_server.accumulators.round_hold import follow_signals
     from gradserve_server.app import Server
     from gradserve_server.devices.host.memory import keep_freed_memory
     from gradserve_server.devices.host.products import use_one_blas_thread
     from gradserve_server.devices.selection import NoSuchDeviceError
     from gradserve_server.errors import ServiceError
-    from gradserve_server.round_hold import follow_signals
     from gradserve_server.security.access_file import AccessFileError
     from gradserve_server.security.tls import setting_of
     from gradserve_server.state.files.errors import DamagedError, StateError

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from gradserve_server.process import silence_grpc
-from gradserve_server.settings import SettingsError
+from gradserve_server.config.settings import SettingsError
+from gradserve_server.runtime.process import silence_grpc
 
 if TYPE_CHECKING:
     import gradserve

@@ -9,8 +9,8 @@ import click
 
 from gradserve_server.commands.server_address import connected, tls_of
 from gradserve_server.commands.wording import tell_problem
-from gradserve_server.process import silence_grpc
-from gradserve_server.settings import SettingsError
+from gradserve_server.config.settings import SettingsError
+from gradserve_server.runtime.process import silence_grpc
 
 if TYPE_CHECKING:
     import gradserve

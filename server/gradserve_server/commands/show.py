@@ -11,7 +11,7 @@ from gradserve_server.commands.names import complete_names
 from gradserve_server.commands.server_address import server_options, tls_of
 from gradserve_server.commands.servers import Answer, ask_all, ask_one, servers_at, tell_problems
 from gradserve_server.commands.wording import duration, size, table, tell
-from gradserve_server.process import silence_grpc
+from gradserve_server.runtime.process import silence_grpc
 
 if TYPE_CHECKING:
     import gradserve

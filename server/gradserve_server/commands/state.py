@@ -12,7 +12,7 @@ import click
 
 from gradserve_server.commands.progress import bytes_of, reading
 from gradserve_server.commands.wording import tell, tell_problem
-from gradserve_server.resources import DEFAULT_CONTAINER
+from gradserve_server.resources.registry import DEFAULT_CONTAINER
 
 if TYPE_CHECKING:  # imported late: other commands need none of it, and start sooner
     from gradserve_server.accumulators.durable.inspection import Found

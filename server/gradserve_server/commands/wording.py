@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import click
 
-from gradserve_server.printable import visible, visible_lines
+from gradserve_server.limits import visible, visible_lines
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 

@@ -4,7 +4,7 @@ import importlib.util
 import platform
 from dataclasses import dataclass
 
-from gradserve_server.machine import memory_bytes, num_cores
+from gradserve_server.runtime.machine import memory_bytes, num_cores
 
 NO_CUPY = "CuPy is not installed: see the extras cuda12 and cuda13"
 

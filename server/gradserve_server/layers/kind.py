@@ -5,8 +5,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from gradserve_server.leases.lifetime import Lifetime
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.registry import ResourceKey
 
 
 class Layer(Protocol):

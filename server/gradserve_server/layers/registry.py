@@ -12,12 +12,11 @@ import numpy as np
 
 from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ServiceError
 from gradserve_server.layers.kind import ConfigT, LayerKind, LayerT
-from gradserve_server.leases.lifetime import SHARED, Lifetime
-from gradserve_server.leases.lifetimes import Lifetimes
 from gradserve_server.limits import MAX_ID_BYTES, check_length
-from gradserve_server.resources import Directory, ResourceKey
+from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
+from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.registry import Directory, ResourceKey
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.quotas import Quota
 
 _log = logging.getLogger(__name__)
 

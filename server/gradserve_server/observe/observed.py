@@ -7,7 +7,7 @@ from gradserve_server.accumulators.observer import AccumulatorObserver
 from gradserve_server.observe.calls import Calls
 from gradserve_server.observe.rounds.histories import Histories
 from gradserve_server.observe.traffic import WireTraffic
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer

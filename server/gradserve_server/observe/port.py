@@ -8,7 +8,7 @@ from functools import partial
 
 from gradserve.address import Address
 from gradserve_server.observe.shown import Shown
-from gradserve_server.system_errors import reason_of
+from gradserve_server.runtime.files import reason_of
 
 _log = logging.getLogger(__name__)
 

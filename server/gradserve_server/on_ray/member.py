@@ -13,6 +13,7 @@ from gradserve.discovery.ray_names import NAMESPACE
 from gradserve.lasting import lasting_thread
 from gradserve_server.accumulators.durable.moving.parts import Rows, Slices
 from gradserve_server.accumulators.durable.moving.rows import Key, MovableAccumulator
+from gradserve_server.accumulators.round_hold import HeldRounds
 from gradserve_server.accumulators.shard_journal import PartKey, Staged
 from gradserve_server.on_ray.directory import MemberRecord
 from gradserve_server.on_ray.handles import REPLY_SECONDS, member_name
@@ -20,7 +21,6 @@ from gradserve_server.on_ray.plan import ClusterPlan
 from gradserve_server.on_ray.supervision import Place, Supervisor
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.resizing.member_state import Contents, MemberState, PartDigests
-from gradserve_server.round_hold import HeldRounds
 from gradserve_server.state.files.errors import StateError
 
 _log = logging.getLogger(__name__)

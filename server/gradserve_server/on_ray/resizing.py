@@ -12,6 +12,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import get_placement_group, placement_group_table
 
 from gradserve.discovery.ray_names import directory_name
+from gradserve_server.accumulators.round_hold import HeldRounds
 from gradserve_server.on_ray.ending import end_members, give_back, kill
 from gradserve_server.on_ray.errors import ClusterError
 from gradserve_server.on_ray.handles import REPLY_SECONDS, directory_of, find_actor, member_name
@@ -22,7 +23,6 @@ from gradserve_server.on_ray.starting import MemberPlace, reserve, start_member,
 from gradserve_server.resizing.errors import AnnouncementError, MoveError, UnknownOutcomeError
 from gradserve_server.resizing.mark import DecidedSize
 from gradserve_server.resizing.moving import Move, move_accumulators
-from gradserve_server.round_hold import HeldRounds
 
 _LOOK_SECONDS = 0.1
 _MOST_NAMED = 10

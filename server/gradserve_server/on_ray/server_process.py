@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from gradserve_server.round_hold import HeldRounds
+from gradserve_server.accumulators.round_hold import HeldRounds
 
 _LAST_LINES = 20
 _LOOK_SECONDS = 0.05

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gradserve.address import Address
+from gradserve_server.accumulators.round_hold import HeldRounds
 from gradserve_server.on_ray.directory import MemberRecord, MemberState
 from gradserve_server.on_ray.server_process import ServerProcess
-from gradserve_server.round_hold import HeldRounds
 from gradserve_server.state.files.errors import StateError
 
 REPORT_SECONDS = 2.0

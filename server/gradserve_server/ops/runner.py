@@ -16,10 +16,10 @@ from gradserve_server.devices.device import Array, Device
 from gradserve_server.devices.retry import with_all_memory
 from gradserve_server.errors import ServiceError
 from gradserve_server.ops.operation import AttributesT, Family, InputsT, Op, OutputsT, PlanT
+from gradserve_server.resources.memory import Memories, Room, Sizes
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.tensors.eviction import Evictor
-from gradserve_server.tensors.memories import Memories, Room, Sizes
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
-from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.references import Reference
 
 T = TypeVar("T")

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
-from gradserve_server.configuration.toml_file import read_toml
+from gradserve_server.config.toml_file import read_toml
+from gradserve_server.runtime.files import reason_of
 from gradserve_server.security.identity import MAX_IDENTITY_BYTES, Identity
 from gradserve_server.security.own_limits import ContainerLimits, OwnLimits
 from gradserve_server.security.policy import Policy
 from gradserve_server.security.roles import Role
-from gradserve_server.system_errors import reason_of
 
 DIGEST_PREFIX = "sha256:"
 _DIGEST = re.compile(DIGEST_PREFIX + "[0-9a-f]{64}")

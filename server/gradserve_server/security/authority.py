@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from gradserve.regular_file import read_regular
-from gradserve_server.system_errors import reason_of
+from gradserve_server.runtime.files import reason_of
 
 _MOST_BYTES = 1 << 20
 _AUTHORITY_DAYS = 3650

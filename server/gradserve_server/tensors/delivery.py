@@ -8,9 +8,9 @@ from typing import Self, TypeAlias
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import ResourceExhaustedError, request_fields
+from gradserve_server.resources.memory import DeviceMemory, Memories, Room
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.memories import DeviceMemory, Memories, Room
-from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.references import Inline, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Array, Device
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.tensors.spans import SLOT_BYTES, Span, aligned, spans
 
 _NUM_SLOTS = 2

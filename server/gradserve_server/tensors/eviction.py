@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from gradserve_server.devices.retry import DeviceFullError
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
+from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.security.identity import ANONYMOUS, Identity, owner_named
 from gradserve_server.tensors.held import Entry, move
-from gradserve_server.tensors.memories import DeviceMemory, Memories, Purpose, Room, Sizes
-from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gradserve_server.devices.device import Array
-from gradserve_server.leases.lease import Lease
+from gradserve_server.resources.leases import Lease
+from gradserve_server.resources.memory import Memories, Room, Sizes
+from gradserve_server.resources.quotas import Account
 from gradserve_server.security.identity import owner_named
-from gradserve_server.tensors.memories import Memories, Room, Sizes
-from gradserve_server.tensors.quotas import Account
 
 
 @dataclass(eq=False, slots=True)

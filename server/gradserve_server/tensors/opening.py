@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.resources.memory import Room
+from gradserve_server.resources.quotas import Account
 from gradserve_server.tensors.held import HeldTensors
-from gradserve_server.tensors.memories import Room
-from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.references import (
     Attached,
     Inline,

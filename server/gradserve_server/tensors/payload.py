@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from gradserve.wire.frames import ALIGNMENT
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import AbortedError
+from gradserve_server.resources.quotas import Account
 from gradserve_server.tensors.arrival import Arrival
-from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.references import Attached, Live, LiveOnGpu, Malformed, Reference
 from gradserve_server.tensors.spec import TensorSpec
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeAlias
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import Array
+from gradserve_server.resources.quotas import Account
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.spec import TensorSpec
 
 

@@ -14,14 +14,14 @@ from gradserve.memory.pool import BufferPool
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
-from gradserve_server.leases.lease import LeaseQueue
-from gradserve_server.leases.turn import Turn
 from gradserve_server.limits import quoted
+from gradserve_server.resources.leases import LeaseQueue
+from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
+from gradserve_server.resources.quotas import Account, Quota
+from gradserve_server.runtime.timing import Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.held import Entry, HeldTensors
 from gradserve_server.tensors.idle import IdleTensors
-from gradserve_server.tensors.memories import DeviceMemory, Memories, Purpose, Room, Sizes
-from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.serials import Serials
 from gradserve_server.tensors.spec import TensorSpec, num_bytes_of
 

@@ -14,10 +14,10 @@ from gradserve_server.devices.device import Array, Device, bytes_of
 from gradserve_server.devices.retry import with_all_memory
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import quoted
+from gradserve_server.resources.memory import Memories, Room
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.eviction import Evictor
-from gradserve_server.tensors.memories import Memories, Room
-from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.spans import SLOT_BYTES, Part, Span, spans
 from gradserve_server.tensors.spec import num_bytes_of
 from gradserve_server.tensors.store import Upload

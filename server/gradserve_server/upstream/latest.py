@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Hashable
 
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.own_tasks import OwnTasks
-from gradserve_server.tensors.quotas import Account, Quota
+from gradserve_server.resources.quotas import Account, Quota
+from gradserve_server.runtime.tasks import OwnTasks
 
 
 class LatestAverages:

@@ -11,7 +11,7 @@ from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.durable.ledger_records import ledger_record
 from gradserve_server.accumulators.durable.records import FileRecords
 from gradserve_server.accumulators.spec import ComponentSpec
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files.directory import StateDirectory
 from gradserve_server.state.files.store import StateStore

@@ -25,9 +25,9 @@ from gradserve_server.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from gradserve_server.leases.lifetime import Lifetime
-from gradserve_server.leases.turn import Turn
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.runtime.timing import Turn
 from gradserve_server.security.identity import Identity
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files.errors import StateError

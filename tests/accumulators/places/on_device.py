@@ -15,11 +15,10 @@ from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import Compute, InlineCompute
 from gradserve_server.devices.cuda.reduction.reducer import CudaReducer
 from gradserve_server.devices.device import CpuDevice
+from gradserve_server.resources.memory import DeviceMemory, Purpose
+from gradserve_server.resources.quotas import FairQuota, Quota
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.tensors.eviction import Evictor
-from gradserve_server.tensors.fair_quota import FairQuota
-from gradserve_server.tensors.memories import DeviceMemory, Purpose
-from gradserve_server.tensors.quotas import Quota
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 from tests.devices.cuda.emulation.arrays import DeviceArray

@@ -14,7 +14,7 @@ from gradserve_server.accumulators.spec import ComponentSpec
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.selection import NoSuchDeviceError
 from gradserve_server.errors import ResourceExhaustedError, UnavailableError
-from gradserve_server.tensors.memories import Memories
+from gradserve_server.resources.memory import Memories
 from tests.accumulators.bench import F32, Bench, apply, opened, take, turns
 from tests.accumulators.places.on_device import OnDevice
 from tests.journals import ListedJournal

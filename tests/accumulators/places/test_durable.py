@@ -16,8 +16,8 @@ from gradserve_server.accumulators.places.places import Places
 from gradserve_server.accumulators.shard_journal import MemoryShardJournal, ShardJournal
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import AbortedError, ResourceExhaustedError, ServiceError, UnavailableError
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.state.durability import Durability
-from gradserve_server.tensors.quotas import Quota
 from tests.accumulators.bench import KEY, opened, take
 from tests.accumulators.durable.disk import Disk
 from tests.accumulators.places.on_device import OnDevice

@@ -37,9 +37,9 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import ServiceError
-from gradserve_server.leases.lifetimes import Lifetimes
-from gradserve_server.resources import ResourceKey
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.resources.lifetimes import Lifetimes
+from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.registry import ResourceKey
 from tests.accumulators.bench import opened
 from tests.accumulators.places.on_device import OnDevice
 from tests.servers.polling import PATIENCE_SECONDS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve_server.configuration.servers import ClusterConfig
+from gradserve_server.config.servers import ClusterConfig
 from tests.cluster.servers import name_at
 from tests.cluster.sharding.clients import small_pieces
 from tests.servers.polling import PATIENCE_SECONDS

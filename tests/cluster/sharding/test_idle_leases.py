@@ -12,8 +12,8 @@ import gradserve
 from gradserve.calls.accumulators.sharding import wire
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
-from gradserve_server.configuration.servers import ClusterConfig
-from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
+from gradserve_server.config.servers import ClusterConfig
+from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from tests.cluster.servers import addresses_of, name_at
 from tests.cluster.sharding.clients import MODEL, gradient, same, small_pieces
 from tests.leases.clients.aging_server import AgingServer, pass_time

@@ -8,7 +8,7 @@ import pytest
 
 import gradserve
 from gradserve.calls.accumulators.sharding import wire
-from gradserve_server.configuration.servers import ClusterConfig
+from gradserve_server.config.servers import ClusterConfig
 from tests.cluster.servers import addresses_of, name_at, running_cluster
 from tests.cluster.sharding.clients import all_sharded
 from tests.servers.polling import PATIENCE_SECONDS, eventually

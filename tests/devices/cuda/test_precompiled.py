@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.devices.cuda.precompiled import NVRTC_OPTIONS, Cubins
 from gradserve_server.ops import registry as programs
 from gradserve_server.ops.cudnn_rnn.cuda import tag

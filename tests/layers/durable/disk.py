@@ -9,7 +9,7 @@ import numpy as np
 
 from gradserve_server.layers.batch_norm.durable.records import FileLayerRecords
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files.directory import StateDirectory
 from gradserve_server.state.files.store import StateStore

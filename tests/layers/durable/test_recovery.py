@@ -23,9 +23,9 @@ from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.initializers import NamedInitializer
 from gradserve_server.layers.registry import Reuse
 from gradserve_server.layers.regularizers import Regularizer
-from gradserve_server.leases.lifetime import Lifetime
-from gradserve_server.leases.turn import Turn
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.runtime.timing import Turn
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files.errors import StateError
 from tests.layers.bench import KEY, LayerBench, bits, config_of

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from deploy.site.places import ROOT
-from gradserve_server.cli import cli
-from gradserve_server.settings import SettingsError, make_config, read_settings
+from gradserve_server.commands.cli import cli
+from gradserve_server.config.settings import SettingsError, make_config, read_settings
 from tests.project.blocks.reading import Block, all_blocks
 from tests.project.blocks.shell import Command, commands_in
 

@@ -10,8 +10,8 @@ import pytest
 
 from deploy.site.equations import as_mathml
 from deploy.site.places import ROOT, tracked
+from gradserve_server.config.settings import Setting, make_config
 from gradserve_server.security.access_file import read_policy
-from gradserve_server.settings import Setting, make_config
 from tests.project.blocks.reading import Block, all_blocks, blocks_in, pages, read_blocks
 
 _INPUT = re.compile(r"^(\$|import|from|docker|git|gradserve|kubectl|make|pip|python) \S", re.MULTILINE)

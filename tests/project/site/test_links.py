@@ -15,7 +15,7 @@ from deploy.site.links import BrokenLinkError, relinked
         ("docs/elastic.md", "../proto/gradserve/v1", "reference/rpc.md"),
         ("docs/elastic.md", "../proto/gradserve/v1/tensor.proto", "reference/rpc.md"),
         ("docs/elastic.md", "../client/gradserve", "reference/python.md"),
-        ("docs/elastic.md", "../server/gradserve_server/config.py", "reference/settings.md"),
+        ("docs/elastic.md", "../server/gradserve_server/config/__init__.py", "reference/settings.md"),
         ("docs/elastic.md", "../examples/words_worker.py", "files/examples/words_worker.py.md"),
         ("docs/elastic.md", "../examples/cpp", "files/examples/cpp/index.md"),
         ("docs/elastic.md", "../LICENSE", "files/LICENSE"),

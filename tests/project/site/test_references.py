@@ -18,7 +18,7 @@ from deploy.site.reference.comments import as_markdown
 from deploy.site.reference.python.docstrings import as_markdown as docstring_as_markdown
 from deploy.site.reference.python.pages import write_python_reference
 from deploy.site.reference.rpc import write_rpc_reference
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 
 _ANCHOR = re.compile(r"\{#(\S+)\}|<a id=\"([^\"]+)\">")
 _MODULES = ("gradserve", "gradserve.aio", "gradserve.testing", "gradserve.training")

@@ -13,7 +13,7 @@ from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.placement import home_of
 from gradserve.wire.tensors import to_data_type, to_dtype
 from gradserve_server.config import ServerConfig, StateConfig
-from gradserve_server.configuration.servers import ClusterConfig
+from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.parts import Parts
 from gradserve_server.testing import LocalServer
 from tests.servers.raw_calls import Failure, RawCalls

@@ -19,7 +19,7 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.state.durability import Durability
 from tests.accumulators.bench import opened
 from tests.simulation.accumulators.gradients import MOST, given_away, gradient_of, spec_of

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.state.durability import Durability
 from tests.simulation.layers.clients import CONTAINER, KEYS, LayerClient
 from tests.simulation.layers.truth import LayerLife

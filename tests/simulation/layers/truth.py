@@ -7,7 +7,7 @@ from typing import Any
 from gradserve_server.layers.batch_norm.calls import ForwardResult
 from gradserve_server.layers.batch_norm.forwards import Forward as KeptForward
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.state.durability import Durability
 from tests.simulation.clock import Moment
 from tests.simulation.layers.moments import order_in

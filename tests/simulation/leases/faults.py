@@ -8,13 +8,12 @@ import pytest
 
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.layers.registry import LayerRegistry
-from gradserve_server.leases.clients import ClientLeases
-from gradserve_server.leases.lease import Lease, LeaseQueue
-from gradserve_server.leases.lifetime import SHARED
-from gradserve_server.leases.service_clock import ServiceClock
+from gradserve_server.resources.leases import Lease, LeaseQueue
+from gradserve_server.resources.lifetimes import SHARED, ClientLeases
+from gradserve_server.resources.quotas import Account
+from gradserve_server.runtime.timing import ServiceClock
 from gradserve_server.tensors.delivery import Delivery
 from gradserve_server.tensors.held import HeldTensors
-from gradserve_server.tensors.quotas import Account
 from gradserve_server.tensors.store import TensorStore
 from tests.simulation.planting import Fault
 

@@ -25,9 +25,9 @@ from gradserve_server.layers.batch_norm.calls import ForwardCall
 from gradserve_server.layers.batch_norm.delivering import OutputsGradient, deliver_backward, deliver_forward
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.layers.registry import Reuse
-from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.ops.runner import open_inputs
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.state.durability import Durability
 from gradserve_server.tensors.delivery import Delivered, Placement, PlacementMode
 from gradserve_server.tensors.references import Inline, Reference, Stored

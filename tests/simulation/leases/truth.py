@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 from tests.simulation.clock import Moment
 from tests.simulation.promises import check
 from tests.simulation.server import CLIENT_LEASE

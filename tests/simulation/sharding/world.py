@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 import gradserve
 from gradserve.wire import placement
-from gradserve_server.cluster import Member
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.cluster import Member
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.state.files import store as store_module
 from gradserve_server.state.files.segments import Segments
 from tests.simulation.clock import StuckError, VirtualLoop

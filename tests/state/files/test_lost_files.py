@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gradserve_server.cli import cli
+from gradserve_server.commands.cli import cli
 from gradserve_server.state.files import commits as commits_module
 from gradserve_server.state.files.commits import CommitFile
 from gradserve_server.state.files.database import FORMAT, make_database

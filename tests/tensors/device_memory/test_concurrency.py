@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gradserve_server.errors import NotFoundError, ResourceExhaustedError
+from gradserve_server.resources.memory import Purpose
 from gradserve_server.security.identity import owner_named
-from gradserve_server.tensors.memories import Purpose
 from tests.servers.separate_device import SeparateArray
 from tests.tensors.device_memory.world import LIMIT, RESERVED, World
 

@@ -8,9 +8,9 @@ import pytest
 
 from gradserve_server.devices.retry import DeviceFullError
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.resources.memory import Purpose, Room
+from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.security.identity import ANONYMOUS
-from gradserve_server.tensors.memories import Purpose, Room
-from gradserve_server.tensors.quotas import Account, Quota
 from tests.tensors.device_memory.world import LEASE, LIMIT, World
 
 REFUSED = None

@@ -10,14 +10,13 @@ from gradserve.memory.pool import BufferPool
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.leases.turn import Turn
+from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose
+from gradserve_server.resources.quotas import Account, FairQuota, Quota
+from gradserve_server.runtime.timing import Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity, owner_named
 from gradserve_server.security.own_limits import OwnLimits
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.tensors.eviction import Evictor
-from gradserve_server.tensors.fair_quota import FairQuota
-from gradserve_server.tensors.memories import DeviceMemory, Memories, Purpose
-from gradserve_server.tensors.quotas import Account, Quota
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 from tests.servers.separate_device import SeparateArray, SeparateDevice

@@ -10,7 +10,7 @@ import pytest
 
 import gradserve
 from gradserve_server.config import ServerConfig
-from gradserve_server.configuration.servers import ClusterConfig
+from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.rpc.upstream import shards
 from tests.cluster.servers import addresses_of, name_at
 from tests.cluster.sharding.clients import MODEL, gradient, same, small_pieces

@@ -9,7 +9,7 @@ import pytest
 
 import gradserve
 from gradserve_server.config import ServerConfig
-from gradserve_server.configuration.servers import ClusterConfig
+from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.parts import Parts
 from gradserve_server.testing import LocalServer
 from tests.cluster.servers import addresses_of, name_at

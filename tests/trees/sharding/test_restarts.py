@@ -13,7 +13,7 @@ import pytest
 import gradserve
 from gradserve.testing.ports import free_port
 from gradserve_server.config import RuntimeConfig, ServerConfig
-from gradserve_server.configuration.servers import ClusterConfig, UpstreamConfig
+from gradserve_server.config.servers import ClusterConfig, UpstreamConfig
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.upstream import shards
 from gradserve_server.testing import LocalServer

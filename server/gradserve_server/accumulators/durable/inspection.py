@@ -30,14 +30,13 @@ from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
-from gradserve_server.leases.lifetimes import Lifetimes
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.lifetimes import Lifetimes
+from gradserve_server.resources.quotas import FairQuota, Quota
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.state.files.errors import DAMAGES, StateError
 from gradserve_server.state.files.store import Change, StateStore
 from gradserve_server.state.journal import NoJournal
-from gradserve_server.tensors.fair_quota import FairQuota
-from gradserve_server.tensors.quotas import Quota
 
 _ENDLESS = 1 << 62
 

@@ -18,10 +18,11 @@ from gradserve_server.accumulators.journal import AccumulatorJournal, MemoryJour
 from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.cluster import MisplacedError
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.leases.lifetime import Lifetime
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.cluster import MisplacedError
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import owner_named
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files.database import UNREADABLE, reading_database
@@ -29,7 +30,6 @@ from gradserve_server.state.files.errors import DAMAGES, DamagedError, StateErro
 from gradserve_server.state.files.store import Change, StateStore
 from gradserve_server.state.files.values import Allocate
 from gradserve_server.state.journal import NoJournal
-from gradserve_server.tensors.quotas import Quota
 
 _log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Device
 from gradserve_server.devices.retry import with_all_memory
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.own_tasks import OwnTasks
+from gradserve_server.resources.quotas import Account, Quota
+from gradserve_server.runtime.tasks import OwnTasks
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.eviction import Evictor
-from gradserve_server.tensors.quotas import Account, Quota
 
 
 class DeviceAverages(AverageCopies):

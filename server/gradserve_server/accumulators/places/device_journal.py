@@ -10,8 +10,8 @@ from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.shard_journal import ShardJournal
 from gradserve_server.devices.compute import Compute
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.state.durability import Durability
-from gradserve_server.tensors.quotas import Account, Quota
 
 
 class DeviceJournal:

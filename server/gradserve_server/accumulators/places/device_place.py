@@ -16,11 +16,11 @@ from gradserve_server.accumulators.places.place import Place
 from gradserve_server.devices.device import Device
 from gradserve_server.devices.reducer import Reducer
 from gradserve_server.devices.retry import with_all_memory
+from gradserve_server.resources.memory import Purpose
+from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.security.identity import Identity
 from gradserve_server.state.durability import Durability
 from gradserve_server.tensors.eviction import Evictor
-from gradserve_server.tensors.memories import Purpose
-from gradserve_server.tensors.quotas import Account, Quota
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -11,9 +11,9 @@ from gradserve_server.accumulators.gradient import Array, Gradient
 from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.places.average_copies import AllocateAverage, AverageCopies
 from gradserve_server.accumulators.places.place import Place
+from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.security.identity import Identity
 from gradserve_server.state.durability import Durability
-from gradserve_server.tensors.quotas import Account, Quota
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from gradserve_server.accumulators.private_copies import PrivateCopies
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Allocate
 from gradserve_server.devices.reducer import Reducer
+from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.security.identity import Identity
 from gradserve_server.state.durability import Durability
-from gradserve_server.tensors.quotas import Account, Quota
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -3,10 +3,9 @@
 from typing import TypeAlias
 
 from gradserve_server.accumulators.incarnations import check_ordered, earlier, is_later
-from gradserve_server.cluster import Member
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.leases.tombstones import Tombstones
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.cluster import Member
+from gradserve_server.resources.registry import ResourceKey, Tombstones
 
 _FIELD = "home_incarnation"
 _MAX_DELETED = 10_000

@@ -21,8 +21,8 @@ from gradserve_server.accumulators.shard_journal import PartKey, ShardJournal, S
 from gradserve_server.accumulators.sharding.running_sum import RunningSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError
-from gradserve_server.own_tasks import OwnTasks
-from gradserve_server.tensors.quotas import Account, Quota
+from gradserve_server.resources.quotas import Account, Quota
+from gradserve_server.runtime.tasks import OwnTasks
 
 _PART_BYTES = 2048
 """The memory of a gradient that is held, beside its values."""

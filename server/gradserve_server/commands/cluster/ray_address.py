@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import click
 
-from gradserve_server.extras import install_command
+from gradserve_server.runtime.extras import install_command
 
 ray_address_option = click.option(
     "--address",

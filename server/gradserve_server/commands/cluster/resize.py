@@ -4,7 +4,7 @@ import click
 
 from gradserve_server.commands.cluster.ray_address import ray_address_option, ray_errors
 from gradserve_server.commands.wording import tell
-from gradserve_server.settings import Setting, make_config
+from gradserve_server.config.settings import Setting, make_config
 
 
 @click.command()

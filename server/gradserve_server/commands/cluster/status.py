@@ -11,7 +11,7 @@ from gradserve_server.commands.cluster.ray_address import ray_address_option, ra
 from gradserve_server.commands.server_address import connection_options, tls_of
 from gradserve_server.commands.wording import table, tell, tell_problem
 from gradserve_server.on_ray.seen_member import SeenMember
-from gradserve_server.process import silence_grpc
+from gradserve_server.runtime.process import silence_grpc
 
 if TYPE_CHECKING:
     import gradserve

@@ -6,7 +6,7 @@ import click
 
 from gradserve_server.commands.cluster.ray_address import ray_address_option, ray_errors
 from gradserve_server.commands.wording import tell
-from gradserve_server.settings import Setting, SettingsError, make_config
+from gradserve_server.config.settings import Setting, SettingsError, make_config
 
 _OURS = ("--address-file", "--cluster", "--listen", "--rounds-file", "--state-dir")
 """Flags of servers that the cluster decides, and those that begin with them."""

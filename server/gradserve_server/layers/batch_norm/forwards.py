@@ -9,10 +9,10 @@ from gradserve_server.layers.batch_norm.events import ForwardEnded
 from gradserve_server.layers.batch_norm.expiries import Expiries
 from gradserve_server.layers.batch_norm.saved import Moments, Saved, arrays_kept
 from gradserve_server.limits import quoted
+from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
+from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.security.identity import owner_of
 from gradserve_server.state.id_window import IdWindow
-from gradserve_server.tensors.memories import DeviceMemory, Memories, Purpose, Room, Sizes
-from gradserve_server.tensors.quotas import Account, Quota
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.layers.batch_norm.state import LayerState
-from gradserve_server.leases.lifetime import Lifetime
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.journal import Journal, NoJournal
 

@@ -9,9 +9,9 @@ from gradserve_server.layers.batch_norm.differences import describe_differences
 from gradserve_server.layers.batch_norm.journal import LayerJournal, LayerRecords
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.ops.runner import OpRunner
-from gradserve_server.resources import ResourceKey
-from gradserve_server.tensors.memories import DeviceMemory
-from gradserve_server.tensors.quotas import Quota
+from gradserve_server.resources.memory import DeviceMemory
+from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.registry import ResourceKey
 
 REMEMBERED_FORWARDS = 4096
 """The number of latest forwards whose fate a layer remembers."""

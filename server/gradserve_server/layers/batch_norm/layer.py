@@ -35,13 +35,13 @@ from gradserve_server.layers.batch_norm.spec import (
 from gradserve_server.layers.batch_norm.state import LayerState
 from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs
 from gradserve_server.layers.batch_norm.variables import Variables, initial_variables, variable_bytes
-from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.ops.dtypes import widened
 from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, arrays_of, check_call, with_arrays
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.memories import DeviceMemory, Memories, Purpose, Room, Sizes
-from gradserve_server.tensors.quotas import Quota
 
 _LOSSES = ("beta_regularization_loss", "gamma_regularization_loss")
 _LOSS_BYTES = 8

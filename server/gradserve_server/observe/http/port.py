@@ -10,7 +10,7 @@ import time
 from gradserve_server.observe.http.connection import HttpConnection
 from gradserve_server.observe.http.unsent import UnsentBodies
 from gradserve_server.observe.http.views import Views
-from gradserve_server.system_errors import reason_of
+from gradserve_server.runtime.files import reason_of
 
 _log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gradserve_server.limits import visible
 from gradserve_server.observe.call_record import CallRecord
-from gradserve_server.printable import visible
 
 _log = logging.getLogger("gradserve_server.calls")
 

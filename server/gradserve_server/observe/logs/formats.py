@@ -4,8 +4,8 @@ import json
 import logging
 from datetime import UTC, datetime
 
+from gradserve_server.limits import visible_lines
 from gradserve_server.observe.call_record import current_call
-from gradserve_server.printable import visible_lines
 
 
 class TextFormatter(logging.Formatter):

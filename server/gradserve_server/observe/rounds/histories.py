@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from gradserve_server.observe.rounds.history import History
 from gradserve_server.observe.rounds.totals import Totals
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 
 MOST_ARRIVALS = 60_000
 """The arrivals that are kept of all rounds together; one takes about 100 bytes."""

@@ -13,7 +13,7 @@ from gradserve_server.accumulators.rounds import Round
 from gradserve_server.observe.call_record import Waiting
 from gradserve_server.observe.rounds.record import RoundRecord, median_seconds
 from gradserve_server.observe.rounds.totals import Totals
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 
 _log = logging.getLogger("gradserve_server.rounds")
 

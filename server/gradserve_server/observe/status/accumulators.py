@@ -9,7 +9,7 @@ from gradserve.server_status import AccumulatorStatus, ArrivalStatus, RoundStatu
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.observe.rounds.history import History
 from gradserve_server.observe.rounds.record import RoundRecord, median_seconds
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 
 MOST_WORKERS = 500
 """The workers that a list of one round has at most."""

@@ -8,7 +8,7 @@ from gradserve.server_status import LayerStatus
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.observe.status.request import StatusRequest
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 
 MOST_LAYERS = 1000
 

@@ -6,7 +6,7 @@ from enum import Enum
 from gradserve_server.errors import InvalidArgumentError, PermissionDeniedError
 from gradserve_server.limits import MAX_NAME_BYTES, check_length, quoted
 from gradserve_server.observe.internal_names import run_of
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
 

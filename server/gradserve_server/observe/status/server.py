@@ -22,7 +22,7 @@ from gradserve_server.observe.status.figures import Figures, accumulator_figures
 from gradserve_server.observe.status.layers import LayerSnapshot, layer_statuses
 from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.observe.status.workers import WorkerRanking
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 
 _ARRIVALS_AT_ONCE = 2_000
 """After describing so many gradients, other work of the event loop gets its turn."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gradserve_server.accumulators.gradient import Contribution
     from gradserve_server.accumulators.rounds import Round
-    from gradserve_server.resources import ResourceKey
+    from gradserve_server.resources.registry import ResourceKey
 
 ROUND = "gradserve.round"
 WAIT = "gradserve.wait"

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gradserve_server.extras import require
+from gradserve_server.runtime.extras import require
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer, TracerProvider

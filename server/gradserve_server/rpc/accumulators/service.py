@@ -20,11 +20,11 @@ from gradserve_server.accumulators.results import AccumulatorState
 from gradserve_server.accumulators.sharding.decision import of_staged
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.cluster import Member, check_member
 from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
 from gradserve_server.errors import AbortedError, InvalidArgumentError
-from gradserve_server.leases.lifetime import Lifetime
-from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
+from gradserve_server.resources.cluster import Member, check_member
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.accumulators.decided import decode_counted, decode_decided
 from gradserve_server.rpc.accumulators.gradients import (
     GradientRequest,

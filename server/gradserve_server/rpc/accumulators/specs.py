@@ -20,7 +20,6 @@ from gradserve_server.accumulators.spec import (
     Reduction,
 )
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.limits import (
     MAX_COMPONENT_DIMENSIONS,
     MAX_COMPONENTS,
@@ -29,7 +28,8 @@ from gradserve_server.limits import (
     check_count,
     check_length,
 )
-from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.boundary.durability import decode_durability, encode_durability
 from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease
 from gradserve_server.rpc.boundary.long_replies import repeated, within

@@ -18,9 +18,9 @@ from gradserve_server.layers.batch_norm.implementation import Implementation
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.variables import unknown_variables
 from gradserve_server.layers.registry import Reuse
-from gradserve_server.leases.lifetime import Lifetime
 from gradserve_server.limits import MAX_FORWARDS, MAX_NAME_BYTES, check_count, check_length
-from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.batch_norm_layers.configs import encode_config
 from gradserve_server.rpc.boundary.durations import decode_duration
 from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease

@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf.descriptor import MethodDescriptor
 
 from gradserve_server.observe.call_record import current_call
-from gradserve_server.resources import DEFAULT_CONTAINER
+from gradserve_server.resources.registry import DEFAULT_CONTAINER
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.chain import Handle
 from gradserve_server.rpc.boundary.fair_calls import FairCalls

@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.security.call_rates import CallRates
 from gradserve_server.security.identity import Identity
 from gradserve_server.security.shares import ShareRules, Shares
-from gradserve_server.tensors.quotas import Quota
 
 _RETRY_SECONDS = 0.5
 

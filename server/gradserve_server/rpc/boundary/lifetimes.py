@@ -4,7 +4,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from gradserve.v1 import lease_pb2
 from gradserve.wire.messages import encode_duration
-from gradserve_server.leases.lifetime import Lifetime
+from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.rpc.boundary.durations import decode_duration
 from gradserve_server.security.identity import ANONYMOUS, Identity
 

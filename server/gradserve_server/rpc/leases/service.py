@@ -1,7 +1,7 @@
 """LeaseService: the leases of clients."""
 
 from gradserve.v1 import lease_messages_pb2 as messages_pb2
-from gradserve_server.leases.clients import ClientLeases
+from gradserve_server.resources.lifetimes import ClientLeases
 from gradserve_server.rpc.boundary.call import Call
 
 

@@ -13,9 +13,8 @@ from urllib.parse import quote
 import grpc
 
 from gradserve.address import Address
-from gradserve_server.own_file import OwnFile
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file
-from gradserve_server.system_errors import reason_of
+from gradserve_server.runtime.files import OwnFile, reason_of
 
 LOOPBACKS = ("127.0.0.1", "::1")
 """The addresses of localhost, whatever the system's tables say, because gRPC's clients try both."""

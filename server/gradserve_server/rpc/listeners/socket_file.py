@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gradserve_server.own_file import OwnFile
+from gradserve_server.runtime.files import OwnFile
 
 _LOCK_SECONDS = 5.0
 _LOCK_POLL_SECONDS = 0.01

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from gradserve.v1 import server_messages_pb2 as messages_pb2
 from gradserve.wire.messages import encode_duration
 from gradserve_server.devices.device import Device
+from gradserve_server.resources.memory import Purpose
 from gradserve_server.tensors.eviction import Evictor
-from gradserve_server.tensors.memories import Purpose
 
 
 @dataclass(frozen=True)

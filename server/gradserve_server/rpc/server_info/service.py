@@ -5,11 +5,11 @@ from collections.abc import Callable
 from gradserve.v1 import server_messages_pb2 as messages_pb2
 from gradserve.v1 import status_messages_pb2
 from gradserve.wire.messages import encode_duration
-from gradserve_server.cluster import Member
 from gradserve_server.config import LeaseConfig, LimitsConfig
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.inventory import Inventory
 from gradserve_server.observe.status.server import StatusSource
+from gradserve_server.resources.cluster import Member
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.server_info.device_figures import DeviceFigures
 from gradserve_server.rpc.server_info.status import decode_status_request, encode_status

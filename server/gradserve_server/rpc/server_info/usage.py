@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from heapq import nlargest
 
 from gradserve.v1 import server_messages_pb2 as messages_pb2
+from gradserve_server.resources.quotas import FairQuota
 from gradserve_server.security.identity import Identity
-from gradserve_server.tensors.fair_quota import FairQuota
 
 _MOST_IDENTITIES = 1000
 _MOST_CONTAINERS = 100

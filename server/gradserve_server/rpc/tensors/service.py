@@ -15,7 +15,6 @@ from gradserve.wire.messages import encode_duration
 from gradserve.wire.tensors import Chunk, Contents, PartDecoder, Serializable, WithContents, cut, encode_part
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array, Device
-from gradserve_server.eager import Begun
 from gradserve_server.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -24,7 +23,7 @@ from gradserve_server.errors import (
     request_fields,
 )
 from gradserve_server.limits import MAX_STREAM_TENSORS, check_count, quoted
-from gradserve_server.own_tasks import OwnTasks
+from gradserve_server.resources.memory import Room
 from gradserve_server.rpc.boundary.call import Call
 from gradserve_server.rpc.boundary.codec import Codec
 from gradserve_server.rpc.boundary.durations import decode_duration
@@ -38,11 +37,11 @@ from gradserve_server.rpc.tensors.messages import (
     encode_spec,
 )
 from gradserve_server.rpc.tensors.streamed import StreamedContents
+from gradserve_server.runtime.tasks import Begun, OwnTasks
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.downloads import Downloads
 from gradserve_server.tensors.held import HeldTensors
 from gradserve_server.tensors.inflight import InFlight
-from gradserve_server.tensors.memories import Room
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
 from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.references import Attached, LiveOnGpu, Reference, Stored

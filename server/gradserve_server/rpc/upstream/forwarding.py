@@ -19,13 +19,13 @@ from gradserve_server.errors import (
     InvalidArgumentError,
     ServiceError,
 )
-from gradserve_server.own_tasks import OwnTasks
+from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.rpc.accumulators.gradients import GradientRequest
 from gradserve_server.rpc.upstream.aggregated import Aggregated, GradientLeaf
 from gradserve_server.rpc.upstream.answers import Answer, Pulled, answer_of
 from gradserve_server.rpc.upstream.requests import alone, arrays_of, of_sum
 from gradserve_server.rpc.upstream.upstream import Upstream
-from gradserve_server.tensors.quotas import Account, Quota
+from gradserve_server.runtime.tasks import OwnTasks
 from gradserve_server.upstream.counts import Counts
 from gradserve_server.upstream.sums import in_order, sum_bytes, summed
 

@@ -33,8 +33,8 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
-from gradserve_server.own_tasks import OwnTasks
-from gradserve_server.resources import DEFAULT_CONTAINER
+from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.registry import DEFAULT_CONTAINER
 from gradserve_server.rpc.accumulators.gradients import GradientRequest, counts_one_per_worker, decode_gradient
 from gradserve_server.rpc.accumulators.results import encode_pulled, encode_read, encode_taken
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
@@ -52,10 +52,10 @@ from gradserve_server.rpc.upstream.listing import merged
 from gradserve_server.rpc.upstream.requests import waiting_request, without_tensors
 from gradserve_server.rpc.upstream.shards import UpstreamShards, shard_if_wanted
 from gradserve_server.rpc.upstream.upstream import Upstream
+from gradserve_server.runtime.tasks import OwnTasks
 from gradserve_server.security.identity import ANONYMOUS
 from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.tensors.quotas import Quota
 from gradserve_server.upstream.batches import Batches
 from gradserve_server.upstream.counts import Counts
 from gradserve_server.upstream.latest import LatestAverage, LatestAverages

@@ -27,9 +27,9 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.state.files.errors import DAMAGES, StateError
 from gradserve_server.state.files.store import Change, StateStore
-from gradserve_server.tensors.quotas import Quota
 
 _ENDLESS = 1 << 62
 _UNKNOWN = ""

@@ -11,11 +11,11 @@ from gradserve_server.layers.batch_norm.durable.records import SELECT_LAYERS, re
 from gradserve_server.layers.batch_norm.durable.state_records import restore_state
 from gradserve_server.layers.batch_norm.forwards import Forwards
 from gradserve_server.layers.batch_norm.state import LayerState
-from gradserve_server.leases.lifetime import Lifetime
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.state.files.errors import DAMAGES, StateError
 from gradserve_server.state.files.store import Change, StateStore
-from gradserve_server.tensors.quotas import Quota
 
 _ENDLESS = 1 << 62
 

@@ -20,7 +20,7 @@ from gradserve_server.layers.batch_norm.events import (
     VariablesSet,
 )
 from gradserve_server.layers.batch_norm.state import LayerState
-from gradserve_server.leases.lifetime import Lifetime
+from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.state.files.store import Change, Space, StateStore
 
 ToHost: TypeAlias = Callable[[Sequence[Array]], Awaitable[list[NDArray[Any]]]]

@@ -22,8 +22,8 @@ from gradserve_server.layers.batch_norm.saved import Moments
 from gradserve_server.layers.batch_norm.state import LayerState
 from gradserve_server.layers.batch_norm.variables import variable_names
 from gradserve_server.layers.registry import LayerRegistry
-from gradserve_server.leases.lifetime import Lifetime
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import owner_named
 from gradserve_server.state.durability import Durability
 from gradserve_server.state.files.errors import DAMAGES, DamagedError

@@ -28,7 +28,6 @@ from gradserve.wire.frames import (
 from gradserve.wire.tensors import Contents, WithContents, encode_message, tensors_beside
 from gradserve_server.devices.device import Array
 from gradserve_server.devices.gpu_sharing import GpuSharing, SharingError
-from gradserve_server.eager import Begun
 from gradserve_server.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -49,6 +48,7 @@ from gradserve_server.rpc.listeners.sockets.server_regions import ServerRegions
 from gradserve_server.rpc.listeners.sockets.strands import Strands
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
 from gradserve_server.rpc.sockets.tickets import Grant
+from gradserve_server.runtime.tasks import Begun
 from gradserve_server.security.credentials import Credentials, no_credentials
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.payload import NO_PAYLOAD

@@ -13,6 +13,7 @@ from gradserve_server.devices.host.shared_blocks import Readers, SharedMemory
 from gradserve_server.errors import ServiceError
 from gradserve_server.observe.call_record import Origin
 from gradserve_server.observe.traffic import WireTraffic
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.rpc.boundary.admission import Admission
 from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
 from gradserve_server.rpc.listeners.sockets.gpu_access import GpuAccess
@@ -22,7 +23,6 @@ from gradserve_server.rpc.sockets.tickets import TicketOffice
 from gradserve_server.security.credentials import Credentials
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.inflight import InFlight
-from gradserve_server.tensors.quotas import Quota
 
 
 @dataclass(frozen=True, kw_only=True)

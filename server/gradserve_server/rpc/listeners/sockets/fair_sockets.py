@@ -2,9 +2,9 @@
 
 from contextlib import ExitStack
 
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.security.identity import Identity
 from gradserve_server.security.shares import ShareRules, Shares
-from gradserve_server.tensors.quotas import Quota
 
 
 class FairSockets:

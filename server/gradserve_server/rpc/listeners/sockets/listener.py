@@ -13,14 +13,13 @@ from gradserve.address import Address
 from gradserve.lasting import lasting_task
 from gradserve.security.certificates import CertificateFiles
 from gradserve_server.errors import ResourceExhaustedError, UnavailableError
-from gradserve_server.own_file import OwnFile
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file
 from gradserve_server.rpc.listeners.sockets.connection import Connection
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.secure_stream import SecureStream
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
 from gradserve_server.rpc.listeners.sockets.transfers import Transfers
-from gradserve_server.system_errors import reason_of
+from gradserve_server.runtime.files import OwnFile, reason_of
 
 _log = logging.getLogger(__name__)
 

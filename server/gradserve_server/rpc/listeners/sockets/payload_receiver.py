@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from gradserve.wire.frames import FrameError, FrameHeader, Segment, unpack_segments
 from gradserve_server.devices.gpu_sharing import SharedEvent, SharingError
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
+from gradserve_server.resources.quotas import Account
 from gradserve_server.rpc.listeners.sockets.client_regions import ClientRegions
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
 from gradserve_server.tensors.arrival import Arrival
 from gradserve_server.tensors.payload import NO_PAYLOAD, Payload, PayloadSegment
-from gradserve_server.tensors.quotas import Account
 
 EARLY_BYTES = 4 << 20
 """From this size on a call may begin before all of its payload has arrived."""

@@ -4,8 +4,8 @@ import secrets
 
 from gradserve.wire.frames import MAX_STRANDS, FrameError
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
+from gradserve_server.resources.quotas import Quota
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
-from gradserve_server.tensors.quotas import Quota
 
 _KEY_BYTES = 16
 

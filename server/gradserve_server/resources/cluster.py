@@ -1,0 +1,96 @@
+"""The place of a server in a cluster: which accumulators are its own."""
+
+from dataclasses import dataclass
+
+from gradserve.wire.placement import home_of
+from gradserve_server.config.servers import ClusterConfig
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.resources.registry import ResourceKey
+
+
+class MisplacedError(InvalidArgumentError):
+    """An accumulator does not belong to this server of the cluster, or not to a cluster of this size."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One server of a cluster.
+
+    Attributes:
+        cluster: The name of the cluster.
+        index: The number of the server, from 0.
+        size: The number of servers.
+    """
+
+    cluster: str
+    index: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"server {self.index} of {self.size} in cluster {self.cluster!r}"
+
+    @property
+    def text(self) -> str:
+        """The member as requests name it: "CLUSTER INDEX/SIZE"."""
+        return f"{self.cluster} {self.index}/{self.size}"
+
+    def is_home(self, key: ResourceKey) -> bool:
+        """Returns True if an accumulator of this name belongs here."""
+        return home_of(key.container, key.name, self.size) == self.index
+
+    def check_home(self, key: ResourceKey) -> None:
+        """Checks that an accumulator of this name belongs here.
+
+        Raises:
+            MisplacedError: It belongs to another server of the cluster.
+        """
+        home = home_of(key.container, key.name, self.size)
+        if home != self.index:
+            raise MisplacedError(
+                f"accumulator {str(key)!r} belongs to server {home} of cluster {self.cluster!r}, and this is server "
+                f"{self.index} of {self.size}: connect to all of them, in their order",
+                field="accumulator.name",
+            )
+
+
+def check_place(member: Member | None, key: ResourceKey, num_shards: int) -> None:
+    """Checks that an accumulator belongs here.
+
+    Args:
+        member: The server's place; None if it is in no cluster.
+        key: The name of the accumulator.
+        num_shards: The number of servers over which it is sharded; 0 if it is on one.
+
+    Raises:
+        MisplacedError: It belongs to another server, or is sharded over another number of servers.
+    """
+    if num_shards:
+        size = 0 if member is None else member.size
+        if size != num_shards:
+            what = "in no cluster" if member is None else str(member)
+            raise MisplacedError(
+                f"accumulator {str(key)!r} is sharded over {num_shards} servers, and this server is {what}",
+                field="spec.num_shards",
+            )
+    elif member is not None:
+        member.check_home(key)
+
+
+def member_of(config: ClusterConfig) -> Member | None:
+    """Returns the place that a configuration gives a server; None if it is in no cluster."""
+    return None if config.cluster is None else Member(config.cluster, config.cluster_index, config.cluster_size)
+
+
+def check_member(member: Member | None, wanted: str) -> None:
+    """Checks that a call is for this server, if it is for a certain member of a cluster.
+
+    Args:
+        member: The server's place; None if it is in no cluster.
+        wanted: The member that the call is for, as `Member.text`; empty for any.
+
+    Raises:
+        InvalidArgumentError: It is for another one.
+    """
+    if wanted and (member is None or wanted != member.text):
+        what = "in no cluster" if member is None else str(member)
+        raise InvalidArgumentError(f"this server is {what}, and the call is for {wanted!r}", field="accumulator.member")

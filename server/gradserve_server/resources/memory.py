@@ -1,0 +1,227 @@
+"""The memory of the host and that of the device, and what one holder has of both."""
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from gradserve_server.config import LimitsConfig
+from gradserve_server.devices.device import Array
+from gradserve_server.resources.quotas import Account, Cost, FairQuota, PurposeQuota, Quota
+from gradserve_server.security.identity import ANONYMOUS, Identity
+from gradserve_server.security.shares import ShareRules
+
+_HANDLE_BYTES = 1024
+"""The memory of a stored tensor or a kept forward without elements, measured."""
+_LAYER_BYTES = 24 << 10
+"""The memory of a layer without variables and tags."""
+
+
+class ServerQuotas:
+    """The quotas of a server.
+
+    Attributes:
+        rules: How much an identity or a container may take of them.
+        memory: The bytes of tensors, on a GPU's host without those on the GPU.
+        stored_memory: What of that stored tensors take.
+        accumulator_memory: What of that accumulators take.
+        layer_memory: What of that layers take.
+        call_memory: What of that calls under way take.
+        device_memory: The bytes of the memory of the device that ops run on; None if that is the host's.
+        bookkeeping: The bytes of what is kept beside tensors.
+        handles: Stored tensors, and forwards that layers keep.
+        layers: The layers.
+    """
+
+    def __init__(self, limits: LimitsConfig, rules: ShareRules, device_bytes: int | None = None) -> None:
+        """Takes the limits, how much of them an identity or a container may take, and what the device has.
+
+        Args:
+            limits: The limits.
+            rules: How much an identity or a container may take.
+            device_bytes: How much of its memory the device can spare; None if it has none of its own.
+        """
+        self.rules = rules
+        self.device_memory = None
+        if device_bytes is not None:
+            self.device_memory = FairQuota(
+                min(limits.max_device_bytes or device_bytes, device_bytes),
+                "bytes of the device's memory (--max-device-bytes)",
+                rules,
+                of_identity=lambda own: own.max_device_bytes,
+            )
+        self.memory = FairQuota(
+            limits.max_bytes,
+            "bytes of tensor memory",
+            rules,
+            of_identity=lambda own: own.max_bytes,
+            of_container=lambda own: own.max_bytes,
+        )
+        self.stored_memory = PurposeQuota(self.memory)
+        self.accumulator_memory = PurposeQuota(self.memory)
+        self.layer_memory = PurposeQuota(self.memory)
+        self.call_memory = PurposeQuota(self.memory)
+        self.bookkeeping = FairQuota(limits.bookkeeping_bytes, "bytes of bookkeeping", rules)
+        self.handles = FairQuota(
+            limits.max_handles,
+            "tensor handles",
+            rules,
+            each=Cost(self.bookkeeping, _HANDLE_BYTES),
+            of_identity=lambda own: own.max_handles,
+        )
+        self.layers = FairQuota(
+            limits.max_layers,
+            "layers",
+            rules,
+            each=Cost(self.bookkeeping, _LAYER_BYTES),
+            of_container=lambda own: own.max_layers,
+        )
+
+
+class Sizes(NamedTuple):
+    """Bytes of the memory of the host, and of the device."""
+
+    host: int = 0
+    device: int = 0
+
+
+class Purpose(Enum):
+    """What memory of the device is taken for."""
+
+    COMPUTING = "computing"
+    """Calls under way: their outputs, copies of inputs, and what they take besides."""
+    STORED = "stored"
+    """Stored tensors."""
+    ACCUMULATORS = "accumulators"
+    """Sums and averages of accumulators."""
+    LAYERS = "layers"
+    """Variables of layers, and what they keep of forwards."""
+
+
+class DeviceMemory:
+    """The memory of a device that has its own.
+
+    Attributes:
+        quota: Its quota of bytes.
+        holds: Whether an array is there.
+    """
+
+    def __init__(self, quota: FairQuota, holds: Callable[[Array], bool]) -> None:
+        """Takes the attributes."""
+        self.quota = quota
+        self.holds = holds
+        self._purposes = {purpose: PurposeQuota(quota) for purpose in Purpose}
+
+    @property
+    def used(self) -> Mapping[Purpose, int]:
+        """How much of it is taken for each purpose."""
+        return {purpose: quota.used for purpose, quota in self._purposes.items()}
+
+    def part(self, purpose: Purpose, owner: Identity = ANONYMOUS, container: str | None = None) -> Quota:
+        """Returns the quota for what is taken for a purpose, and belongs to an identity; see `Quota.part`."""
+        return self._purposes[purpose].part(owner, container)
+
+
+class Room:
+    """One holder's share of the memory of the host, and of the device.
+
+    Attributes:
+        host: Its share of the host's.
+        device: Its share of the device's; of nothing where ops run on the host.
+        owner: The holder.
+    """
+
+    __slots__ = ("device", "host", "owner")
+
+    def __init__(self, host: Account, device: Account | None = None, owner: Identity = ANONYMOUS) -> None:
+        """Takes the shares."""
+        self.host = host
+        self.device = Account(Quota(0, "bytes of no device")) if device is None else device
+        self.owner = owner
+
+    @property
+    def used(self) -> int:
+        """The bytes of both."""
+        return self.host.used + self.device.used
+
+    def another(self) -> "Room":
+        """Returns another room of the same holder, which has nothing yet."""
+        return Room(self.host.another(), self.device.another(), self.owner)
+
+    def grow(self, sizes: Sizes) -> None:
+        """Takes more of both; moves nothing to make room.
+
+        Raises:
+            ResourceExhaustedError: There is not enough; nothing was taken.
+        """
+        self.host.grow(sizes.host)
+        try:
+            self.device.grow(sizes.device)
+        except BaseException:
+            self.host.settle(self.host.used - sizes.host)
+            raise
+
+    def take_over(self, sizes: Sizes, giver: "Room") -> None:
+        """Takes more of both: first what another holder has reserved, then the rest; see `Account.take_over`.
+
+        Raises:
+            ResourceExhaustedError: There is not enough; nothing has changed.
+        """
+        given = giver.host.used
+        self.host.take_over(sizes.host, giver.host)
+        try:
+            self.device.take_over(sizes.device, giver.device)
+        except BaseException:
+            self.host.settle(self.host.used - sizes.host)
+            giver.host.settle(given)
+            raise
+
+    def settle(self, sizes: Sizes = Sizes()) -> None:  # noqa: B008
+        """Sets what it has of both, whether or not that is within the limits."""
+        self.host.settle(sizes.host)
+        self.device.settle(sizes.device)
+
+
+class Memories:
+    """The memory of the host, and that of the device if it has its own.
+
+    Attributes:
+        host: The quota of bytes of the host's.
+        device: The device's; None if the ops run on the host.
+    """
+
+    def __init__(self, host: Quota, device: DeviceMemory | None = None, purpose: Purpose = Purpose.COMPUTING) -> None:
+        """Takes the attributes, and what the device's is taken for."""
+        self.host = host
+        self.device = device
+        self._purpose = purpose
+        self._nothing = Quota(0, "bytes of no device")
+
+    def room(self, owner: Identity = ANONYMOUS, container: str | None = None) -> Room:
+        """Returns a room for what belongs to an identity, and is in a container; see `Quota.part`."""
+        return Room(Account(self.host.part(owner, container)), self._on_device(owner, container), owner)
+
+    def room_of_call(self, owner: Identity = ANONYMOUS) -> Room:
+        """Returns a room for the results of a call. What is on the device counts for the caller from the start.
+
+        What is on the host counts for an owner only when it is stored.
+        """
+        return Room(Account(self.host), self._on_device(owner, None), owner)
+
+    def _on_device(self, owner: Identity, container: str | None) -> Account:
+        return Account(self._nothing if self.device is None else self.device.part(self._purpose, owner, container))
+
+    def is_on_device(self, array: Array) -> bool:
+        """Returns True if an array counts for the device."""
+        return self.device is not None and self.device.holds(array)
+
+    def sizes(self, arrays: Iterable[Array]) -> Sizes:
+        """Returns the bytes of arrays, where they are."""
+        if self.device is None:
+            return Sizes(sum([array.nbytes for array in arrays]))
+        host = device = 0
+        for array in arrays:
+            if self.device.holds(array):
+                device += array.nbytes
+            else:
+                host += array.nbytes
+        return Sizes(host, device)

@@ -1,0 +1,394 @@
+"""Quotas shared by everything on the server."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.security.identity import Identity
+from gradserve_server.security.own_limits import ContainerLimits, OwnLimits
+from gradserve_server.security.shares import ContainerShares, Share, ShareRules, Shares
+
+
+class Quota:
+    """A limit on an amount that is in use at one time.
+
+    Attributes:
+        limit: The limit.
+        used: What is in use.
+        unit: The unit for messages.
+        spare: Functions that give some of it back when that much more is asked for than is left: what others hold only
+            to be faster.
+        owners: The shares in which everything that is taken counts, too.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    owners: Sequence[Share] = ()
+
+    def __init__(self, limit: int, unit: str, *, each: "Cost | None" = None) -> None:
+        """Takes the limit, and what is limited.
+
+        Args:
+            limit: The limit.
+            unit: The unit for messages, e.g. "bytes of tensor memory".
+            each: What each takes of another quota.
+        """
+        self.limit = limit
+        self.used = 0
+        self.unit = unit
+        self.spare: list[Callable[[int], None]] = []
+        self._each = each
+
+    @property
+    def whole(self) -> "Quota":
+        """The quota of which this is a part; itself if it is none."""
+        return self
+
+    def part(self, owner: Identity, container: str | None = None) -> "Quota":
+        """Returns the quota for what belongs to an identity and is in a container: here all take from the same."""
+        return self
+
+    def acquire(self, amount: int = 1) -> None:
+        """Takes `amount`.
+
+        Raises:
+            ResourceExhaustedError: That much is not left; nothing was taken.
+        """
+        self.check(amount)
+        if self._each is not None:
+            self._each.quota.acquire(self._each.amount * amount)
+        self.count(amount)
+
+    def check(self, amount: int) -> None:
+        """Checks that `amount` is left, and that the owners may hold it. To take nothing is never refused.
+
+        Raises:
+            ResourceExhaustedError: It is not, or they may not.
+        """
+        self.check_left(amount)
+
+    def check_left(self, amount: int) -> None:
+        """Checks that `amount` is left, whoever takes it.
+
+        Raises:
+            ResourceExhaustedError: It is not.
+        """
+        if amount <= 0:
+            return
+        for give_back in self.spare:
+            if self.used + amount > self.limit:
+                give_back(self.used + amount - self.limit)
+        if self.used + amount > self.limit:
+            raise ResourceExhaustedError(
+                f"too many {self.unit}: {amount} asked for, {self.used} in use, {self.limit} allowed"
+            )
+
+    def release(self, amount: int = 1) -> None:
+        """Returns `amount` to the quota."""
+        self.change(-amount)
+
+    def change(self, amount: int) -> None:
+        """Changes what is in use, whether or not that is within the limit."""
+        self.count(amount)
+        if self._each is not None:
+            self._each.quota.change(self._each.amount * amount)
+
+    def count(self, amount: int) -> None:
+        """Changes what is in use of this quota alone."""
+        self.used += amount
+
+    def hold(self, amount: int = 1) -> "Held":
+        """Takes `amount` for a block, which begins with ResourceExhaustedError if that much is not left."""
+        return Held(self, amount)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one of something takes of a quota."""
+
+    quota: Quota
+    amount: int
+
+    def part(self, owner: Identity, container: str | None) -> "Cost":
+        """Returns the cost for what belongs to an identity, and is in a container; see `Quota.part`."""
+        return Cost(self.quota.part(owner, container), self.amount)
+
+
+class Held:
+    """A part of a quota that is taken during a block. Made by `Quota.hold`."""
+
+    __slots__ = ("_amount", "_quota")
+
+    def __init__(self, quota: Quota, amount: int) -> None:
+        self._quota = quota
+        self._amount = amount
+
+    def __enter__(self) -> None:
+        """Takes it."""
+        self._quota.acquire(self._amount)
+
+    def __exit__(self, *_: object) -> None:
+        """Returns it."""
+        self._quota.release(self._amount)
+
+
+class Account:
+    """One holder's share of a quota, which grows and shrinks."""
+
+    __slots__ = ("_expected", "_quota", "used")
+
+    def __init__(self, quota: Quota, used: int = 0) -> None:
+        """Takes the quota, and how much of what is already taken from it is the holder's."""
+        self._quota = quota
+        self._expected: list[tuple[Share, int]] | None = None
+        self.used = used
+
+    def grow(self, amount: int) -> None:
+        """Takes `amount` more.
+
+        Raises:
+            ResourceExhaustedError: That much is not left; nothing was taken.
+        """
+        self._quota.acquire(amount)
+        self.used += amount
+
+    def take_over(self, amount: int, giver: "Account") -> None:
+        """Takes `amount` more: first what another holder has reserved, then the rest from the quota.
+
+        What a holder has of another quota is of no use, and left to it.
+
+        Raises:
+            ResourceExhaustedError: The rest is not left, or the owners may not hold it; nothing has changed.
+        """
+        given = min(giver.used, amount) if self._shares_with(giver) else 0
+        self._ask_owners(amount, (giver,))
+        self._quota.check_left(amount - given)
+        giver.settle(giver.used - given)
+        self._quota.change(amount)
+        self.used += amount
+
+    def split(self, amount: int) -> "Account":
+        """Returns another account, which gets `amount` of this one."""
+        self.used -= amount
+        return Account(self._quota, amount)
+
+    def another(self) -> "Account":
+        """Returns an account of the same holder, which has nothing yet."""
+        return Account(self._quota)
+
+    def expect(self, amount: int, givers: Iterable["Account"]) -> None:
+        """Makes sure that the owners may hold `amount` more, which givers have reserved; `settle` follows.
+
+        Until then, it counts for the owners as if they had it.
+
+        Raises:
+            ResourceExhaustedError: They may not; nothing has changed.
+        """
+        asked = self._ask_owners(amount, givers)
+        for owner, num in asked:
+            owner.held += num
+        self._expected = [*(self._expected or ()), *asked]
+
+    def settle(self, amount: int) -> None:
+        """Sets the share to `amount`, whether or not that is within the limit.
+
+        For existing memory that only changes hands.
+        """
+        if self._expected is not None:
+            for owner, num in self._expected:
+                owner.give_back(num)
+            self._expected = None
+        if amount != self.used:
+            self._quota.change(amount - self.used)
+            self.used = amount
+
+    def _shares_with(self, other: "Account") -> bool:
+        return self._quota.whole is other._quota.whole
+
+    def _ask_owners(self, amount: int, givers: Iterable["Account"]) -> list[tuple[Share, int]]:
+        """Checks that the owners may hold an amount that givers hand over; returns what each does not hold yet.
+
+        Raises:
+            ResourceExhaustedError: They may not.
+        """
+        if not self._quota.owners:
+            return []
+        givers = tuple([each for each in givers if self._shares_with(each)])
+        new = amount - min(amount, sum([each.used for each in givers]))
+        asked = []
+        for owner in self._quota.owners:
+            own = sum([each.used for each in givers if owner in each._quota.owners])
+            missing = amount - min(amount, own)
+            owner.check(missing, counted=max(missing - new, 0))
+            asked.append((owner, missing))
+        return asked
+
+
+def _no_limit(_limits: OwnLimits | ContainerLimits) -> None:
+    return None
+
+
+class FairQuota(Quota):
+    """A quota of which each identity has a fair share, and containers have limits.
+
+    Attributes:
+        identities: What each identity holds.
+        containers: What each container holds.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        unit: str,
+        rules: ShareRules,
+        *,
+        each: Cost | None = None,
+        of_identity: Callable[[OwnLimits], int | None] = _no_limit,
+        of_container: Callable[[ContainerLimits], int | None] = _no_limit,
+        retry_after: float | None = None,
+    ) -> None:
+        """Takes the limit, what is limited, and the rules.
+
+        Args:
+            limit: The limit.
+            unit: The unit for messages.
+            rules: How much of it an identity or a container may hold.
+            each: What each takes of another quota.
+            of_identity: Picks the limit of an identity of its own, None for none.
+            of_container: Picks the limit of a container, None for none.
+            retry_after: Seconds after which somebody who holds too much may try again; None if waiting does not help.
+        """
+        super().__init__(limit, unit, each=each)
+        self.identities = Shares(self, rules, of_identity, retry_after)
+        self.containers = ContainerShares(self, rules, of_container, retry_after)
+        self._rules = rules
+        self._has_identities = rules.has_identities
+        # One for all who take for the same identity and container: there can be a million handles.
+        self._parts: WeakValueDictionary[tuple[str, str], Quota] = WeakValueDictionary()
+        self._parts_without_container: dict[str, Quota] = {}
+
+    @property
+    def reserve(self) -> int:
+        """The part that is for identities that hold no more than that."""
+        return int(self.limit * self._rules.reserved)
+
+    def missing(self, owner: Identity, amount: int) -> tuple[int, int]:
+        """Returns how much must be given back before somebody may take `amount`: by the taker, and by all together."""
+        own = self.identities.missing(owner.name, amount)
+        held = self.identities.held_by(owner.name)
+        reserve = 0 if not owner.name or held + amount <= self.reserve else self.reserve
+        return own, max(own, self.used + amount - (self.limit - reserve))
+
+    def part(self, owner: Identity, container: str | None = None) -> Quota:
+        """Returns the quota for what belongs to an identity, and is in a container: whatever is taken counts for both.
+
+        Args:
+            owner: The identity; the anonymous one for nobody.
+            container: The container, None for none.
+        """
+        name = owner.name if self._has_identities else ""
+        if container is None:
+            return self._part_without_container(name, owner) if name else self
+        part = self._parts.get((name, container))
+        if part is None:
+            part = self._parts[name, container] = self._new_part(name, owner, container)
+        return part
+
+    def _part_without_container(self, name: str, owner: Identity) -> Quota:
+        part = self._parts_without_container.get(name)
+        if part is None:
+            part = self._parts_without_container[name] = self._new_part(name, owner, None)
+        return part
+
+    def _new_part(self, name: str, owner: Identity, container: str | None) -> Quota:
+        owners = [self.identities.named(name)] if name else []
+        if container is not None:
+            owners.append(self.containers.named(container))
+        return _OwnedPart(self, owners, None if self._each is None else self._each.part(owner, container))
+
+
+class _OwnedPart(Quota):
+    """A quota as its owners take from it.
+
+    Attributes:
+        used: What was taken in this way.
+    """
+
+    def __init__(self, whole: Quota, owners: Sequence[Share], each: Cost | None) -> None:
+        super().__init__(whole.limit, whole.unit, each=each)
+        self._whole = whole
+        self.owners = owners
+
+    @property
+    def whole(self) -> Quota:
+        return self._whole
+
+    def check(self, amount: int) -> None:
+        for owner in self.owners:
+            owner.check(amount)
+        self._whole.check_left(amount)
+
+    def check_left(self, amount: int) -> None:
+        self._whole.check_left(amount)
+
+    def count(self, amount: int) -> None:
+        self.used += amount
+        self._whole.count(amount)
+        for owner in self.owners:
+            owner.held += amount
+
+
+class PurposeQuota(Quota):
+    """What is taken of another quota for one purpose.
+
+    Attributes:
+        used: How much that is.
+    """
+
+    def __init__(self, source: Quota) -> None:
+        """Takes the quota from which everything is taken."""
+        super().__init__(source.limit, source.unit)
+        self.owners = source.owners
+        self._source = source
+        self._parts: WeakValueDictionary[Quota, _PurposePart] = WeakValueDictionary()
+
+    @property
+    def whole(self) -> Quota:
+        """See `Quota`."""
+        return self._source.whole
+
+    def part(self, owner: Identity, container: str | None = None) -> Quota:
+        """See `Quota`."""
+        source = self._source.part(owner, container)
+        if source is self._source:
+            return self
+        part = self._parts.get(source)
+        if part is None:
+            part = self._parts[source] = _PurposePart(source, self)
+        return part
+
+    def check(self, amount: int) -> None:
+        """See `Quota`."""
+        self._source.check(amount)
+
+    def check_left(self, amount: int) -> None:
+        """See `Quota`."""
+        self._source.check_left(amount)
+
+    def count(self, amount: int) -> None:
+        """See `Quota`."""
+        self.used += amount
+        self._source.change(amount)
+
+
+class _PurposePart(PurposeQuota):
+    """What is taken for the purpose by one identity, or in one container."""
+
+    def __init__(self, source: Quota, of_all: PurposeQuota) -> None:
+        super().__init__(source)
+        self._of_all = of_all
+
+    def count(self, amount: int) -> None:
+        super().count(amount)
+        self._of_all.used += amount

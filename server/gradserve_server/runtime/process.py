@@ -1,0 +1,111 @@
+"""Actions on the whole process of a command, rather than on the server in it."""
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+_ONE_STOP_SECONDS = 0.5
+"""Seconds in which further signals count as the same stop. `timeout`, process managers and terminals signal a process
+and then its group; the server has this time to finish."""
+
+_OVERTIME_SECONDS = 1.0
+"""Seconds after the drain time, in which clients are told that their calls were ended."""
+
+
+class StopSignals:
+    """Ends this process on SIGTERM or SIGINT: with status 0 and in time, or at once on a second signal.
+
+    Python runs signal handlers only when the main thread gets to them, not while that loads a library, looks up a host
+    or computes. So the signals are blocked in all threads, and a thread of its own waits for them.
+    """
+
+    def __init__(self) -> None:
+        """Starts waiting. Until `drain_with`, a signal ends the process at once, because it has nothing to lose.
+
+        Call this in the main thread before it starts others: threads and child processes inherit the blocked signals.
+        """
+        self._lock = threading.Lock()
+        self._drain: tuple[Callable[[], object], float] | None = None
+        signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
+        for number in _NUMBERS:
+            signal.signal(number, signal.SIG_DFL)
+        threading.Thread(target=self._wait, name="gradserve-signals", daemon=True).start()
+
+    def drain_with(self, begin: Callable[[], object], seconds: float) -> None:
+        """Sets how signals end the process from now on.
+
+        Args:
+            begin: Makes the main thread drain and end the process, without waiting for it; called in another thread.
+            seconds: The drain time, soon after which the process ends anyway.
+        """
+        with self._lock:
+            self._drain = begin, seconds
+
+    def _wait(self) -> None:
+        signal.sigwait(_NUMBERS)
+        first = time.monotonic()
+        with self._lock:
+            if self._drain is None:
+                os._exit(0)
+            begin, seconds = self._drain
+        with suppress(RuntimeError):  # the event loop is closed, so the process is ending
+            begin()
+        second = signal.sigtimedwait(_NUMBERS, seconds + _OVERTIME_SECONDS)
+        if second is None:
+            os._exit(0)
+        time.sleep(max(0.0, first + _ONE_STOP_SECONDS - time.monotonic()))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)
+        os.kill(os.getpid(), second.si_signo)
+        os._exit(128 + second.si_signo)  # no default signal action ends the first process of a container
+
+
+_SWITCH_SECONDS = 0.0005
+
+
+def end_process() -> None:
+    """Ends this process with status 0 after its event loop has ended, without waiting for threads.
+
+    A kernel that is being compiled cannot be interrupted, and takes many seconds on a busy machine. The interpreter
+    would wait for its thread; or, with a daemon thread, run LLVM's destructors while it compiles. Everything that must
+    outlive the process is done: streams have ended, files are removed, and the log is flushed here. Without such a
+    thread this function returns, and the process ends as usual.
+    """
+    if all(thread.daemon for thread in threading.enumerate() if thread is not threading.current_thread()):
+        return
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def allow_many_descriptors() -> None:
+    """Raises the limit of open descriptors as far as it may be: each connection and each shared region takes one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def silence_grpc() -> None:
+    """Keeps gRPC from writing to the terminal besides the log, unless GRPC_VERBOSITY asks for it.
+
+    Call it before gRPC is imported, which then reads the variable.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def switch_threads_often() -> None:
+    """Lets the event loop go on soon while other threads run Python.
+
+    A thread keeps the interpreter for 5 ms unless this is called, and a small call needs it several times: while a
+    request of very many parts was read in a thread, health checks took 10 ms instead of 2.
+    """
+    sys.setswitchinterval(_SWITCH_SECONDS)

@@ -1,0 +1,81 @@
+"""The clock of leases."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+
+class Turn:
+    """Counts what is looked at before other tasks get their turn.
+
+    Attributes:
+        is_over: Whether something was left for the next turn.
+    """
+
+    __slots__ = ("_looks", "is_over")
+
+    def __init__(self, looks: int) -> None:
+        """Takes how many things may be looked at."""
+        self._looks = looks
+        self.is_over = False
+
+    def look(self) -> bool:
+        """Returns True if one more thing may be looked at; otherwise the turn is over."""
+        if self._looks <= 0:
+            self.is_over = True
+            return False
+        self._looks -= 1
+        return True
+
+
+ItemT = TypeVar("ItemT")
+
+
+class Deadlines(Generic[ItemT]):
+    """Items by deadline. Finding the items that are due costs nothing for the others.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, ItemT]] = []
+        self._tie_breaker = itertools.count()
+
+    def add(self, deadline: float, item: ItemT) -> None:
+        """Adds an item that is due at `deadline`."""
+        heapq.heappush(self._heap, (deadline, next(self._tie_breaker), item))
+
+    def is_due(self, now: float) -> bool:
+        """Returns True if the earliest deadline has come."""
+        return bool(self._heap) and self._heap[0][0] <= now
+
+    def pop(self) -> ItemT:
+        """Removes and returns the item with the earliest deadline."""
+        return heapq.heappop(self._heap)[2]
+
+
+class ServiceClock:
+    """Counts the seconds in which the server could hear its clients.
+
+    A server that was suspended, by SIGSTOP or with its virtual machine, heard nobody, and its clients could not renew
+    their leases. Without this clock these would end when the server goes on.
+    """
+
+    def __init__(self, monotonic: Callable[[], float], longest_tick: float) -> None:
+        """Takes a clock, and the most seconds that count from one tick to the next."""
+        self._monotonic = monotonic
+        self._longest_tick = longest_tick
+        self._last_tick = monotonic()
+        self._missed = 0.0
+
+    def __call__(self) -> float:
+        """Returns the time in seconds since an arbitrary moment; it never goes back."""
+        now = self._monotonic()
+        return min(now, self._last_tick + self._longest_tick) - self._missed
+
+    def tick(self) -> None:
+        """Counts the time since the last tick, as the server is awake."""
+        now = self._monotonic()
+        self._missed += max(now - self._last_tick - self._longest_tick, 0.0)
+        self._last_tick = now
