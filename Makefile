@@ -48,7 +48,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus cpp demo serve test test-all coverage lint types protos check-protos dist check-pythons check-bits check-floors sbom audit face-types check-processors check-cudnn check-gpu golden bench simulate fuzz chaos soak image docs constraints locks clean
+.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus cpp demo serve test test-all coverage lint types protos check-protos dist check-pythons check-bits check-floors sbom audit face-types check-processors check-cudnn check-gpu golden bench walks simulate fuzz chaos soak image docs constraints locks clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -217,6 +217,9 @@ golden: $(GOLDEN_INSTALLED) $(GOLDEN_RNN_INSTALLED) $(GOLDEN_LAYERS_INSTALLED)  
 
 bench: $(INSTALLED)  ## Measure beside the peers; installs them into environments of their own
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
+
+walks: $(INSTALLED)  ## Count the files that calls pass through, and write the table into docs/architecture.md
+	$(BIN)/python -m deploy.walks --write
 
 simulate: $(INSTALLED)  ## Crash servers on simulated disks, SEEDS times
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
