@@ -24,7 +24,7 @@ import numpy as np
 
 import gradserve
 from gradserve_server.config import ServerConfig, StateConfig
-from gradserve_server.configuration.servers import ClusterConfig
+from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.testing import LocalServer
 
 ROOT = Path(__file__).parents[1]

@@ -29,8 +29,8 @@ from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.devices.host.shared_blocks import Readers, SharedAverages, SharedMemory
 from gradserve_server.errors import UnavailableError
-from gradserve_server.layers.batch_norm.layer import BatchNormKind
-from gradserve_server.layers.batch_norm.state import LayerRecords
+from gradserve_server.layers.batch_norm.journal import MemoryLayerRecords
+from gradserve_server.layers.batch_norm.kind import BatchNormKind
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.observe.logs.summary import Summary
 from gradserve_server.observe.observed import Observed
@@ -203,7 +203,7 @@ class Server:
             clock=clock,
             new_id=run.new_id,
             new_seed=parts.new_seed,
-            records=LayerRecords() if self._state is None else self._state.layers,
+            records=MemoryLayerRecords() if self._state is None else self._state.layers,
             device=device_memory,
         )
         self.layers = LayerRegistry(self._batch_norm, quotas.layers, self.lifetimes, bookkeeping, run.is_of_another)

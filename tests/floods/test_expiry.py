@@ -10,7 +10,8 @@ import pytest
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.layers.batch_norm.forwards import Expiries, Fate, Forward
+from gradserve_server.layers.batch_norm.expiries import Expiries
+from gradserve_server.layers.batch_norm.forwards import Fate, Forward
 from gradserve_server.resources.leases import LeaseQueue
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.memory import Room

@@ -17,8 +17,8 @@ from gradserve_server.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from gradserve_server.layers.batch_norm import file_journal as journal_module
 from gradserve_server.layers.batch_norm.config import RandomAdjustment
+from gradserve_server.layers.batch_norm.durable import journal as journal_module
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.initializers import NamedInitializer
 from gradserve_server.layers.registry import Reuse

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from gradserve_server.layers.batch_norm import file_journal as journal_module
 from gradserve_server.layers.batch_norm import layer as layer_module
+from gradserve_server.layers.batch_norm.changes import LayerChanges
+from gradserve_server.layers.batch_norm.durable import journal as journal_module
+from gradserve_server.layers.batch_norm.durable.journal import FileLayerJournal
 from gradserve_server.layers.batch_norm.events import AdjustmentDrawn, ForwardEnded, VariablesSet
-from gradserve_server.layers.batch_norm.file_journal import FileLayerJournal
-from gradserve_server.layers.batch_norm.forwards import Expiries, Fate, Forwards
-from gradserve_server.layers.batch_norm.state import LayerChanges
+from gradserve_server.layers.batch_norm.expiries import Expiries
+from gradserve_server.layers.batch_norm.forwards import Fate, Forwards
 from tests.simulation.accumulators.faults import window_off_by_one
 from tests.simulation.planting import Fault, without
 

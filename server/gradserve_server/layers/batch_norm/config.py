@@ -2,13 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from sys import getsizeof
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.layers.initializers import Initializer, NamedInitializer
@@ -26,9 +22,6 @@ CLIPPED = ("rmax", "rmin", "dmax")
 _MAX_ENTRIES = 64
 """The limit for initializers, and for regularizers. It exceeds the number of variables: unknown names only warn."""
 _MAX_COLLECTIONS = 1024
-
-
-_MAX_BYTES = 1024
 _TEXT_BYTES = 512
 """The memory of what refers to a name or a tag."""
 _FORMATS = ("NHWC", "NCHW")
@@ -56,13 +49,6 @@ class RandomAdjustment:
     scale: tuple[float, float]
     bias: tuple[float, float]
     seed: int | None = None
-
-    def draw(self, number: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Returns scale and bias of a draw, which depend only on the seed and the draw's number."""
-        random = np.random.default_rng((self.seed or 0, number))
-        with np.errstate(over="ignore"):
-            scale = random.uniform(*self.scale, shape).astype(dtype)
-            return scale, random.uniform(*self.bias, shape).astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -319,51 +305,3 @@ def _check_range(name: str, bounds: tuple[float, float]) -> None:
             f"expected a finite difference of {name}_min and {name}_max, got {low} and {high}",
             field=f"config.adjustment.{name}_min",
         )
-
-
-def describe_differences(one: BatchNormConfig, other: BatchNormConfig) -> str:
-    """Returns the differences, entry by entry, cut to about 1 KiB; empty if the configurations are equal."""
-    found = "; ".join(
-        words
-        for argument in fields(BatchNormConfig)
-        for words in _differences(argument.name, getattr(one, argument.name), getattr(other, argument.name))
-    ).encode()
-    return found.decode() if len(found) <= _MAX_BYTES else found[:_MAX_BYTES].decode(errors="ignore") + " ..."
-
-
-def _differences(name: str, one: object, other: object) -> Iterator[str]:
-    if one == other:
-        return
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        for key in sorted({*one, *other}):
-            yield from _differences(f"{name}[{key}]", one.get(key), other.get(key))
-    elif isinstance(one, RandomAdjustment) and isinstance(other, RandomAdjustment):
-        for part in fields(RandomAdjustment):
-            yield from _differences(f"{name}.{part.name}", getattr(one, part.name), getattr(other, part.name))
-    else:
-        words, other_words = _words(one), _words(other)
-        yield f"{name} is {words}, not {'one of other values' if words == other_words else other_words}"
-
-
-def _words(value: object) -> str:
-    if value is None:
-        return "unset"
-    if value == "":
-        return "none"
-    if isinstance(value, RandomAdjustment):
-        return "random"
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_words, value))}]"
-    if isinstance(value, Durability):
-        return value.value
-    if isinstance(value, NamedInitializer):
-        seed = {} if value.seed is None else {"seed": value.seed}
-        return _with_settings(value.name, {**value.parameters, **seed})
-    if isinstance(value, Regularizer):
-        return _with_settings(value.name, value.scales)
-    return str(value).removesuffix(".0")
-
-
-def _with_settings(name: str, settings: Mapping[str, float]) -> str:
-    said = " and ".join(f"{setting} {_words(value)}" for setting, value in settings.items())
-    return f"{name} with {said}" if said else name

@@ -1,23 +1,18 @@
 """The forwards of a layer whose backward or update is still to come."""
 
-import heapq
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
 
 from gradserve_server.errors import AbortedError, NotFoundError
-from gradserve_server.layers.batch_norm.events import ForwardEnded, Moments, Saved, arrays_kept
+from gradserve_server.layers.batch_norm.events import ForwardEnded
+from gradserve_server.layers.batch_norm.expiries import Expiries
+from gradserve_server.layers.batch_norm.saved import Moments, Saved, arrays_kept
 from gradserve_server.limits import quoted
 from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
 from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.security.identity import owner_of
 from gradserve_server.state.id_window import IdWindow
-
-_LOOKS = 1 << 12
-"""The most things that are looked at together."""
-_FEW = 64
 
 
 @dataclass(frozen=True)
@@ -348,74 +343,3 @@ class Forwards:
         if forward_id in self._forwards:
             self._forwards[forward_id].fate = fate
         self._fates.remember(forward_id, fate)
-
-
-class Leased(Protocol):
-    """A thing that expires unless it is used.
-
-    Attributes:
-        expires: The time at which it expires. It may become later at any time.
-        users: How many calls use it now. Meanwhile it does not expire.
-        queued: The time at which it will be looked at. Belongs to `Expiries`.
-    """
-
-    expires: float
-    users: int
-    queued: float | None
-
-
-LeasedT = TypeVar("LeasedT", bound=Leased)
-
-
-class Expiries(Generic[LeasedT]):
-    """Things by the times at which they expire. Each is looked at about once for its lease."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, LeasedT]] = []
-        self._tie_breaker = itertools.count()
-        self._due: dict[int, LeasedT] = {}
-        """Things that are to expire, but may be in use, by their Python ids."""
-        self._num_queued = 0
-
-    def add(self, leased: LeasedT) -> None:
-        """Adds a thing, or one that expires earlier than before."""
-        if id(leased) in self._due or (leased.queued is not None and leased.queued <= leased.expires):
-            return
-        self._num_queued += leased.queued is None
-        self._push(leased)
-
-    def remove(self, leased: LeasedT) -> None:
-        """Removes a thing that is gone."""
-        self._due.pop(id(leased), None)
-        self._num_queued -= leased.queued is not None
-        leased.queued = None
-        if len(self._heap) > 2 * self._num_queued + _FEW:
-            self._heap = [entry for entry in self._heap if entry[0] == entry[2].queued]
-            heapq.heapify(self._heap)
-
-    def expired(self, now: float) -> list[LeasedT]:
-        """Returns things that have expired and that nobody uses: not all, if they are many. They stay until removed."""
-        for _ in range(_LOOKS):
-            if not self._heap or self._heap[0][0] > now:
-                break
-            at, _, leased = heapq.heappop(self._heap)
-            if leased.queued != at:
-                continue
-            if leased.expires > now:
-                self._push(leased)
-            else:
-                leased.queued = None
-                self._num_queued -= 1
-                self._due[id(leased)] = leased
-        found = []
-        for leased in list(self._due.values()):
-            if leased.expires > now:
-                del self._due[id(leased)]
-                self.add(leased)
-            elif not leased.users:
-                found.append(leased)
-        return found
-
-    def _push(self, leased: LeasedT) -> None:
-        leased.queued = leased.expires
-        heapq.heappush(self._heap, (leased.expires, next(self._tie_breaker), leased))

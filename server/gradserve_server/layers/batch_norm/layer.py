@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,45 +12,36 @@ from numpy.typing import NDArray
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import AbortedError, InvalidArgumentError
-from gradserve_server.layers.batch_norm.computation import BACKWARD, FORWARD, UPDATE, UpdateAttributes, UpdateInputs
-from gradserve_server.layers.batch_norm.config import BatchNormConfig, IgnoredArgument, describe_differences
-from gradserve_server.layers.batch_norm.events import Event, Moments, Saved
-from gradserve_server.layers.batch_norm.forwards import Forward, Forwards
+from gradserve_server.layers.batch_norm.adjustment import draw_adjustment
+from gradserve_server.layers.batch_norm.averages import MovingAverages
+from gradserve_server.layers.batch_norm.calls import BackwardCall, ForwardCall, ForwardResult
+from gradserve_server.layers.batch_norm.changes import LayerChanges
+from gradserve_server.layers.batch_norm.checking import check_name, check_shared, check_values, variables_for
+from gradserve_server.layers.batch_norm.config import BatchNormConfig
+from gradserve_server.layers.batch_norm.declaration import BACKWARD, FORWARD, UPDATE
+from gradserve_server.layers.batch_norm.events import Event
+from gradserve_server.layers.batch_norm.forwards import Forwards
+from gradserve_server.layers.batch_norm.journal import LayerJournal
+from gradserve_server.layers.batch_norm.saved import Moments, Saved
 from gradserve_server.layers.batch_norm.spec import (
-    BackwardAttributes,
-    BackwardInputs,
     BackwardOutputs,
-    BackwardPlan,
     CallInputs,
     ForwardAttributes,
     ForwardInputs,
-    Implementation,
     channel_axis,
     channel_shape,
     plan_forward,
-    variables_for,
 )
-from gradserve_server.layers.batch_norm.state import LayerChanges, LayerJournal, LayerRecords, LayerState
-from gradserve_server.layers.batch_norm.variables import (
-    MovingAverages,
-    Variables,
-    check_name,
-    check_shared,
-    check_values,
-    initial_variables,
-    variable_bytes,
-)
+from gradserve_server.layers.batch_norm.state import LayerState
+from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs
+from gradserve_server.layers.batch_norm.variables import Variables, initial_variables, variable_bytes
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.ops.dtypes import widened
 from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, arrays_of, check_call, with_arrays
-from gradserve_server.resources import ResourceKey
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
 from gradserve_server.resources.quotas import Quota
-
-REMEMBERED_FORWARDS = 4096
-"""The number of latest forwards whose fate a layer remembers."""
-
+from gradserve_server.security.identity import ANONYMOUS, Identity
 
 _LOSSES = ("beta_regularization_loss", "gamma_regularization_loss")
 _LOSS_BYTES = 8
@@ -59,55 +50,6 @@ _LOSS_BYTES = 8
 
 def _ignore(_results: object) -> None:
     pass
-
-
-@dataclass(frozen=True)
-class ForwardCall:
-    """The options of a forward.
-
-    Attributes:
-        forward_id: The id of the forward; empty to have the layer make one.
-        keep_for_backward: Whether to keep what a backward needs; None for the value of is_training.
-        lease: Seconds without use until what is kept is forgotten.
-        released: Earlier forwards whose backwards will not come.
-    """
-
-    is_training: bool = True
-    forward_id: str = ""
-    keep_for_backward: bool | None = None
-    lease: float = 600.0
-    released: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class ForwardResult:
-    """The result of a forward.
-
-    Attributes:
-        outputs: The outputs, in host memory if that was asked for, else in the device's. They must not be written to,
-            as the layer may keep them, too.
-        moved: The inputs that were copied to the device's memory, by name.
-        forward_id: The id of the forward; empty if neither backward nor update can follow.
-        regularization_losses: The losses by variable.
-        drawn: Scale and bias of the adjustment, if it was drawn.
-    """
-
-    outputs: Array
-    moved: Mapping[str, Array]
-    forward_id: str
-    has_pending_updates: bool
-    implementation: Implementation
-    regularization_losses: Mapping[str, float]
-    ignored: tuple[IgnoredArgument, ...]
-    drawn: tuple[NDArray[Any], NDArray[Any]] | None
-
-
-@dataclass(frozen=True)
-class BackwardCall:
-    """A checked backward of a forward that is kept."""
-
-    forward: Forward
-    checked: CheckedCall[BackwardInputs, BackwardAttributes, BackwardOutputs, BackwardPlan]
 
 
 class BatchNormLayer:
@@ -124,49 +66,63 @@ class BatchNormLayer:
 
     def __init__(
         self,
-        kind: "BatchNormKind",
-        key: ResourceKey,
+        name: str,
         config: BatchNormConfig,
         *,
         incarnation: str,
         creation_id: str,
+        runner: OpRunner,
+        compute: Compute,
+        memory: Quota,
+        handles: Quota,
+        clock: Callable[[], float],
+        new_id: Callable[[], str],
         journal: LayerJournal,
-        on_presence: Callable[[bool], object],
+        remembered: int,
+        on_presence: Callable[[bool], object] = _ignore,
+        creator: Identity = ANONYMOUS,
+        container: str | None = None,
+        device: DeviceMemory | None = None,
     ) -> None:
-        """Creates a layer without variables.
+        """Takes the layer's parts.
 
         Args:
-            kind: What the layer shares with the other layers of the server.
-            key: The name of the layer, the container in which everything counts, and the owner of the variables.
+            name: The name in messages.
             config: A checked configuration, with all its seeds.
             incarnation: The id that tells the layer from others of the same name.
             creation_id: The id of the call that created the layer.
+            runner: What runs the computations.
+            compute: What runs the initializers.
+            memory: The quota of bytes.
+            handles: See `Forwards`.
+            clock: See `Forwards`.
+            new_id: A source of ids for forwards.
             journal: The journal, which takes every change before it takes effect.
+            remembered: See `Forwards`.
             on_presence: See `Forwards`.
+            creator: The identity for which its variables count.
+            container: The container in which everything counts.
+            device: The memory of the device; None if ops run on the host.
 
         Raises:
             ResourceExhaustedError: There is no memory for the values in the configuration.
         """
-        self.name = key.name
+        self.name = name
         self.config = config
         self.incarnation = incarnation
         self.creation_id = creation_id
         self.forwards = Forwards(
-            kind.memory,
-            kind.handles,
-            kind.clock,
-            remembered=kind.remembered,
-            on_presence=on_presence,
-            container=key.container,
-            device=kind.device,
+            memory, handles, clock, remembered=remembered, on_presence=on_presence, container=container, device=device
         )
-        self._kind = kind
         self._state = LayerState(self.forwards)
         self._journal = journal
         self._changes = LayerChanges(self._state, journal)
-        self._memories = Memories(kind.memory, kind.device, Purpose.LAYERS)
-        self._room = self._memories.room(key.user, key.container)
+        self._runner = runner
+        self._compute = compute
+        self._memories = Memories(memory, device, Purpose.LAYERS)
+        self._room = self._memories.room(creator, container)
         self._room.grow(Sizes(config.num_bytes))
+        self._new_id = new_id
         self._closed = False
         self._changing = asyncio.Lock()
         """Held while a change of the variables is computed from them and applied."""
@@ -236,7 +192,7 @@ class BatchNormLayer:
         check_length(call.forward_id, MAX_ID_BYTES, "forward_id")
         saves = call.is_training if call.keep_for_backward is None else call.keep_for_backward
         attributes = ForwardAttributes(self.config, call.is_training, saves)
-        forward_id = call.forward_id or self._kind.new_id()
+        forward_id = call.forward_id or self._new_id()
         plan = plan_forward(given, attributes)
         if self.config.adjustment is not None and given.adjustment_scale is not None:
             raise InvalidArgumentError(
@@ -255,7 +211,7 @@ class BatchNormLayer:
         checked = CheckedCall(FORWARD, inputs, attributes, plan)
         wanted, host_bytes = (("outputs", *_LOSSES), given.inputs.nbytes) if on_host else (_LOSSES, 0)
         host_bytes += len(_LOSSES) * _LOSS_BYTES
-        computed = await self._kind.runner.run(checked, on_host=wanted, host_bytes=host_bytes, room=room)
+        computed = await self._runner.run(checked, on_host=wanted, host_bytes=host_bytes, room=room)
         self._adopt(variables, computed.moved)
         outputs = computed.outputs
         saved = None
@@ -320,7 +276,7 @@ class BatchNormLayer:
         forward = call.forward
         saved = forward.saved
         with self.forwards.use(forward, retain=retain):
-            computed = await self._kind.runner.run(call.checked, on_host=on_host, room=room)
+            computed = await self._runner.run(call.checked, on_host=on_host, room=room)
             deliver(computed.outputs)
             if not retain:
                 await self._changes.end_backward(forward, saved)
@@ -416,9 +372,7 @@ class BatchNormLayer:
                     num_bytes = variable_bytes(self.config, channels, dtype)
                     self._room.grow(Sizes(num_bytes))
                     try:
-                        created = await self._kind.compute.run(
-                            num_bytes, initial_variables, self.config, channels, dtype
-                        )
+                        created = await self._compute.run(num_bytes, initial_variables, self.config, channels, dtype)
                         await self._changes.create_variables(created)
                     except BaseException:
                         self._room.settle(Sizes(0 if self._closed else self.config.num_bytes))
@@ -439,7 +393,7 @@ class BatchNormLayer:
         x, data_format = given.inputs, self.config.data_format
         channels = x.shape[channel_axis(len(x.shape), data_format)]
         shape = channel_shape(len(x.shape), data_format, channels)
-        return adjustment.draw(number, shape, widened(x.dtype))
+        return draw_adjustment(adjustment, number, shape, widened(x.dtype))
 
     def _adopt(self, variables: Variables, moved: Mapping[str, Array]) -> None:
         """Keeps copies of variables in the device's memory, unless the variables have newer values."""
@@ -497,97 +451,4 @@ class BatchNormLayer:
         assert variables is not None
         inputs = UpdateInputs.of(variables.averages, moments.mean, moments.variance)
         checked = check_call(UPDATE, inputs, UpdateAttributes(self.config, moments.implementation))
-        return (await self._kind.runner.run(checked, on_host=False)).outputs
-
-
-@dataclass(kw_only=True, eq=False)
-class BatchNormKind:
-    """Makes the batch normalization layers of a server; holds what they share.
-
-    Attributes:
-        runner: Runs their computations.
-        compute: Runs their initializers.
-        memory: The quota of bytes.
-        handles: The quota of forwards that they keep.
-        clock: A monotonic clock, in seconds.
-        new_id: A source of unique ids.
-        new_seed: A source of seeds.
-        records: Makes the journals of the layers.
-        remembered: The number of latest forwards whose fate each layer remembers.
-        device: The memory of the device; None if ops run on the host.
-    """
-
-    first_variable: ClassVar[str] = "beta"
-
-    runner: OpRunner
-    compute: Compute
-    memory: Quota
-    handles: Quota
-    clock: Callable[[], float]
-    new_id: Callable[[], str]
-    new_seed: Callable[[], int]
-    records: LayerRecords
-    remembered: int = REMEMBERED_FORWARDS
-    device: DeviceMemory | None = None
-
-    def check(self, config: BatchNormConfig) -> None:
-        """Checks a configuration.
-
-        Raises:
-            InvalidArgumentError: A value is invalid, or two values contradict each other.
-        """
-        config.check()
-
-    def differences(self, layer: BatchNormLayer, config: BatchNormConfig) -> str:
-        """Returns how a layer differs from one with this configuration; seeds and durability only if given."""
-        return describe_differences(layer.config, config.with_choices_of(layer.config))
-
-    def make(
-        self, key: ResourceKey, config: BatchNormConfig, creation_id: str, on_presence: Callable[[bool], object]
-    ) -> BatchNormLayer:
-        """Returns a new layer, with seeds and a durability chosen where none were given.
-
-        Args:
-            key: The layer's name.
-            config: A checked configuration.
-            creation_id: The id of the call.
-            on_presence: Called with True when the layer begins to keep forwards, with False when it keeps none.
-
-        Raises:
-            InvalidArgumentError: The layer cannot be so durable here.
-            ResourceExhaustedError: There is no memory for the values in the configuration.
-        """
-        config = config.with_seeds(self.new_seed)
-        if config.durability is None:
-            config = replace(config, durability=self.records.default)
-        incarnation = self.new_id()
-        journal = self.records.journal(key, config, incarnation, creation_id)
-        return self.make_again(key, config, incarnation, creation_id, journal, on_presence)
-
-    def make_again(
-        self,
-        key: ResourceKey,
-        config: BatchNormConfig,
-        incarnation: str,
-        creation_id: str,
-        journal: LayerJournal,
-        on_presence: Callable[[bool], object],
-    ) -> BatchNormLayer:
-        """Returns a layer that was there before, without variables and forwards yet; for the arguments see `make`.
-
-        Raises:
-            ResourceExhaustedError: There is no memory for the values in the configuration.
-        """
-        return BatchNormLayer(
-            self,
-            key,
-            config,
-            incarnation=incarnation,
-            creation_id=creation_id,
-            journal=journal,
-            on_presence=on_presence,
-        )
-
-    async def settle(self) -> None:
-        """Returns when others may see that layers were created or deleted."""
-        await self.records.settle()
+        return (await self._runner.run(checked, on_host=False)).outputs

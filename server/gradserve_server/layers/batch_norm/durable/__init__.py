@@ -1,0 +1,1 @@
+"""Batch normalization layers that survive the end of their server."""
