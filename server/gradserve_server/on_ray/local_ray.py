@@ -80,7 +80,8 @@ def stop_local_ray(running: LocalRay) -> None:
         return
     _, left = psutil.wait_procs(processes, _STOP_SECONDS)
     for each in left:
-        each.kill()
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            each.kill()
     psutil.wait_procs(left, _STOP_SECONDS)
     _forget(running.port)
 
