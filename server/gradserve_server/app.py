@@ -51,8 +51,7 @@ from gradserve_server.resources.memory import DeviceMemory, ServerQuotas
 from gradserve_server.resources.quotas import Quota
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
-from gradserve_server.rpc.boundary.access import AccessChecks
-from gradserve_server.rpc.boundary.fair_calls import FairCalls
+from gradserve_server.rpc.boundary.interceptors import AccessChecks, FairCalls
 from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.listeners.sockets.client_regions import max_regions

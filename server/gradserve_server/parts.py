@@ -29,7 +29,7 @@ from gradserve_server.resources.ids import RandomIds
 from gradserve_server.resources.lifetimes import ClientLeases
 from gradserve_server.resources.memory import DeviceMemory, ServerQuotas
 from gradserve_server.rpc.boundary.chain import Interceptor
-from gradserve_server.rpc.listeners.grpc_listener import GrpcListener
+from gradserve_server.rpc.listeners.grpc.listener import GrpcListener
 from gradserve_server.rpc.listeners.listener import MakeListener
 from gradserve_server.rpc.listeners.sockets.client_regions import max_regions
 from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets

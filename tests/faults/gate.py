@@ -6,8 +6,7 @@ from typing import Any
 
 from google.protobuf.descriptor import MethodDescriptor
 
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.chain import Handle
+from gradserve_server.rpc.boundary.chain import Call, Handle
 from tests.faults.operations import METHODS, WAITS
 
 

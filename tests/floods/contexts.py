@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from gradserve_server.rpc.boundary.status import Context
+from gradserve_server.rpc.listeners.grpc.calls import Context
 
 
 class OneCall:

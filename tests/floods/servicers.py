@@ -7,8 +7,8 @@ from google.protobuf import message_factory
 
 from gradserve.wire.tensors import WithContents
 from gradserve_server.app import Server
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.long_replies import Serialized
+from gradserve_server.rpc.boundary.chain import Call
+from gradserve_server.rpc.boundary.messages import Serialized
 from tests.floods.work import longest_turn
 from tests.servers.raw_calls import METHODS
 

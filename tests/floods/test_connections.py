@@ -15,10 +15,9 @@ import gradserve
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.rpc.boundary import open_calls as calls_under_way
-from gradserve_server.rpc.boundary.open_calls import OpenCalls
 from gradserve_server.rpc.health.check import check_health
-from gradserve_server.rpc.listeners.idle_connections import IdleConnections
+from gradserve_server.rpc.listeners.grpc import calls as calls_under_way
+from gradserve_server.rpc.listeners.grpc.calls import IdleConnections, OpenCalls
 from gradserve_server.testing import LocalServer
 from tests.floods.contexts import OneCall
 from tests.servers.certificates import Certificates

@@ -11,7 +11,7 @@ from gradserve.v1 import accumulator_messages_pb2, tensor_messages_pb2, tensor_p
 from gradserve.wire.tensors import Contents, varint
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.rpc.boundary.density import MAX_PARTS, UNCHECKED_BYTES, PartCounter
+from gradserve_server.rpc.boundary.messages import MAX_PARTS, UNCHECKED_BYTES, PartCounter
 from gradserve_server.testing import LocalServer
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.raw_calls import RawCalls

@@ -15,8 +15,8 @@ from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.rpc.boundary.connections import Connections, shut_down
-from gradserve_server.rpc.boundary.unread import UnreadReplies
+from gradserve_server.rpc.listeners.grpc.calls import Connections, shut_down
+from gradserve_server.rpc.listeners.grpc.flow import UnreadReplies
 from gradserve_server.testing import LocalServer
 from tests.accumulators.bench import turns
 from tests.floods.contexts import OneCall

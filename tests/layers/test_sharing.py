@@ -16,7 +16,7 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
-from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.residence import Residence

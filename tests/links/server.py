@@ -11,7 +11,7 @@ import gradserve_server.runtime.installed  # noqa: F401
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
-from gradserve_server.rpc.listeners.grpc_listener import ClientKeepalive, GrpcListener
+from gradserve_server.rpc.listeners.grpc.listener import ClientKeepalive, GrpcListener
 
 _KEEPALIVE = ClientKeepalive(interval=1.0, timeout=5.0)
 

@@ -15,8 +15,8 @@ from gradserve_server.accumulators.round_hold import RoundHold
 from gradserve_server.config import ListenConfig, RuntimeConfig, SecurityConfig, ServerConfig
 from gradserve_server.observe.logs.summary import Summary
 from gradserve_server.resources.leases import Expiry
-from gradserve_server.rpc.listeners.endpoint import LastingEndpoint
-from gradserve_server.rpc.listeners.idle_connections import IdleConnections
+from gradserve_server.rpc.listeners.grpc.calls import IdleConnections
+from gradserve_server.rpc.listeners.grpc.endpoint import LastingEndpoint
 from gradserve_server.rpc.listeners.sockets.listener import SocketListener
 from gradserve_server.rpc.listeners.sockets.transfers import _Mover
 from gradserve_server.runtime.event_loop import LoopWatch

@@ -16,10 +16,8 @@ from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.devices.inventory import DeviceDescription, Inventory
 from gradserve_server.errors import ResourceExhaustedError, UnavailableError
 from gradserve_server.parts import Parts
-from gradserve_server.rpc.boundary.admission import Admission
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.chain import Handle
-from gradserve_server.rpc.boundary.service import Service
+from gradserve_server.rpc.boundary.chain import Call, Handle, Service
+from gradserve_server.rpc.boundary.interceptors import Admission
 from gradserve_server.testing import LocalServer
 from tests.servers.clocks import SkippingClock
 from tests.servers.polling import PATIENCE_SECONDS, eventually

@@ -11,14 +11,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gradserve.v1 import server_messages_pb2, server_service_pb2_grpc
 from gradserve_server.config import LimitsConfig
-from gradserve_server.rpc.boundary.admission import Admission
-from gradserve_server.rpc.boundary.chain import Interceptor
-from gradserve_server.rpc.boundary.faults import Faults
-from gradserve_server.rpc.boundary.handlers import make_handler
-from gradserve_server.rpc.boundary.service import Service
-from gradserve_server.rpc.boundary.traffic import Traffic
+from gradserve_server.rpc.boundary.chain import Interceptor, Service
+from gradserve_server.rpc.boundary.interceptors import Admission, Faults
 from gradserve_server.rpc.health.service import HealthServicer
-from gradserve_server.rpc.listeners.arrivals import Arrivals
+from gradserve_server.rpc.listeners.grpc.flow import Traffic
+from gradserve_server.rpc.listeners.grpc.handlers import make_handler
+from gradserve_server.rpc.listeners.grpc.listener import Arrivals
 from gradserve_server.rpc.services import SERVICES
 from tests.servers.polling import PATIENCE_SECONDS
 

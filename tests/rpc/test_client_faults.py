@@ -18,11 +18,11 @@ from gradserve.testing import ServerProcess
 from gradserve.v1 import tensor_messages_pb2
 from gradserve_server.config import LimitsConfig
 from gradserve_server.errors import NotFoundError
-from gradserve_server.rpc.boundary.faults import Faults
-from gradserve_server.rpc.boundary.grpc_log import ClientFaults
-from gradserve_server.rpc.boundary.handlers import make_handler
-from gradserve_server.rpc.boundary.service import Service
-from gradserve_server.rpc.boundary.traffic import Traffic
+from gradserve_server.rpc.boundary.chain import Service
+from gradserve_server.rpc.boundary.interceptors import Faults
+from gradserve_server.rpc.listeners.grpc.flow import Traffic
+from gradserve_server.rpc.listeners.grpc.handlers import make_handler
+from gradserve_server.rpc.listeners.grpc.listener import ClientFaults
 from tests.servers.polling import eventually, eventually_async
 from tests.servers.raw_calls import METHODS
 from tests.servers.raw_http2 import (

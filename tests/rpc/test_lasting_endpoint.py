@@ -15,7 +15,7 @@ import gradserve
 from gradserve.address import Address
 from gradserve.testing import ServerProcess
 from gradserve_server.rpc.health.check import check_health
-from gradserve_server.rpc.listeners.endpoint import Endpoint
+from gradserve_server.rpc.listeners.grpc.endpoint import Endpoint
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.raw_http2 import GOAWAY, HELLO, call, kinds_of, send
 

@@ -20,8 +20,8 @@ from gradserve.testing.ports import free_port
 from gradserve_server.app import Server
 from gradserve_server.config import ListenConfig, RuntimeConfig, ServerConfig
 from gradserve_server.parts import Parts
-from gradserve_server.rpc.listeners.grpc_listener import GrpcListener
-from gradserve_server.rpc.listeners.ports import LOOPBACKS
+from gradserve_server.rpc.listeners.grpc.endpoint import LOOPBACKS
+from gradserve_server.rpc.listeners.grpc.listener import GrpcListener
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file
 from gradserve_server.runtime.files import OwnFile
 from tests.servers.command_line import run_cli

@@ -23,10 +23,9 @@ from gradserve.transport.settings import ConnectionSettings, Keepalive, Reconnec
 from gradserve_server.commands.cli import cli
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.chain import Handle
-from gradserve_server.rpc.boundary.timeouts import wait_timeout
-from gradserve_server.rpc.listeners.grpc_listener import ClientKeepalive, GrpcListener
+from gradserve_server.rpc.boundary.chain import Call, Handle
+from gradserve_server.rpc.boundary.fields import wait_timeout
+from gradserve_server.rpc.listeners.grpc.listener import ClientKeepalive, GrpcListener
 from gradserve_server.testing import LocalServer
 from tests.servers.connecting import connect_with, connect_with_aio
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async

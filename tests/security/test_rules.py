@@ -9,9 +9,8 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from gradserve.v1 import accumulator_messages_pb2, batch_norm_layer_messages_pb2
 from gradserve_server.errors import PermissionDeniedError
-from gradserve_server.rpc.boundary.access import AccessChecks
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.fair_calls import FairCalls
+from gradserve_server.rpc.boundary.chain import Call
+from gradserve_server.rpc.boundary.interceptors import AccessChecks, FairCalls
 from gradserve_server.security.rules import RULES
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.testing import LocalServer
@@ -141,7 +140,7 @@ def test_every_served_method_has_a_rule(guarded: LocalServer) -> None:
 
 def test_a_method_without_a_rule_is_refused(guarded: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     method = METHODS["GetServerInfo"]
-    monkeypatch.setattr("gradserve_server.rpc.boundary.access.RULES", {})
+    monkeypatch.setattr("gradserve_server.rpc.boundary.interceptors.RULES", {})
     checks = guarded.inspect(lambda server: AccessChecks(server.access, FairCalls(9, ShareRules())))  # type: ignore[arg-type]
 
     async def answer(_request: Any, _call: Call) -> None:

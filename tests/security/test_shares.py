@@ -14,7 +14,7 @@ from gradserve.v1 import server_messages_pb2
 from gradserve_server.config import LimitsConfig, RuntimeConfig, SecurityConfig, ServerConfig
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.quotas import Quota
-from gradserve_server.rpc.boundary.fair_calls import FairCalls
+from gradserve_server.rpc.boundary.interceptors import FairCalls
 from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
 from gradserve_server.security.call_rates import CallRates
 from gradserve_server.security.identity import ANONYMOUS, Identity

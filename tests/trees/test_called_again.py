@@ -18,8 +18,7 @@ from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
 from gradserve_server.errors import AbortedError, DeadlineExceededError
 from gradserve_server.parts import Parts
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.chain import Handle
+from gradserve_server.rpc.boundary.chain import Call, Handle
 from gradserve_server.testing import LocalServer
 from gradserve_server.upstream.leaf import Leaf
 from tests.servers.polling import PATIENCE_SECONDS, eventually

@@ -16,8 +16,7 @@ from gradserve.v1 import accumulator_pb2, tensor_messages_pb2, tensor_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.parts import Parts
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.chain import Handle
+from gradserve_server.rpc.boundary.chain import Call, Handle
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import eventually
 from tests.servers.raw_calls import RawCalls

@@ -11,8 +11,7 @@ from google.protobuf.descriptor import MethodDescriptor
 import gradserve_server.runtime.installed  # noqa: F401
 from gradserve.errors import GradserveError, InternalError, InvalidArgumentError
 from gradserve_server import errors
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.chain import Handle
+from gradserve_server.rpc.boundary.chain import Call, Handle
 from gradserve_server.rpc.services import SERVICES
 
 _Happen: TypeAlias = Callable[[Handle, Any, Call], Awaitable[Any]]

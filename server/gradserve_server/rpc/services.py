@@ -22,16 +22,16 @@ from gradserve_server.observe.observed import Observed
 from gradserve_server.rpc.accumulators.reply_codec import reply_codecs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
-from gradserve_server.rpc.boundary.access import AccessChecks
-from gradserve_server.rpc.boundary.admission import Admission
-from gradserve_server.rpc.boundary.chain import Interceptor
-from gradserve_server.rpc.boundary.codec import Codec
-from gradserve_server.rpc.boundary.faults import Faults
-from gradserve_server.rpc.boundary.malformed import RefuseMalformed
-from gradserve_server.rpc.boundary.observed import ObservedCalls
-from gradserve_server.rpc.boundary.prepare import PreparePayloads
-from gradserve_server.rpc.boundary.service import Service
-from gradserve_server.rpc.boundary.traced import TracedCalls
+from gradserve_server.rpc.boundary.chain import Codec, Interceptor, Service
+from gradserve_server.rpc.boundary.interceptors import (
+    AccessChecks,
+    Admission,
+    Faults,
+    ObservedCalls,
+    PreparePayloads,
+    RefuseMalformed,
+    TracedCalls,
+)
 from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.health.service import HealthServicer
 from gradserve_server.rpc.leases.service import LeaseServicer

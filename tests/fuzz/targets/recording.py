@@ -13,8 +13,7 @@ from google.protobuf.message import Message
 import gradserve
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.parts import Parts
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.chain import Handle, Interceptor
+from gradserve_server.rpc.boundary.chain import Call, Handle, Interceptor
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import METHODS

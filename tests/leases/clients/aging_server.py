@@ -10,7 +10,7 @@ from pathlib import Path
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
-from gradserve_server.rpc.listeners.grpc_listener import ClientKeepalive, GrpcListener
+from gradserve_server.rpc.listeners.grpc.listener import ClientKeepalive, GrpcListener
 from gradserve_server.runtime.timing import Turn
 from gradserve_server.testing import LocalServer
 from tests.servers.clocks import SkippingClock

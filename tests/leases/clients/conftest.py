@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from gradserve_server.config import LeaseConfig, ServerConfig
-from gradserve_server.rpc.listeners.grpc_listener import ClientKeepalive
+from gradserve_server.rpc.listeners.grpc.listener import ClientKeepalive
 from tests.leases.clients.aging_server import CLIENT_LEASE, AgingServer
 from tests.servers.runtime import NOT_WARMED_UP
 

@@ -3,9 +3,8 @@
 import pytest
 
 from gradserve_server.errors import UnavailableError
-from gradserve_server.rpc.boundary.admission import Admission
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.chain import chained
+from gradserve_server.rpc.boundary.chain import Call, chained
+from gradserve_server.rpc.boundary.interceptors import Admission
 from tests.servers.raw_calls import METHODS
 
 METHOD = METHODS["GetServerInfo"]

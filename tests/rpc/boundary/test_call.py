@@ -2,7 +2,7 @@
 
 import time
 
-from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.chain import Call
 
 
 def test_the_time_that_is_left_gets_less() -> None:

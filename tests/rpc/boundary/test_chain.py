@@ -7,8 +7,7 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
 from gradserve_server.errors import NotFoundError
-from gradserve_server.rpc.boundary.call import Call, StreamedCall
-from gradserve_server.rpc.boundary.chain import Handle, chained
+from gradserve_server.rpc.boundary.chain import Call, Handle, StreamedCall, chained
 from tests.servers.raw_calls import METHODS
 
 UNARY, STREAM = METHODS["GetServerInfo"], METHODS["GetTensors"]

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from gradserve_server.errors import InternalError, NotFoundError, ResourceExhaustedError, ServiceError
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.chain import chained
-from gradserve_server.rpc.boundary.faults import Faults
+from gradserve_server.rpc.boundary.chain import Call, chained
+from gradserve_server.rpc.boundary.interceptors import Faults
 from tests.servers.raw_calls import METHODS
 
 METHOD = METHODS["GetServerInfo"]

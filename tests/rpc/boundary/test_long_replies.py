@@ -8,7 +8,7 @@ import pytest
 
 from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2, cudnn_rnn_messages_pb2, tensor_messages_pb2
 from gradserve.wire.tensors import Contents
-from gradserve_server.rpc.boundary.long_replies import repeated, within
+from gradserve_server.rpc.boundary.messages import repeated, within
 from gradserve_server.rpc.tensors.messages import encode_handle, encode_spec
 from gradserve_server.tensors.spec import TensorSpec
 

@@ -10,10 +10,15 @@ from google.protobuf.message import DecodeError
 
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2
 from gradserve.wire.tensors import PartDecoder
-from gradserve_server.rpc.boundary import long_requests
-from gradserve_server.rpc.boundary.density import UNCHECKED_BYTES
-from gradserve_server.rpc.boundary.long_requests import SLICE_BYTES, RequestReader, parse_in_slices, slices
-from gradserve_server.rpc.boundary.malformed import MalformedMessage
+from gradserve_server.rpc.boundary import messages as long_requests
+from gradserve_server.rpc.boundary.messages import (
+    SLICE_BYTES,
+    UNCHECKED_BYTES,
+    MalformedMessage,
+    RequestReader,
+    parse_in_slices,
+    slices,
+)
 from gradserve_server.runtime.process import switch_threads_often
 from tests.bad_input.requests import Apply, Create, component, dense, identity, ref, sparse, spec, zeros
 from tests.bad_input.test_streams import header

@@ -7,9 +7,9 @@ import pytest
 
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.chain import chained
-from gradserve_server.rpc.boundary.malformed import RefuseMalformed, tolerant
+from gradserve_server.rpc.boundary.chain import Call, chained
+from gradserve_server.rpc.boundary.interceptors import RefuseMalformed
+from gradserve_server.rpc.boundary.messages import tolerant
 from tests.servers.raw_calls import METHODS
 
 MALFORMED = b"\xff\xff"

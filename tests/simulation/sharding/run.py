@@ -30,7 +30,7 @@ from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.quotas import FairQuota
 from gradserve_server.rpc.accumulators.reply_codec import reply_codecs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
-from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.services import SERVICES
 from gradserve_server.runtime.timing import ServiceClock

@@ -8,8 +8,7 @@ from typing import Any
 from google.protobuf.descriptor import MethodDescriptor
 
 from gradserve_server.errors import UnavailableError
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.chain import Handle
+from gradserve_server.rpc.boundary.chain import Call, Handle
 
 _LOOK_SECONDS = 0.005
 

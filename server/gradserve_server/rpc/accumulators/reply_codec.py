@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from gradserve.wire.tensors import Contents, WithContents, encode_message
 from gradserve_server.accumulators.gradient import Average
-from gradserve_server.rpc.boundary.codec import Codec
+from gradserve_server.rpc.boundary.chain import Codec
 
 _MOST_BYTES = 4 << 20
 """The longest reply that is kept. Clients in Python ask for inline averages of up to 3 MiB."""

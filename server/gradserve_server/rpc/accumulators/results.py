@@ -10,7 +10,7 @@ from gradserve_server.accumulators.gradient import Average, RoundParts, SparseSl
 from gradserve_server.accumulators.results import Applied, Outcome
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.rpc.accumulators.reply_codec import ContentsOfAverage
-from gradserve_server.rpc.boundary.long_replies import PARTS_AT_ONCE, Serialized, repeated, within
+from gradserve_server.rpc.boundary.messages import PARTS_AT_ONCE, Serialized, repeated, within
 from gradserve_server.rpc.tensors.messages import each_delivered
 from gradserve_server.tensors.delivery import Delivery
 

@@ -51,11 +51,9 @@ from gradserve_server.rpc.accumulators.specs import (
     num_parts,
     serialize_info,
 )
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
-from gradserve_server.rpc.boundary.long_replies import PARTS_AT_ONCE, Serialized, within
-from gradserve_server.rpc.boundary.paging import page_of
-from gradserve_server.rpc.boundary.timeouts import wait_timeout
+from gradserve_server.rpc.boundary.chain import Call
+from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of, wait_timeout
+from gradserve_server.rpc.boundary.messages import PARTS_AT_ONCE, Serialized, within
 from gradserve_server.rpc.tensors.messages import decode_placement
 from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener

@@ -30,9 +30,8 @@ from gradserve_server.limits import (
 )
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
-from gradserve_server.rpc.boundary.durability import decode_durability, encode_durability
-from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease
-from gradserve_server.rpc.boundary.long_replies import repeated, within
+from gradserve_server.rpc.boundary.fields import decode_durability, encode_durability, encode_idle_lease
+from gradserve_server.rpc.boundary.messages import repeated, within
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
 _REDUCTIONS = {

@@ -12,7 +12,7 @@ from gradserve_server.layers.batch_norm.given import open_initializer
 from gradserve_server.layers.initializers import Initializer, NamedInitializer, TensorInitializer
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.limits import MAX_NAME_BYTES, check_count, check_length
-from gradserve_server.rpc.boundary.durability import decode_durability, encode_durability
+from gradserve_server.rpc.boundary.fields import decode_durability, encode_durability
 from gradserve_server.rpc.tensors.messages import decode_reference
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.opening import TensorOpener

@@ -22,8 +22,7 @@ from gradserve_server.limits import MAX_FORWARDS, MAX_NAME_BYTES, check_count, c
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.batch_norm_layers.configs import encode_config
-from gradserve_server.rpc.boundary.durations import decode_duration
-from gradserve_server.rpc.boundary.lifetimes import encode_idle_lease
+from gradserve_server.rpc.boundary.fields import decode_duration, encode_idle_lease
 from gradserve_server.rpc.tensors.messages import (
     decode_reference,
     encode_delivered,

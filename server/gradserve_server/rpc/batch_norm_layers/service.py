@@ -34,9 +34,8 @@ from gradserve_server.rpc.batch_norm_layers.messages import (
     encode_variables,
     num_parts,
 )
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.lifetimes import decode_lifetime
-from gradserve_server.rpc.boundary.paging import page_of
+from gradserve_server.rpc.boundary.chain import Call
+from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of
 from gradserve_server.rpc.gradient_ops.calls import decode_inputs
 from gradserve_server.rpc.tensors.messages import decode_placement
 from gradserve_server.tensors.delivery import Delivery, TensorDeliverer

@@ -1,1 +1,1 @@
-"""The boundary around every call: a chain of interceptors inside, and gRPC outside."""
+"""What surrounds every call, whatever its transport: the chain of interceptors, statuses, and messages."""

@@ -1,13 +1,6 @@
-"""Converts domain errors to gRPC statuses: the one module that knows both."""
+"""The status codes of domain errors, and the statuses that tell clients of them."""
 
-import asyncio
-import logging
-from collections.abc import Awaitable
-from functools import partial
-from typing import Any, NoReturn
-
-import grpc
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from gradserve_server.errors import (
     AbortedError,
@@ -24,58 +17,37 @@ from gradserve_server.errors import (
     UnavailableError,
 )
 
-_log = logging.getLogger(__name__)
-
-STATUS_CODES: dict[type, grpc.StatusCode] = {
-    InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
-    NotFoundError: grpc.StatusCode.NOT_FOUND,
-    AlreadyExistsError: grpc.StatusCode.ALREADY_EXISTS,
-    AbortedError: grpc.StatusCode.ABORTED,
-    OutOfRangeError: grpc.StatusCode.OUT_OF_RANGE,
-    DeadlineExceededError: grpc.StatusCode.DEADLINE_EXCEEDED,
-    ResourceExhaustedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    UnavailableError: grpc.StatusCode.UNAVAILABLE,
-    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
-    PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
-    InternalError: grpc.StatusCode.INTERNAL,
+STATUS_CODES: dict[type[ServiceError], str] = {
+    InvalidArgumentError: "INVALID_ARGUMENT",
+    NotFoundError: "NOT_FOUND",
+    AlreadyExistsError: "ALREADY_EXISTS",
+    AbortedError: "ABORTED",
+    OutOfRangeError: "OUT_OF_RANGE",
+    DeadlineExceededError: "DEADLINE_EXCEEDED",
+    ResourceExhaustedError: "RESOURCE_EXHAUSTED",
+    UnavailableError: "UNAVAILABLE",
+    UnauthenticatedError: "UNAUTHENTICATED",
+    PermissionDeniedError: "PERMISSION_DENIED",
+    InternalError: "INTERNAL",
 }
-"""The codes of the kinds of errors; see `status_code`."""
+"""The name of each error's status code; see `status_code`."""
 
-_DETAILS_KEY = "grpc-status-details-bin"
 _MAX_MESSAGE_BYTES = 2000
 """The longest message. Peers end connections over headers of more than 8 KiB, and details repeat the message twice."""
 
-Trailers = tuple[tuple[str, str | bytes], ...]
-Context = grpc.aio.ServicerContext[Any, Any]
 
-
-def status_code(error: ServiceError) -> grpc.StatusCode:
-    """Returns the code of an error: that of its class, or of the nearest base that has one."""
+def status_code(error: ServiceError) -> str:
+    """Returns the name of an error's status code: that of its class, or of the nearest base class that has one."""
     return next(STATUS_CODES[kind] for kind in type(error).__mro__ if kind in STATUS_CODES)
 
 
-async def end_with(error: ServiceError, context: Context) -> NoReturn:
-    """Ends a call with the status of an error."""
-    status = status_message(error)
-    code = status_code(error)
-    aborting: Awaitable[NoReturn] = context.abort(code, status.message, _details(status))
-    try:
-        await aborting
-    except grpc.aio.AbortError as aborted:
-        task = asyncio.current_task()
-        assert task is not None
-        task.add_done_callback(partial(_release_frames, aborted))
-        raise
-    except grpc.aio.InternalError:
-        _log.debug("a client left before it learned of %s: %s", code.name, status.message)
-        raise asyncio.CancelledError from None
-
-
 def status_message(error: ServiceError) -> status_pb2.Status:
-    """Returns the status of an error as a message, with its field, and when to try again, as details."""
-    status = status_pb2.Status(code=status_code(error).value[0], message=_cut(error.message))
+    """Returns the status of an error; its details name the field at fault and the time to wait before a retry."""
+    status = status_pb2.Status(code=code_pb2.Code.Value(status_code(error)), message=_shortened(error.message))
     if error.field is not None:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=_cut(error.field), description=status.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=_shortened(error.field), description=status.message
+        )
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
     if isinstance(error, ResourceExhaustedError) and error.retry_after is not None:
         retry = error_details_pb2.RetryInfo()
@@ -85,21 +57,12 @@ def status_message(error: ServiceError) -> status_pb2.Status:
 
 
 def unimplemented(message: str) -> status_pb2.Status:
-    """Returns the status of a call of a method that does not exist, as gRPC answers it by itself."""
-    return status_pb2.Status(code=grpc.StatusCode.UNIMPLEMENTED.value[0], message=message)
+    """Returns the status of a call to a method that does not exist."""
+    return status_pb2.Status(code=code_pb2.UNIMPLEMENTED, message=message)
 
 
-async def write(response: Any, method: str, context: Context) -> None:
-    """Sends a response of a stream. If nothing can be sent any more, the call is cancelled."""
-    try:
-        await context.write(response)
-    except grpc.aio.InternalError:
-        _log.debug("the client of %s left while it was answered", method)
-        raise asyncio.CancelledError from None
-
-
-def _cut(message: str) -> str:
-    """Shortens a message, which may name thousands of workers, so that it fits into a header, percent-encoded."""
+def _shortened(message: str) -> str:
+    """Shortens a message, which may name thousands of workers, to fit into a header once it is percent-encoded."""
     num_bytes = 0
     for index, character in enumerate(message):
         is_plain = " " <= character <= "~" and character != "%"
@@ -107,16 +70,3 @@ def _cut(message: str) -> str:
         if num_bytes > _MAX_MESSAGE_BYTES:
             return message[:index] + " ..."
     return message
-
-
-def _release_frames(aborted: grpc.aio.AbortError, _done: object) -> None:
-    """Frees the request and everything made from it.
-
-    gRPC keeps the exception in the state of the call, to which its frames refer. Without this, memory of any size would
-    wait for the garbage collector to find the cycle.
-    """
-    aborted.__traceback__ = aborted.__context__ = None
-
-
-def _details(status: status_pb2.Status) -> Trailers:
-    return ((_DETAILS_KEY, status.SerializeToString()),) if status.details else ()

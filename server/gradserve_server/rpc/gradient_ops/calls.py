@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from gradserve.v1 import tensor_pb2
 from gradserve_server.limits import MAX_NAME_BYTES, MAX_NETWORK_PARTS, check_count, check_length
 from gradserve_server.ops.runner import joined
-from gradserve_server.rpc.boundary.long_replies import Serialized, repeated
+from gradserve_server.rpc.boundary.messages import Serialized, repeated
 from gradserve_server.rpc.tensors.messages import decode_reference
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.payload import Payload

@@ -12,8 +12,8 @@ from gradserve.wire.tensors import Contents, WithContents
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.ops.operation import AnyOp
 from gradserve_server.ops.runner import OpRunner, arrays_of, check_call, open_inputs
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.long_replies import PARTS_AT_ONCE
+from gradserve_server.rpc.boundary.chain import Call
+from gradserve_server.rpc.boundary.messages import PARTS_AT_ONCE
 from gradserve_server.rpc.gradient_ops.calls import (
     decode_attributes,
     decode_inputs,

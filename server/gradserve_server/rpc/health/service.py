@@ -7,7 +7,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gradserve_server.errors import NotFoundError
 from gradserve_server.limits import quoted
-from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.chain import Call
 
 _Response = health_pb2.HealthCheckResponse
 

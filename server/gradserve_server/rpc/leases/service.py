@@ -2,7 +2,7 @@
 
 from gradserve.v1 import lease_messages_pb2 as messages_pb2
 from gradserve_server.resources.lifetimes import ClientLeases
-from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.chain import Call
 
 
 class LeaseServicer:

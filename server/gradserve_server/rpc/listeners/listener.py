@@ -7,8 +7,8 @@ from gradserve.address import Address
 from gradserve.security.certificates import CertificateFiles
 from gradserve_server.config import LimitsConfig
 from gradserve_server.observe.traffic import Way
-from gradserve_server.rpc.boundary.admission import Admission
-from gradserve_server.rpc.boundary.service import Service
+from gradserve_server.rpc.boundary.chain import Service
+from gradserve_server.rpc.boundary.interceptors import Admission
 
 
 class Listener(Protocol):

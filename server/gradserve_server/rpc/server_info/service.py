@@ -10,7 +10,7 @@ from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.inventory import Inventory
 from gradserve_server.observe.status.server import StatusSource
 from gradserve_server.resources.cluster import Member
-from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.server_info.device_figures import DeviceFigures
 from gradserve_server.rpc.server_info.status import decode_status_request, encode_status
 from gradserve_server.rpc.server_info.usage import Usage

@@ -3,7 +3,7 @@
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
 from gradserve.wire.messages import encode_duration
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.rpc.boundary.call import Call
+from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.sockets.addresses import SocketAddresses
 from gradserve_server.rpc.sockets.tickets import LIFETIME_SECONDS, Grant, TicketOffice
 

@@ -10,8 +10,8 @@ from gradserve.wire.tensors import Contents, to_data_type, to_dtype
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import MAX_ARRAY_DIMENSIONS, check_count
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.durations import decode_duration
+from gradserve_server.rpc.boundary.chain import Call
+from gradserve_server.rpc.boundary.fields import decode_duration
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.delivery import Delivered, Placement, PlacementMode
 from gradserve_server.tensors.payload import Payload

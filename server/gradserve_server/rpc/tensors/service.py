@@ -24,12 +24,9 @@ from gradserve_server.errors import (
 )
 from gradserve_server.limits import MAX_STREAM_TENSORS, check_count, quoted
 from gradserve_server.resources.memory import Room
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.codec import Codec
-from gradserve_server.rpc.boundary.durations import decode_duration
-from gradserve_server.rpc.boundary.long_replies import PARTS_AT_ONCE, Serialized, repeated, within
-from gradserve_server.rpc.boundary.paging import page_of
-from gradserve_server.rpc.boundary.streamed_reply import StreamedReply
+from gradserve_server.rpc.boundary.chain import Call, Codec, StreamedReply
+from gradserve_server.rpc.boundary.fields import decode_duration, page_of
+from gradserve_server.rpc.boundary.messages import PARTS_AT_ONCE, Serialized, repeated, within
 from gradserve_server.rpc.tensors.messages import (
     decode_reference,
     decode_spec,

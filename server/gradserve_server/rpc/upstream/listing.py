@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.wire.placement import home_of
-from gradserve_server.rpc.boundary.paging import Page
+from gradserve_server.rpc.boundary.fields import Page
 
 
 def merged(

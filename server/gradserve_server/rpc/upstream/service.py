@@ -39,10 +39,9 @@ from gradserve_server.rpc.accumulators.gradients import GradientRequest, counts_
 from gradserve_server.rpc.accumulators.results import encode_pulled, encode_read, encode_taken
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.accumulators.specs import decode_accumulator_spec, decode_key
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.long_replies import Serialized
-from gradserve_server.rpc.boundary.paging import page_of
-from gradserve_server.rpc.boundary.timeouts import wait_timeout
+from gradserve_server.rpc.boundary.chain import Call
+from gradserve_server.rpc.boundary.fields import page_of, wait_timeout
+from gradserve_server.rpc.boundary.messages import Serialized
 from gradserve_server.rpc.tensors.messages import decode_placement
 from gradserve_server.rpc.upstream.aggregated import Aggregated, GradientLeaf
 from gradserve_server.rpc.upstream.answers import Answer, Pulled

@@ -36,10 +36,8 @@ from gradserve_server.errors import (
     UnavailableError,
 )
 from gradserve_server.observe.call_record import Origin
-from gradserve_server.rpc.boundary.call import Call
-from gradserve_server.rpc.boundary.origin import origin
+from gradserve_server.rpc.boundary.chain import Call, StreamedReply, origin
 from gradserve_server.rpc.boundary.status import status_message, unimplemented
-from gradserve_server.rpc.boundary.streamed_reply import StreamedReply
 from gradserve_server.rpc.listeners.sockets.client_regions import ClientRegions
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.methods import Method

@@ -14,7 +14,7 @@ from gradserve_server.errors import ServiceError
 from gradserve_server.observe.call_record import Origin
 from gradserve_server.observe.traffic import WireTraffic
 from gradserve_server.resources.quotas import Quota
-from gradserve_server.rpc.boundary.admission import Admission
+from gradserve_server.rpc.boundary.interceptors import Admission
 from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
 from gradserve_server.rpc.listeners.sockets.gpu_access import GpuAccess
 from gradserve_server.rpc.listeners.sockets.methods import Method

@@ -6,9 +6,8 @@ from typing import Any
 
 from google.protobuf.descriptor import MethodDescriptor
 
-from gradserve_server.rpc.boundary.chain import Handle
-from gradserve_server.rpc.boundary.long_requests import RequestReader
-from gradserve_server.rpc.boundary.service import Service
+from gradserve_server.rpc.boundary.chain import Handle, Service
+from gradserve_server.rpc.boundary.messages import RequestReader
 
 _ON_GRPC_ONLY = frozenset(
     {

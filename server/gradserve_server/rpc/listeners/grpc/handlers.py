@@ -1,11 +1,10 @@
-"""Makes gRPC's handlers of a service from its descriptor: the border between gRPC and the chain around every call.
+"""gRPC's handlers of a service: they read requests, run the chain around every call, and hand replies to gRPC.
 
-The generated `add_..._to_server` functions fix the serializers. Here the streams get the zero-copy codec, and every
-method the same chain.
+They are made from the descriptor, because the generated `add_..._to_server` functions fix the serializers. Here streams
+get the zero-copy codec, and every method its chain.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -16,52 +15,47 @@ from google.protobuf.descriptor import MethodDescriptor
 from gradserve.wire.tensors import WithContents, encode_message
 from gradserve_server.errors import InvalidArgumentError, ServiceError
 from gradserve_server.limits import MAX_NAME_BYTES
-from gradserve_server.rpc.boundary.call import Call, StreamedCall
-from gradserve_server.rpc.boundary.codec import Codec
-from gradserve_server.rpc.boundary.credentials import credentials_of
-from gradserve_server.rpc.boundary.long_requests import RequestReader
-from gradserve_server.rpc.boundary.origin import origin_of
-from gradserve_server.rpc.boundary.service import Service
-from gradserve_server.rpc.boundary.status import Context, end_with, write
-from gradserve_server.rpc.boundary.traffic import Traffic
-from gradserve_server.rpc.boundary.unread import SMALL_BYTES, UnreadReplies
+from gradserve_server.rpc.boundary.chain import Call, Codec, Service, StreamedCall
+from gradserve_server.rpc.boundary.messages import RequestReader
+from gradserve_server.rpc.listeners.grpc.calls import (
+    Context,
+    certificate_of,
+    credentials_of,
+    deadline_of,
+    end_with,
+    no_certificate,
+    origin_of,
+    time_left,
+    when_ended,
+    write,
+)
+from gradserve_server.rpc.listeners.grpc.flow import SMALL_BYTES, Traffic, UnreadReplies
 from gradserve_server.security.peer import PeerCertificate
 
 _Read: TypeAlias = Callable[[Context], Awaitable[Any]]
 
 _BY_DEADLINE_SECONDS = 0.1
-"""A call that ends so shortly before its deadline has ended because of it: the client's clock is not the server's."""
+"""A call that ends this shortly before its deadline ended because of it: the clocks of client and server differ."""
 _HEALTH_CHECK = "grpc.health.v1.Health.Check"
 
 
-def no_certificate(_context: Context) -> PeerCertificate | None:
-    """Returns None: the server does not ask for certificates."""
-    return None
-
-
-def certificate(context: Context) -> PeerCertificate | None:
-    """Returns the checked certificate of the client of a call."""
-    return PeerCertificate.of_properties(cast("Any", context).auth_context())
-
-
-def make_handler(
-    service: Service, traffic: Traffic, peer: Callable[[Context], PeerCertificate | None] = no_certificate
-) -> grpc.GenericRpcHandler:
+def make_handler(service: Service, traffic: Traffic, *, asks_clients: bool = False) -> grpc.GenericRpcHandler:
     """Returns the handler of all methods of a service.
 
     Args:
         service: The service.
-        traffic: The messages of all calls.
-        peer: Returns the certificate of the client of a call.
+        traffic: The calls of all services, and their messages.
+        asks_clients: Whether the server asks its clients for certificates.
     """
+    certificate = certificate_of if asks_clients else no_certificate
     return grpc.method_handlers_generic_handler(
         service.descriptor.full_name,
-        {method.name: _method_handler(method, service, traffic, peer) for method in service.descriptor.methods},
+        {method.name: _method_handler(method, service, traffic, certificate) for method in service.descriptor.methods},
     )
 
 
 class UnknownMethods(grpc.GenericRpcHandler):
-    """Answers calls of methods that no service has, after all other handlers: names the method and the version."""
+    """Answers calls to unknown methods, after all other handlers, with the method and the server's version."""
 
     def __init__(self, version: str) -> None:
         """Takes the version of the server."""
@@ -79,11 +73,14 @@ class UnknownMethods(grpc.GenericRpcHandler):
 
 
 def _method_handler(
-    method: MethodDescriptor, service: Service, traffic: Traffic, peer: Callable[[Context], PeerCertificate | None]
+    method: MethodDescriptor,
+    service: Service,
+    traffic: Traffic,
+    certificate: Callable[[Context], PeerCertificate | None],
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     """Returns the handler of a method.
 
-    To gRPC every request is a stream, so that it is read here. On the wire there is no difference.
+    gRPC is told that every request is a stream, so that it is read here. The wire format is the same.
     """
     codec = service.codecs.get(method.name, Codec())
     encode = codec.encode or encode_message
@@ -102,18 +99,18 @@ def _method_handler(
         return await read_request(data)
 
     def given_up(context: Context) -> None:
-        remaining = cast("float | None", context.time_remaining())
+        remaining = time_left(context)
         if remaining is None or remaining > _BY_DEADLINE_SECONDS:
             traffic.calls.give_up(context)
 
     async def unary(_requests: Any, context: Context) -> bytes:
         way.calls += 1
-        shown = peer(context)
+        peer = certificate(context)
         call = Call(
             name,
-            _deadline(context),
-            peer=shown,
-            credentials=partial(credentials_of, context, shown),
+            deadline_of(context),
+            peer=peer,
+            credentials=partial(credentials_of, context, peer),
             origin=partial(origin_of, context),
         )
         try:
@@ -130,8 +127,7 @@ def _method_handler(
             return reply
         finally:
             if call.endings:
-                # The stubs want an object of a class of their own.
-                cast("Any", context).add_done_callback(lambda _: call.end())
+                when_ended(context, lambda _: call.end())
 
     async def stream(_requests: Any, context: Context) -> None:
         async def send(response: Any) -> None:
@@ -143,13 +139,12 @@ def _method_handler(
         way.calls += 1
         try:
             traffic.calls.begin(context, is_health=is_health)
-            shown = peer(context)
-            credentials = partial(credentials_of, context, shown)
+            peer = certificate(context)
             call = StreamedCall(
                 name,
-                _deadline(context),
-                peer=shown,
-                credentials=credentials,
+                deadline_of(context),
+                peer=peer,
+                credentials=partial(credentials_of, context, peer),
                 origin=partial(origin_of, context),
                 send=send,
             )
@@ -194,9 +189,3 @@ async def _admitted(response: Any, encode: Callable[[Any], bytes], replies: Unre
     else:
         replies.add_small(context)
     return reply
-
-
-def _deadline(context: Context) -> float | None:
-    # The stubs do not say that a call may have no deadline.
-    remaining = cast("float | None", context.time_remaining())
-    return None if remaining is None else time.monotonic() + remaining

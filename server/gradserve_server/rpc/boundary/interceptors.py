@@ -1,0 +1,370 @@
+"""The interceptors of every server, in the order of the chain: the outermost comes first.
+
+Observation, traces, faults, admission, access, malformed requests, payloads. `Services` puts them around each method.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.descriptor import MethodDescriptor
+
+from gradserve.tracing.describing import ERROR_TYPE, STATUS_CODE, call_attributes, message_attributes
+from gradserve.wire.tensors import WithContents
+from gradserve_server.errors import (
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    ServiceError,
+    UnavailableError,
+)
+from gradserve_server.observe.call_record import CallRecord, Origin, current_call
+from gradserve_server.observe.calls import Calls, MethodCalls
+from gradserve_server.observe.logs.failures import FailureLog
+from gradserve_server.resources import DEFAULT_CONTAINER
+from gradserve_server.resources.quotas import Quota
+from gradserve_server.rpc.boundary.chain import Call, Handle
+from gradserve_server.rpc.boundary.messages import MalformedMessage
+from gradserve_server.rpc.boundary.status import status_code
+from gradserve_server.security.access import Access, no_rule
+from gradserve_server.security.call_rates import CallRates
+from gradserve_server.security.identity import Identity
+from gradserve_server.security.rules import RULES
+from gradserve_server.security.shares import ShareRules, Shares
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
+_log = logging.getLogger(__name__)
+_calls_log = logging.getLogger("gradserve_server.calls")
+
+_KINDS = {
+    (False, False): "unary",
+    (True, False): "client_stream",
+    (False, True): "server_stream",
+    (True, True): "bidi_stream",
+}
+_SPAN_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
+"""The codes that mark a server's span as failed, by OpenTelemetry's conventions; others are the client's mistakes."""
+_RETRY_SECONDS = 0.5
+"""When a client with too many calls may try again."""
+
+
+class ObservedCalls:
+    """Counts, times and logs every call. The outermost interceptor: it sees the errors that clients get.
+
+    The time ends when the answer is ready; it does not include serializing and sending.
+    """
+
+    def __init__(self, calls: Calls, failures: FailureLog) -> None:
+        """Takes the counters of calls, and the log of failed ones."""
+        self._calls = calls
+        self._failures = failures
+
+    def refuse(self, method: MethodDescriptor, origin: Callable[[], Origin], error: ServiceError) -> None:
+        """Counts a call whose payload could not be received, so that it never reached the chain."""
+        calls = self._calls_of(method)
+        calls.started += 1
+        code = status_code(error)
+        self._calls.failed(method.full_name, code, error.message)
+        record = CallRecord(method.full_name, time.monotonic(), origin)
+        self._failures.failed(record, code, error.message)
+        record.has_ended = True
+        calls.end(code, 0.0, 0.0)
+
+    def _calls_of(self, method: MethodDescriptor) -> MethodCalls:
+        kind = _KINDS[method.client_streaming, method.server_streaming]
+        return self._calls.of(method.containing_service.full_name, method.name, kind)
+
+    def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
+        """Returns a handle that observes each call."""
+        all_calls, failures, clock = self._calls, self._failures, time.monotonic
+        calls = self._calls_of(method)
+        name = method.full_name
+
+        async def observed(request: Any, call: Call) -> Any:
+            calls.started += 1
+            began = clock()
+            record = CallRecord(name, began, call.origin)
+            code = "CANCELLED"
+            try:
+                response = await handle(request, call)
+                code = "OK"
+            except ServiceError as error:
+                code = status_code(error)
+                all_calls.failed(name, code, error.message)
+                failures.failed(record, code, error.message)
+                raise
+            except asyncio.CancelledError:
+                if call.time_left() == 0.0:
+                    code = "DEADLINE_EXCEEDED"
+                raise
+            finally:
+                record.has_ended = True
+                seconds = clock() - began
+                calls.end(code, seconds, record.waited)
+                if _calls_log.isEnabledFor(logging.DEBUG):
+                    _calls_log.debug("%s: %s after %.6f s, %.6f of them waiting", name, code, seconds, record.waited)
+            return response
+
+        return observed
+
+
+class TracedCalls:
+    """Opens a SERVER span for each call, a child of the client's span. Belongs right inside `ObservedCalls`.
+
+    A span ends when the answer is ready: it covers neither receiving the request nor sending the answer.
+    """
+
+    def __init__(self, tracer: "Tracer") -> None:
+        """Takes the tracer that makes the spans."""
+        self._tracer = tracer
+
+    def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
+        """Returns a handle that opens a span for each call."""
+        from opentelemetry.trace import SpanKind
+
+        from gradserve.tracing.context import context_in
+
+        tracer = self._tracer
+        name = f"{method.containing_service.full_name}/{method.name}"
+        attributes = call_attributes(name)
+
+        async def traced(request: Any, call: Call) -> Any:
+            origin = call.origin()
+            context = context_in(origin.metadata)
+            span = tracer.start_span(name, context, SpanKind.SERVER, {**attributes, "client.address": origin.peer})
+            record = current_call()
+            if record is not None:
+                record.span = span
+            code = "CANCELLED"
+            try:
+                if span.is_recording() and not method.client_streaming:
+                    span.set_attributes(message_attributes(request))
+                response = await handle(request, call)
+                code = "OK"
+                if span.is_recording():
+                    message = response.message if isinstance(response, WithContents) else response
+                    if hasattr(message, "DESCRIPTOR"):
+                        span.set_attributes(message_attributes(message))
+            except ServiceError as error:
+                code = status_code(error)
+                _fail(span, code, error.message)
+                raise
+            except asyncio.CancelledError:
+                if call.time_left() == 0.0:
+                    code = "DEADLINE_EXCEEDED"
+                _fail(span, code, "")
+                raise
+            finally:
+                if record is not None and record.identity:
+                    span.set_attribute("gradserve.identity", record.identity)
+                span.set_attribute(STATUS_CODE, code)
+                span.end()
+            return response
+
+        return traced
+
+
+def _fail(span: "Span", code: str, message: str) -> None:
+    from opentelemetry.trace import Status, StatusCode
+
+    span.set_attribute(ERROR_TYPE, code)
+    if code in _SPAN_FAULTS:
+        span.set_status(Status(StatusCode.ERROR, message))
+
+
+class Faults:
+    """Turns every exception into a ServiceError, and logs the server's own faults.
+
+    Clients are told that an unexpected error happened, but not which.
+    """
+
+    def __init__(self, on_fault: Callable[[], object] = lambda: None) -> None:
+        """Takes a function to call after each fault of the server."""
+        self._on_fault = on_fault
+
+    def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
+        """Returns a handle that raises nothing but ServiceError."""
+        name = method.full_name
+
+        async def guarded(request: Any, call: Call) -> Any:
+            try:
+                return await handle(request, call)
+            except InternalError:
+                _log.exception("%s failed", name)
+                self._on_fault()
+                raise
+            except ServiceError:
+                raise
+            except MemoryError:
+                _log.exception("%s ran out of memory", name)
+                raise ResourceExhaustedError("the server has no memory left for this call") from None
+            except Exception:
+                _log.exception("%s failed", name)
+                self._on_fault()
+                record = current_call()
+                where = "" if record is None else f" under {record.request_id}"
+                raise InternalError(f"internal error; the server's log has the details{where}") from None
+
+        return guarded
+
+
+class Admission:
+    """Admits calls until the server drains, then refuses them with UnavailableError."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        """Whether calls are admitted."""
+
+    def check(self) -> None:
+        """Raises UnavailableError while the server drains."""
+        if not self.is_open:
+            raise UnavailableError("the server is shutting down")
+
+    def close(self) -> None:
+        """Refuses all calls from now on."""
+        self.is_open = False
+
+    def around(self, _method: MethodDescriptor, handle: Handle) -> Handle:
+        """Returns a handle for admitted calls only."""
+
+        def admitted(request: Any, call: Call) -> Any:
+            self.check()
+            return handle(request, call)
+
+        return admitted
+
+
+class FairCalls:
+    """Gives each identity a fair share of the calls in flight, and limits how often it makes calls.
+
+    Used on the event loop only.
+    """
+
+    def __init__(self, max_calls: int, rules: ShareRules) -> None:
+        """Takes the limit for all callers together, and the rules for each identity's share."""
+        self._under_way = Quota(max_calls, "calls under way")
+        self._shares = Shares(self._under_way, rules, lambda limits: limits.max_calls, _RETRY_SECONDS)
+        self._rates = CallRates(time.monotonic, rules.of_identity)
+
+    @contextmanager
+    def call_of(self, identity: Identity) -> Iterator[None]:
+        """Counts a call of an identity while it is in flight.
+
+        Raises:
+            ResourceExhaustedError: The identity has too many calls in flight, or makes them too often.
+        """
+        share = self._shares.of(identity)
+        share.take()
+        try:
+            self._rates.begin(identity)
+            self._under_way.change(1)
+        except BaseException:
+            share.give_back()
+            raise
+        try:
+            yield
+        finally:
+            self._under_way.change(-1)
+            share.give_back()
+
+
+class AccessChecks:
+    """Admits calls whose callers have the role that the method needs, and adds their identities."""
+
+    def __init__(self, access: Access, calls: FairCalls) -> None:
+        """Takes the access policy, and the shares of calls of each identity."""
+        self._access = access
+        self._calls = calls
+
+    def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
+        """Returns a handle for the calls that the policy allows."""
+        name = method.full_name
+        rule = RULES.get(name)
+        if rule is None:
+            return _refused(name)
+        if rule.role is None:
+            return handle
+        container_of, access, calls = _container_of(rule.containers), self._access, self._calls
+
+        async def admitted(request: Any, call: Call) -> Any:
+            container = container_of(request)
+            found = access.admit(call.credentials(), name, rule, container)
+            record = current_call()
+            if record is not None:
+                record.identity = found.identity.name
+            known = replace(call, identity=found.identity, may_only_open=found.may_only_open)
+            with calls.call_of(found.identity):
+                return await handle(request, known)
+
+        return admitted
+
+
+def _refused(name: str) -> Handle:
+    def refused(_request: Any, _call: Call) -> Any:
+        raise no_rule(name)
+
+    return refused
+
+
+def _container_of(paths: Sequence[str]) -> Callable[[Any], str | None]:
+    """Returns a function that finds the container of a request: None if it names none or is malformed."""
+    if not paths:
+        return lambda _request: None
+    places = [tuple(path.rpartition(".")[::2]) for path in paths]
+
+    def find(request: Any) -> str | None:
+        if isinstance(request, MalformedMessage):
+            return None  # RefuseMalformed comes later
+        message, field = next((each for each in places if each[0] and request.HasField(each[0])), places[0])
+        found: str = getattr(getattr(request, message) if message else request, field)
+        return found or DEFAULT_CONTAINER
+
+    return find
+
+
+class RefuseMalformed:
+    """Refuses requests that are not valid protobuf with InvalidArgumentError."""
+
+    def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
+        """Returns a handle for well-formed requests only."""
+        if method.client_streaming:
+            return lambda requests, call: handle(_checked_all(requests), call)
+
+        def checked(request: Any, call: Call) -> Any:
+            return handle(_checked(request), call)
+
+        return checked
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, MalformedMessage):
+        raise InvalidArgumentError(f"the message is not valid protobuf of the expected type: {request.reason}")
+    return request
+
+
+async def _checked_all(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _checked(request)
+
+
+class PreparePayloads:
+    """Prepares payloads in GPU memory, where the client may still be computing when it makes the call."""
+
+    def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
+        """Returns a handle that prepares the payload first, if it needs that."""
+
+        async def prepared(request: Any, call: Call) -> Any:
+            assert call.prepare is not None, "checked below"
+            await call.prepare()
+            return await handle(request, call)
+
+        def prepared_if_needed(request: Any, call: Call) -> Awaitable[Any]:
+            return handle(request, call) if call.prepare is None else prepared(request, call)
+
+        return handle if method.client_streaming or method.server_streaming else prepared_if_needed
