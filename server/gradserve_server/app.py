@@ -14,11 +14,10 @@ from gradserve.address import Address
 from gradserve.calls.identity import RequestIds
 from gradserve.lasting import lasting_task
 from gradserve.memory.pool import BufferPool
-from gradserve_server.accumulators.arriving import ArrivingGradients
+from gradserve_server.accumulators.incoming import ArrivingGradients
 from gradserve_server.accumulators.journal import MemoryRecords
 from gradserve_server.accumulators.places.device_place import DevicePlace
-from gradserve_server.accumulators.places.host_place import HostPlace
-from gradserve_server.accumulators.places.places import Places
+from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.round_hold import RoundHold
 from gradserve_server.config import ServerConfig

@@ -9,28 +9,27 @@ from typing import Any
 import numpy as np
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.average_memory import AverageMemory, NoAverageMemory
 from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.gradient import Contribution, Gradient, OpenGradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import MemoryRecords, Records
-from gradserve_server.accumulators.places.host_place import HostPlace
-from gradserve_server.accumulators.places.places import Places
+from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
     ComponentSpec,
 )
+from gradserve_server.accumulators.sums.round_sum import AverageMemory
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import Compute, InlineCompute
 from gradserve_server.devices.device import Allocate
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import AbortedError
+from gradserve_server.resources import ResourceKey
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.quotas import FairQuota, Quota
-from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.state.journal import Journal, NoJournal
 
@@ -69,7 +68,7 @@ class Bench:
         self.places = Places(host) if places is None else places(host)
         self.registry = AccumulatorRegistry(
             places=self.places,
-            make_average_memory=lambda: average_memory or NoAverageMemory(),
+            make_average_memory=lambda: average_memory,
             bookkeeping=self.bookkeeping,
             limits=LimitsConfig(**limits),
             lifetimes=self.lifetimes,

@@ -6,9 +6,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradserve_server.accumulators import arriving
-from gradserve_server.accumulators.arriving import ArrivingGradients
-from gradserve_server.accumulators.given import GivenComponent, GivenDense, GivenGradient, GivenSparse
+from gradserve_server.accumulators import incoming as arriving
+from gradserve_server.accumulators.incoming import (
+    ArrivingGradients,
+    GivenComponent,
+    GivenDense,
+    GivenGradient,
+    GivenSparse,
+)
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.parallel import ForkJoin

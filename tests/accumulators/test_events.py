@@ -18,7 +18,7 @@ from gradserve_server.accumulators.events import (
 )
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.results import Outcome
+from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.errors import UnavailableError
 from tests.accumulators.bench import ID, Bench, apply, push_pull, take, turns, value_of
 from tests.journals import ListedJournal

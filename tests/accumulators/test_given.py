@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve_server.accumulators.given import (
+from gradserve_server.accumulators.gradient import Contribution, Gradient, OpenGradient, SparseSlices
+from gradserve_server.accumulators.incoming import (
     GivenComponent,
     GivenDense,
     GivenGradient,
@@ -15,7 +16,6 @@ from gradserve_server.accumulators.given import (
     GivenValue,
     use_gradient,
 )
-from gradserve_server.accumulators.gradient import Contribution, Gradient, OpenGradient, SparseSlices
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ServiceError

@@ -7,9 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradserve_server.accumulators.average_memory import AverageMemory, NoAverageMemory
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.spec import ComponentSpec, Reduction
+from gradserve_server.accumulators.sums.round_sum import AverageMemory
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
 from gradserve_server.errors import UnavailableError
@@ -47,11 +47,11 @@ def reducer() -> ListedReducer:
     return ListedReducer()
 
 
-@pytest.mark.parametrize("memory", [NoAverageMemory(), ListedMemory()], ids=["in place", "elsewhere"])
+@pytest.mark.parametrize("memory", [None, ListedMemory()], ids=["in place", "elsewhere"])
 @pytest.mark.parametrize("reduction", list(Reduction))
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 async def test_the_result_does_not_depend_on_whether_somebody_waits(
-    dtype: Any, reduction: Reduction, memory: AverageMemory
+    dtype: Any, reduction: Reduction, memory: AverageMemory | None
 ) -> None:
     values = np.random.default_rng(0).standard_normal((3, 100)).astype(dtype)
     results = []

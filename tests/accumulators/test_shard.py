@@ -7,13 +7,12 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 import pytest
 
-from gradserve_server.accumulators.average_memory import NoAverageMemory
 from gradserve_server.accumulators.gradient import Average, Gradient, RoundParts
-from gradserve_server.accumulators.places.host_place import HostPlace
-from gradserve_server.accumulators.round_sum import RoundSum
-from gradserve_server.accumulators.shard_journal import MemoryShardJournal, PartKey
+from gradserve_server.accumulators.journal import PartKey
+from gradserve_server.accumulators.places.place import HostPlace
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape, Reduction
+from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
@@ -46,7 +45,7 @@ def shard_with(compute: InlineCompute, quota: Quota) -> Shard:
     place = HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, compute, quota)
 
     def make_sum() -> RoundSum:
-        return RoundSum(SPEC, place, memory=quota, make_room=lambda: False, average_memory=NoAverageMemory())
+        return RoundSum(SPEC, place, memory=quota)
 
     return Shard(
         "a",
@@ -55,7 +54,7 @@ def shard_with(compute: InlineCompute, quota: Quota) -> Shard:
         make_running_sum=None,
         memory=quota,
         bookkeeping=quota,
-        journal=MemoryShardJournal(),
+        journal=None,
     )
 
 

@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.average_memory import NoAverageMemory
 from gradserve_server.accumulators.events import Event, Record, from_record, to_record
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.journal import MemoryRecords
 from gradserve_server.accumulators.ledger import Ledger
-from gradserve_server.accumulators.places.host_place import HostPlace
-from gradserve_server.accumulators.places.places import Places
+from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
-from gradserve_server.accumulators.results import Applied, Outcome
+from gradserve_server.accumulators.rounds import Applied, Outcome
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, PartialShape
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
@@ -126,7 +124,6 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.bookkeeping = FairQuota(1 << 30, "bytes", ShareRules())
         self.registry = AccumulatorRegistry(
             places=Places(HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
-            make_average_memory=NoAverageMemory,
             bookkeeping=self.bookkeeping,
             limits=LimitsConfig(),
             lifetimes=Lifetimes(lambda: 0.0, 60.0),

@@ -9,7 +9,7 @@ import pytest
 import gradserve
 from gradserve_server.accumulators.durable.journal import FileJournal
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.results import Outcome
+from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.errors import AbortedError, DeadlineExceededError
 from gradserve_server.state.durability import Durability
 from tests.accumulators.bench import Bench, apply, push_pull, take, turns, value_of

@@ -10,7 +10,7 @@ import pytest
 from gradserve_server.accumulators.events import GradientAnswered, contribution_of, from_record, to_record
 from gradserve_server.accumulators.gradient import Contribution, Gradient, Summand
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.results import Outcome
+from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.accumulators.spec import ComponentSpec, Layout
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError
 from tests.accumulators.bench import F32, Bench, apply, gradient, opened, push_pull, take, value_of

@@ -6,7 +6,7 @@ import pytest
 
 from gradserve_server.accumulators.gradient import Contribution, Summand
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.results import Outcome
+from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError
 from tests.accumulators.bench import ID, Bench, apply, gradient, push_pull, turns, value_of
 

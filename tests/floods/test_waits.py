@@ -6,10 +6,9 @@ import tracemalloc
 
 import pytest
 
-from gradserve_server.accumulators.diagnosis import Diagnosis
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.rounds import Rounds
-from gradserve_server.accumulators.waiting import TakeQueue
+from gradserve_server.accumulators.waits import Diagnosis, TakeQueue
 from gradserve_server.errors import DeadlineExceededError
 from tests.accumulators.bench import ID, Bench, apply, take, turns
 

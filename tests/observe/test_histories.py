@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from gradserve_server.accumulators.gradient import Contribution
-from gradserve_server.accumulators.results import Outcome
-from gradserve_server.accumulators.rounds import Round
+from gradserve_server.accumulators.rounds import Outcome, Round
 from gradserve_server.observe.rounds.histories import Histories
 from gradserve_server.observe.rounds.history import KEPT_ROUNDS, History
 from gradserve_server.observe.rounds.record import MOST_LATE

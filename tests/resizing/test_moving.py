@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import gradserve
 from gradserve.wire.placement import home_of
-from gradserve_server.accumulators.durable.moving.rows import Key, MovableAccumulator
+from gradserve_server.accumulators.durable.movable import Key, MovableAccumulator
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.resizing.errors import MoveError
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark, decide, holds

@@ -17,10 +17,10 @@ import gradserve
 from gradserve.calls.client import state as client_state
 from gradserve.wire.placement import home_of
 from gradserve_server.accumulators.durable import records
-from gradserve_server.accumulators.durable.moving.parts import Slices
-from gradserve_server.accumulators.durable.spec_records import spec_of
+from gradserve_server.accumulators.durable.movable import Slices
+from gradserve_server.accumulators.durable.serialization import spec_of
 from gradserve_server.accumulators.gradient import SparseSlices
-from gradserve_server.accumulators.shard_journal import PartKey
+from gradserve_server.accumulators.journal import PartKey
 from gradserve_server.resizing.errors import AnnouncementError, MoveError, UnknownOutcomeError
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.resizing.member_state import MemberState

@@ -5,26 +5,20 @@ import contextlib
 from collections.abc import Sequence
 from functools import partial
 
-from gradserve_server.accumulators.arguments import check_contribution, check_num_required, not_as_a_sum
 from gradserve_server.accumulators.averages import KeptAverages
-from gradserve_server.accumulators.changes import RoundChanges
+from gradserve_server.accumulators.changes import MemberBytes, RoundChanges
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient, drop
-from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.identity import CallsUnderWay, RequestId
+from gradserve_server.accumulators.incoming import check_contribution, not_as_a_sum
 from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.ledger import Ledger, Taken
-from gradserve_server.accumulators.live_workers import LiveWorkers
-from gradserve_server.accumulators.member_bytes import MemberBytes
 from gradserve_server.accumulators.observer import AccumulatorObserver
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.results import AccumulatorState, Applied, Outcome
-from gradserve_server.accumulators.round_gate import RoundGate
-from gradserve_server.accumulators.round_sum import RoundSum
-from gradserve_server.accumulators.rounds import Rounds
+from gradserve_server.accumulators.rounds import AccumulatorState, Applied, Outcome, RoundGate, Rounds
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.accumulators.under_way import CallsUnderWay
-from gradserve_server.accumulators.waiting import TakeQueue, Waiter
-from gradserve_server.accumulators.waits import Waits
+from gradserve_server.accumulators.sums.round_sum import RoundSum
+from gradserve_server.accumulators.waits import LiveWorkers, TakeQueue, Waiter, Waits, check_num_required
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ServiceError
 from gradserve_server.resources.quotas import Quota
 from gradserve_server.runtime.tasks import Begun, OwnTasks

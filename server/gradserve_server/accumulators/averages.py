@@ -1,19 +1,298 @@
 """The averages that an accumulator keeps: for readers, and for calls that may not have received theirs."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from gradserve_server.accumulators.gradient import Average, HostCopy, Value
-from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.kept_bytes import KeptBytes
-from gradserve_server.accumulators.places.average_copies import AverageCopies
+from gradserve_server.accumulators.places.place import AverageCopies
 from gradserve_server.accumulators.rounds import Round, Rounds
-from gradserve_server.accumulators.sharding.decision import Decision, as_of_now
-from gradserve_server.accumulators.undelivered import UndeliveredAverages
-from gradserve_server.errors import AbortedError
+from gradserve_server.accumulators.sharding.home import Decision, as_of_now
+from gradserve_server.errors import AbortedError, OutOfRangeError
 from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.runtime.timing import Turn
+
+
+class KeptBytes:
+    """Counts the memory of averages, each once, however many parts keep it.
+
+    Attributes:
+        total: The bytes of all averages that are kept.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._keepers: dict[int, int] = {}
+        """The number of parts that keep the average of a round, by number of the round."""
+        self._dropped: list[int] = []
+
+    def add(self, average: Average) -> None:
+        """Notes that another part keeps an average."""
+        keepers = self._keepers.get(average.round_number, 0)
+        self._keepers[average.round_number] = keepers + 1
+        if not keepers:
+            self.total += average.nbytes
+
+    def remove(self, average: Average) -> None:
+        """Notes that a part keeps an average no more."""
+        keepers = self._keepers.pop(average.round_number) - 1
+        if keepers:
+            self._keepers[average.round_number] = keepers
+        else:
+            self.total -= average.nbytes
+            average.release()
+            self._dropped.append(average.round_number)
+
+    def take_dropped(self) -> list[int]:
+        """Returns the numbers of the rounds whose averages nobody keeps any more, since the last call."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+
+_MOST_NAMED = 20
+
+
+class _Reading:
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[Average] = asyncio.get_running_loop().create_future()
+        self.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+        self.readers = 0
+
+
+class AverageHistory:
+    """The latest averages, by step, for any number of readers."""
+
+    def __init__(self, capacity: int, kept: KeptBytes) -> None:
+        """Takes the number of averages to keep, and what counts their memory."""
+        self._capacity = capacity
+        self._kept = kept
+        self._by_round: dict[int, Average] = {}
+        self._averages: OrderedDict[int, Average] = OrderedDict()
+        self._readings: dict[int | None, _Reading] = {}
+        self._closed: Exception | None = None
+
+    @property
+    def rounds(self) -> Collection[int]:
+        """The numbers of the rounds whose averages are kept."""
+        return self._by_round.keys()
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps whose averages are kept, oldest first."""
+        return tuple(self._averages)
+
+    @property
+    def all_kept(self) -> list[Average]:
+        """The averages that are kept."""
+        return list(self._averages.values())
+
+    def newest(self) -> Average | None:
+        """Returns the average of the last round, None before the first."""
+        return next(reversed(self._averages.values()), None)
+
+    def get(self, step: int) -> Average | None:
+        """Returns the average of the round that led to `step`, None if it is not kept."""
+        return self._averages.get(step)
+
+    def of_round(self, number: int) -> Average | None:
+        """Returns the average of a round, None if it is not kept."""
+        return self._by_round.get(number)
+
+    def add(self, average: Average) -> None:
+        """Keeps an average in the place of the oldest, and hands it to the readers that wait for it."""
+        replaced = self._averages.pop(average.step, None)
+        if replaced is not None:
+            self._forget(replaced)
+        self._averages[average.step] = self._by_round[average.round_number] = average
+        self._kept.add(average)
+        while len(self._averages) > self._capacity:
+            self._forget(self._averages.popitem(last=False)[1])
+        for key in (average.step, None):
+            reading = self._readings.pop(key, None)
+            if reading is not None:
+                reading.answer.set_result(average)
+
+    async def read(self, step: int | None, global_step: int) -> Average:
+        """Waits for the average of the round that leads to `step`.
+
+        Args:
+            step: The step; None for the newest average.
+            global_step: The accumulator's current step.
+
+        Raises:
+            OutOfRangeError: The average is not kept, or the step will never be reached.
+            Exception: The error of `close`, once that was called.
+        """
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)
+        average = self.newest() if step is None else self.get(step)
+        if average is not None:
+            return average
+        if step is not None and step <= global_step:
+            raise self._gone(step)
+        reading = self._readings.setdefault(step, _Reading())
+        reading.readers += 1
+        try:
+            return await asyncio.shield(reading.answer)
+        finally:
+            reading.readers -= 1
+            if reading.readers == 0 and self._readings.get(step) is reading:
+                del self._readings[step]
+
+    def drop(self, rounds: Collection[int]) -> None:
+        """Keeps the averages of rounds no more."""
+        for average in [each for each in self._averages.values() if each.round_number in rounds]:
+            del self._averages[average.step]
+            self._forget(average)
+
+    def step_set(self, global_step: int) -> None:
+        """Ends the waits for steps that no round can lead to any more."""
+        for step in [step for step in self._readings if step is not None and step <= global_step]:
+            self._readings.pop(step).answer.set_exception(self._gone(step))
+
+    def close(self, error: Exception) -> None:
+        """Ends every wait with an error, later ones too, and drops the averages."""
+        self._closed = error
+        for reading in self._readings.values():
+            reading.answer.set_exception(error)
+        self._readings.clear()
+        for average in self._averages.values():
+            self._forget(average)
+        self._averages.clear()
+
+    def _forget(self, average: Average) -> None:
+        del self._by_round[average.round_number]
+        self._kept.remove(average)
+
+    def _gone(self, step: int) -> OutOfRangeError:
+        newest = list(islice(reversed(self._averages), _MOST_NAMED))
+        kept = ", ".join(map(str, reversed(newest))) or "none"
+        if len(newest) < len(self._averages):
+            kept = f"..., {kept}"
+        return OutOfRangeError(
+            f"no average of step {step} is kept; expected one of the kept steps ({kept}) or a later step", field="step"
+        )
+
+
+@dataclass
+class _Held:
+    average: Average
+    calls: dict[tuple[str, int], None] = field(default_factory=dict)
+    is_withdrawn: bool = False
+
+
+class UndeliveredAverages:
+    """Keeps the average of a round until the calls it answered have received it.
+
+    A reply can be lost, and its call sent again. So an average is kept until a later call of the same client shows that
+    the answer arrived, or until its lease ends.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(self, lease_seconds: float, clock: Callable[[], float], kept: KeptBytes) -> None:
+        """Takes a monotonic `clock` in seconds, and what counts the memory of averages."""
+        self._kept = kept
+        self._lease_seconds = lease_seconds
+        self._clock = clock
+        self._calls: OrderedDict[tuple[str, int], tuple[float, int]] = OrderedDict()
+        self._by_client: dict[str, set[int]] = {}
+        self._rounds: OrderedDict[int, _Held] = OrderedDict()
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The time at which the oldest lease ends; None if nothing is kept."""
+        first = next(iter(self._calls.values()), None)
+        return None if first is None else first[0]
+
+    @property
+    def averages(self) -> list[Average]:
+        """The averages that are kept."""
+        return [held.average for held in self._rounds.values()]
+
+    def get(self, round_number: int) -> Average | None:
+        """Returns the average of a round, None if it is not kept, or was withdrawn."""
+        held = self._rounds.get(round_number)
+        return None if held is None or held.is_withdrawn else held.average
+
+    def add(self, average: Average, calls: Iterable[RequestId]) -> None:
+        """Keeps an average for the calls that it answers."""
+        deadline = self._clock() + self._lease_seconds
+        for call in calls:
+            key = (call.client_id, call.sequence)
+            if key in self._calls:
+                if self._calls[key][1] == average.round_number:
+                    continue
+                self._release(*key)
+            held = self._rounds.get(average.round_number)
+            if held is None:
+                held = self._rounds[average.round_number] = _Held(average)
+                self._kept.add(average)
+            held.calls[key] = None
+            self._calls[key] = (deadline, average.round_number)
+            self._by_client.setdefault(call.client_id, set()).add(call.sequence)
+
+    def acknowledge(self, call: RequestId) -> bool:
+        """Releases the averages that the client has received; returns whether there were any."""
+        received = [each for each in self._by_client.get(call.client_id, ()) if call.acknowledges(each)]
+        for sequence in received:
+            self._release(call.client_id, sequence)
+        return bool(received)
+
+    def expire(self, turn: Turn) -> int:
+        """Releases the averages of calls whose lease has ended, in one turn; returns the number of calls."""
+        now, count = self._clock(), 0
+        while self._calls and next(iter(self._calls.values()))[0] <= now and turn.look():
+            self._release(*next(iter(self._calls)))
+            count += 1
+        return count
+
+    def drop_oldest(self, besides: Container[int]) -> bool:
+        """Drops the oldest average, without the rounds in `besides`; returns False if there is none."""
+        oldest = next((number for number in self._rounds if number not in besides), None)
+        if oldest is None:
+            return False
+        for key in list(self._rounds[oldest].calls):
+            self._release(*key)
+        return True
+
+    def withdraw(self, rounds: Iterable[int]) -> None:
+        """Answers no more calls with the averages of rounds.
+
+        Those of a sharded accumulator are kept all the same: answers that were given before say what they are to be
+        computed of, and servers forget that when they are kept no longer.
+        """
+        for number in rounds:
+            held = self._rounds.get(number)
+            if held is None:
+                continue
+            held.is_withdrawn = True
+            if held.average.parts is None:
+                for key in list(held.calls):
+                    self._release(*key)
+
+    def clear(self) -> None:
+        """Releases all averages."""
+        self._calls.clear()
+        self._by_client.clear()
+        for held in self._rounds.values():
+            self._kept.remove(held.average)
+        self._rounds.clear()
+
+    def _release(self, client_id: str, sequence: int) -> None:
+        _, number = self._calls.pop((client_id, sequence))
+        sequences = self._by_client[client_id]
+        sequences.remove(sequence)
+        if not sequences:
+            del self._by_client[client_id]
+        held = self._rounds[number]
+        del held.calls[client_id, sequence]
+        if not held.calls:
+            del self._rounds[number]
+            self._kept.remove(held.average)
 
 
 def average_of_current(rounds: Rounds, values: Mapping[str, Value], host_copy: HostCopy | None) -> Average:

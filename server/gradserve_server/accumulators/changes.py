@@ -4,22 +4,60 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from gradserve_server.accumulators.arguments import check_epoch, not_as_a_sum
 from gradserve_server.accumulators.averages import KeptAverages
 from gradserve_server.accumulators.events import GradientAnswered, RoundEnded, StepSet
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.incoming import check_epoch, not_as_a_sum
 from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.ledger import Ledger
-from gradserve_server.accumulators.member_bytes import MemberBytes
 from gradserve_server.accumulators.observer import AccumulatorObserver
-from gradserve_server.accumulators.results import Applied, Outcome
-from gradserve_server.accumulators.round_gate import RoundGate
-from gradserve_server.accumulators.round_sum import RoundSum
+from gradserve_server.accumulators.rounds import Applied, Outcome, RoundGate
 from gradserve_server.accumulators.sharding.shard import Shard
-from gradserve_server.accumulators.waiting import TakeQueue, Waiter
+from gradserve_server.accumulators.sums.round_sum import RoundSum
+from gradserve_server.accumulators.waits import TakeQueue, Waiter
 from gradserve_server.errors import ServiceError
+from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.runtime.tasks import Begun, OwnTasks
+
+_WORKER_BYTES = 512
+"""The memory of the id of a worker, at most."""
+_HELD_BYTES = 1280
+"""The memory of a gradient that is held for its order, beside its values."""
+
+
+class MemberBytes:
+    """Counts the memory of the members of one accumulator's rounds."""
+
+    def __init__(self, quota: Quota, ledger: Ledger, *, holds_gradients: bool) -> None:
+        """Takes the quota of bytes, the ledger, and whether gradients are held until the end of their round."""
+        self._account = Account(quota)
+        self._ledger = ledger
+        self._held_bytes = _HELD_BYTES if holds_gradients else 0
+        self._is_closed = False
+        self.settle()
+
+    def grow(self, contribution: Contribution) -> None:
+        """Counts a member that is about to join; `settle` follows, whether it does or not.
+
+        Raises:
+            ResourceExhaustedError: There is no room for it.
+        """
+        num_new = sum([self._ledger.is_new(each) for each in contribution.workers])
+        cost = _WORKER_BYTES * num_new + self._held_bytes * contribution.num_gradients
+        if cost:
+            self._account.grow(cost)
+
+    def settle(self) -> None:
+        """Counts the members that there are; none once it is closed."""
+        held = self._held_bytes * self._ledger.rounds.num_accumulated
+        self._account.settle(0 if self._is_closed else _WORKER_BYTES * self._ledger.num_named + held)
+
+    def close(self) -> None:
+        """Gives everything back."""
+        self._is_closed = True
+        self.settle()
+
 
 P = ParamSpec("P")
 T = TypeVar("T")

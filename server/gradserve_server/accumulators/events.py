@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 from gradserve_server.accumulators.gradient import Contribution, Summand
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.results import Outcome
+from gradserve_server.accumulators.rounds import Outcome
 
 
 @dataclass(frozen=True, slots=True)

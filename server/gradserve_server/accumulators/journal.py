@@ -1,14 +1,12 @@
-"""The journal of an accumulator: its changes, with the values that belong to them."""
+"""The journals that take every change of accumulators: what durable ones must do, and one that writes nothing."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gradserve_server.accumulators.events import Event, GradientAnswered
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.incarnations import RecordedNumber
-from gradserve_server.accumulators.shard_journal import MemoryShardJournal, ShardJournal
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.resources.lifetimes import Lifetime
@@ -18,7 +16,7 @@ from gradserve_server.state.journal import Journal, NoJournal
 
 
 class AccumulatorJournal(Protocol):
-    """Takes every change of one accumulator before it takes effect, in order.
+    """Takes every change of one accumulator, in order, before it takes effect.
 
     Attributes:
         is_durable: Whether averages must be settled.
@@ -29,30 +27,29 @@ class AccumulatorJournal(Protocol):
     async def append(self, event: Event) -> None:
         """Returns once an event may take effect.
 
-        If it raises, or the task is cancelled, the event does not take effect: nothing has changed, and the event is
-        not replayed.
+        If this raises or the task is cancelled, the event has no effect: nothing has changed, and it is not replayed.
         """
         ...
 
     async def accept(self, event: GradientAnswered, gradient: Gradient) -> asyncio.Future[None] | None:
-        """Does the same for an event that accepts a gradient.
+        """Appends an event that accepts a gradient, with its values.
 
         Returns:
-            What is done when the gradient may be acknowledged, None if that is now. The gradient must not change until
-            then. If it fails, nobody may see what came of the event: the server stops.
+            A future that is done when the gradient may be acknowledged; None if it may be now. The gradient must not
+            change until then. If the future fails, nobody may see an effect of the event: the server stops.
         """
         ...
 
     async def reserve(self, num_bytes: int) -> None:
-        """Makes sure that there is room for the average of a round that is about to end.
+        """Reserves space for the average of a round that is about to end.
 
         Raises:
-            ServiceError: There is none; nothing has changed.
+            ServiceError: There is no space; nothing has changed.
         """
         ...
 
     async def settle(self, average: Average, answered: Sequence[RequestId]) -> None:
-        """Returns when others may see that a round has ended. If it raises, nobody ever may: the server stops.
+        """Returns when others may see that a round has ended. If this raises, nobody ever may: the server stops.
 
         Args:
             average: The result of the round.
@@ -61,35 +58,89 @@ class AccumulatorJournal(Protocol):
         ...
 
     def forget(self, rounds: Collection[int]) -> None:
-        """Notes that the averages of rounds are no longer kept."""
+        """Removes the averages of rounds that are no longer kept."""
         ...
 
-    def of_shard(self) -> ShardJournal:
-        """Returns the journal of what this server has of the accumulator, if that is sharded."""
+    def of_shard(self) -> "ShardJournal | None":
+        """Returns the journal of this server's shard; None if its gradients are not written."""
         ...
 
 
-class Records(RecordedNumber, Protocol):
-    """Makes the journals of a server's accumulators.
+class PartKey(NamedTuple):
+    """Names a gradient that servers hold for a round of a sharded accumulator.
+
+    Attributes:
+        home_incarnation: The incarnation of the accumulator at its home.
+        id: The id of the gradient; see `part_id`.
+    """
+
+    home_incarnation: str
+    id: str
+
+
+class Staged(NamedTuple):
+    """Describes a staged gradient.
+
+    Attributes:
+        epoch: The epoch of the accumulator at its home, the only one in which the gradient may count; None: any.
+        local_step: The step at which the gradient was computed.
+    """
+
+    epoch: int | None
+    local_step: int
+
+
+class ShardJournal(Protocol):
+    """Takes the gradients that one shard holds."""
+
+    async def accept(self, key: PartKey, staged: Staged, gradient: Gradient) -> asyncio.Future[None] | None:
+        """Writes a gradient.
+
+        Returns:
+            A future that is done when the gradient may be acknowledged; None if it may be now. The gradient must not
+            change until then.
+
+        Raises:
+            ServiceError: There is no space; nothing has changed.
+        """
+        ...
+
+    def stage_again(self, key: PartKey, epoch: int) -> asyncio.Future[None] | None:
+        """Records that a gradient was staged again in a later epoch; returns a future as `accept` does."""
+        ...
+
+    def forget(self, keys: Collection[PartKey]) -> None:
+        """Removes gradients that no round needs any more."""
+        ...
+
+
+class Records(Protocol):
+    """Creates the journals of a server's accumulators.
 
     Attributes:
         default: The durability of accumulators that ask for none.
+        newest_number: The number of the newest incarnation that earlier runs have recorded; 0 if there is none.
     """
 
     default: Durability
+    newest_number: int
 
     def begin(
         self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime, incarnation: str
     ) -> AccumulatorJournal:
-        """Returns the journal of a new accumulator, whose spec says how durable it is.
+        """Returns the journal of a new accumulator, whose spec has its durability.
 
         Raises:
-            InvalidArgumentError: It cannot be so durable here.
+            InvalidArgumentError: This server cannot be that durable.
         """
         ...
 
     def end(self, key: ResourceKey) -> None:
-        """Notes that an accumulator was deleted."""
+        """Removes what is recorded of a deleted accumulator."""
+        ...
+
+    def note_number(self, number: int) -> None:
+        """Records the number of a new incarnation, durably once `settle` has returned."""
         ...
 
     async def settle(self) -> None:
@@ -98,7 +149,7 @@ class Records(RecordedNumber, Protocol):
 
 
 class MemoryJournal:
-    """The journal of an accumulator of which nothing survives. Its events go to another journal."""
+    """The journal of an accumulator of which nothing survives. Passes its events to another journal."""
 
     is_durable = False
 
@@ -123,9 +174,8 @@ class MemoryJournal:
     def forget(self, rounds: Collection[int]) -> None:
         """See `AccumulatorJournal`."""
 
-    def of_shard(self) -> ShardJournal:
+    def of_shard(self) -> None:
         """See `AccumulatorJournal`."""
-        return MemoryShardJournal()
 
 
 class MemoryRecords:
@@ -135,7 +185,7 @@ class MemoryRecords:
     newest_number = 0
 
     def __init__(self, journal_of: Callable[[ResourceKey], Journal[Event]] = lambda _: NoJournal()) -> None:
-        """Takes what takes the events of an accumulator."""
+        """Takes a function that returns a journal for the events of an accumulator."""
         self._journal_of = journal_of
 
     def begin(
@@ -153,7 +203,7 @@ class MemoryRecords:
         """See `Records`."""
 
     def note_number(self, number: int) -> None:
-        """See `RecordedNumber`."""
+        """See `Records`."""
 
     async def settle(self) -> None:
         """See `Records`."""

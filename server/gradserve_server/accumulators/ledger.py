@@ -13,8 +13,7 @@ from gradserve_server.accumulators.events import (
 )
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import CallMemory, RequestId
-from gradserve_server.accumulators.results import Applied, Outcome
-from gradserve_server.accumulators.rounds import Round, Rounds
+from gradserve_server.accumulators.rounds import Applied, Outcome, Round, Rounds
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from gradserve_server.accumulators.gradient import Contribution
-from gradserve_server.accumulators.results import Outcome
-from gradserve_server.accumulators.rounds import Round
+from gradserve_server.accumulators.rounds import Outcome, Round
 
 
 class Wait(Protocol):

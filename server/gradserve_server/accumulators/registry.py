@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from sys import getsizeof
 from typing import Any, TypeAlias
@@ -11,27 +11,25 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.average_memory import AverageMemory, NoAverageMemory
-from gradserve_server.accumulators.averages import KeptAverages
+from gradserve_server.accumulators.averages import AverageHistory, KeptAverages, KeptBytes, UndeliveredAverages
 from gradserve_server.accumulators.gradient import Array
-from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory
-from gradserve_server.accumulators.incarnations import OrderedIncarnations, is_incarnation, is_later, latest_before
 from gradserve_server.accumulators.journal import AccumulatorJournal, Records
-from gradserve_server.accumulators.kept_bytes import KeptBytes
 from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.observer import AccumulatorObserver, Unobserved
-from gradserve_server.accumulators.own_quotas import OwnQuotas
-from gradserve_server.accumulators.places.average_copies import AllocateAverage
-from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.places.places import Places
-from gradserve_server.accumulators.round_gate import RoundGate
-from gradserve_server.accumulators.round_sum import RoundSum
-from gradserve_server.accumulators.sharding.decision import Decision
-from gradserve_server.accumulators.sharding.parts import PartIncarnations
+from gradserve_server.accumulators.places.place import AllocateAverage, Place, Places
+from gradserve_server.accumulators.rounds import RoundGate
+from gradserve_server.accumulators.sharding.home import (
+    Decision,
+    OrderedIncarnations,
+    PartIncarnations,
+    is_incarnation,
+    is_later,
+    latest_before,
+)
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.accumulators.undelivered import UndeliveredAverages
+from gradserve_server.accumulators.sums.round_sum import AverageMemory, RoundSum
 from gradserve_server.config import LimitsConfig
 from gradserve_server.errors import (
     AbortedError,
@@ -41,14 +39,52 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
+from gradserve_server.resources import Directory, ResourceKey
 from gradserve_server.resources.cluster import Member, check_place
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.quotas import Cost, FairQuota, Quota
-from gradserve_server.resources.registry import Directory, ResourceKey
 from gradserve_server.runtime.timing import Deadlines, Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.state.durability import Durability
+
+
+@dataclass(frozen=True)
+class OwnQuotas:
+    """The quotas of an accumulator, in which what it takes counts for its creator and its container, too.
+
+    Attributes:
+        memory: The bytes of sums, held gradients and averages, in the accumulator's place.
+        host_memory: The bytes of what it has on the host, which is the same if that is its place.
+        bookkeeping: The bytes of what is kept beside tensors.
+        count: The number of accumulators.
+        waiters: The calls that wait.
+    """
+
+    memory: Quota
+    host_memory: Quota
+    bookkeeping: Quota
+    count: Quota
+    waiters: Quota
+
+    def begin(self, num_bytes: int) -> None:
+        """Takes the place of an accumulator, with bookkeeping of this size.
+
+        Raises:
+            ResourceExhaustedError: There is none left; nothing was taken.
+        """
+        self.count.acquire()
+        try:
+            self.bookkeeping.acquire(num_bytes)
+        except BaseException:
+            self.count.release()
+            raise
+
+    def end(self, num_bytes: int) -> None:
+        """Gives the place back."""
+        self.count.release()
+        self.bookkeeping.release(num_bytes)
+
 
 _ACCUMULATOR_BYTES = 12 << 10
 """The memory of an accumulator of nothing, measured."""
@@ -70,13 +106,13 @@ class AccumulatorRegistry:
         self,
         *,
         places: Places,
-        make_average_memory: Callable[[], AverageMemory],
         bookkeeping: Quota,
         limits: LimitsConfig,
         lifetimes: Lifetimes,
         clock: Callable[[], float],
         new_incarnation: Callable[[], str],
         records: Records,
+        make_average_memory: Callable[[], AverageMemory | None] = lambda: None,
         wall_clock: Callable[[], int] = time.time_ns,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
         rules: ShareRules | None = None,
@@ -360,7 +396,7 @@ class AccumulatorRegistry:
             shard=self._shard(key, spec, make_sum, quotas, journal),
         )
 
-    def _sums(self, key: ResourceKey, place: Place, quotas: OwnQuotas) -> tuple[MakeSum, AverageMemory]:
+    def _sums(self, key: ResourceKey, place: Place, quotas: OwnQuotas) -> tuple[MakeSum, AverageMemory | None]:
         """Returns what makes the sums of one accumulator, and the memory of its averages."""
         average_memory = self._make_average_memory()
 
@@ -371,7 +407,7 @@ class AccumulatorRegistry:
                 memory=quotas.memory,
                 owner=key.user,
                 make_room=make_room,
-                average_memory=average_memory if place is self._places.host else NoAverageMemory(),
+                average_memory=average_memory if place is self._places.host else None,
             )
 
         return make_sum, average_memory
@@ -401,14 +437,15 @@ class AccumulatorRegistry:
             call_seconds=self._client_lease_seconds,
         )
 
-    def _allocate_averages(self, average_memory: AverageMemory) -> AllocateAverage:
+    def _allocate_averages(self, average_memory: AverageMemory | None) -> AllocateAverage:
         """Returns what allocates averages on the host, where others read them in place if there are such readers."""
         allocate = self._places.host.allocate
 
         def arrays(specs: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Array]:
             found = None
-            with suppress(MemoryError, ResourceExhaustedError):
-                found = average_memory.arrays(specs)
+            if average_memory is not None:
+                with suppress(MemoryError, ResourceExhaustedError):
+                    found = average_memory.arrays(specs)
             return [allocate(*each) for each in specs] if found is None else found
 
         return arrays

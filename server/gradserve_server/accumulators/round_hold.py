@@ -13,7 +13,7 @@ from typing import Any
 
 from gradserve.lasting import lasting_task
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.round_gate import RoundGate
+from gradserve_server.accumulators.rounds import RoundGate
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.state.durability import Durability
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 
 from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.errors import ResourceExhaustedError
 
 
 @dataclass(eq=False)
@@ -118,3 +120,74 @@ class Rounds:
     def missing_workers(self) -> Collection[str]:
         """The workers with an id that are in the previous round but not in the current one."""
         return self._missing.keys()
+
+
+class Outcome(Enum):
+    """The outcome of a gradient."""
+
+    ACCEPTED = "ACCEPTED"
+    """The gradient is in the round."""
+    STALE = "STALE"
+    """The gradient was computed at an earlier step than the current one, and dropped."""
+    ALREADY_COUNTED = "ALREADY_COUNTED"
+    """The round already has a gradient of the same worker; this one was dropped."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The outcome of a gradient, and the accumulator's state after it.
+
+    Attributes:
+        outcome: Whether it counts.
+        round: The round that has a gradient of its worker; None if it was stale.
+        global_step: The step after it.
+        num_accumulated: The number of gradients in the round after it.
+    """
+
+    outcome: Outcome
+    round: Round | None
+    global_step: int
+    num_accumulated: int
+
+
+@dataclass(frozen=True)
+class AccumulatorState:
+    """The state of an accumulator at one moment; see AccumulatorInfo in the protos."""
+
+    global_step: int
+    epoch: int
+    num_accumulated: int
+    num_waiting: int
+    num_bytes: int
+    worker_ids: tuple[str, ...]
+    kept_steps: tuple[int, ...]
+
+
+_RETRY_SECONDS = 0.5
+
+
+class RoundGate:
+    """The gate of all accumulators of a server: while it is shut, rounds end, and none begins.
+
+    Attributes:
+        is_shut: Whether rounds are held.
+    """
+
+    def __init__(self) -> None:
+        """Begins open."""
+        self.is_shut = False
+
+    def check(self, num_accumulated: int) -> None:
+        """Checks that a gradient may join a round.
+
+        Args:
+            num_accumulated: The gradients that the round has.
+
+        Raises:
+            ResourceExhaustedError: It would begin a round, which are held. The same call may be sent again.
+        """
+        if self.is_shut and not num_accumulated:
+            raise ResourceExhaustedError(
+                "this server holds new rounds, as its cluster is about to change its size: send the gradient again",
+                retry_after=_RETRY_SECONDS,
+            )

@@ -1,6 +1,6 @@
 """The fixed properties of an accumulator."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -11,11 +11,122 @@ from typing import Any, NamedTuple, Self
 import ml_dtypes
 import numpy as np
 
-from gradserve_server.accumulators.agreement import agreement_bytes, agreement_differences
-from gradserve_server.accumulators.pieces import Piece, check_rows, check_servers
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.limits import listed, quoted
+from gradserve_server.limits import MAX_AGREEMENT, MAX_NAME_BYTES, check_count, check_length, listed, quoted
 from gradserve_server.state.durability import Durability
+
+_FIELD = "spec.agreement"
+_SHOWN = 10
+_OF_TRAINING_RUNS = "num_required"
+"""What workers of `gradserve.training`, and of what stands on it, agree on, and other workers do not."""
+_OTHER_WORKERS = (
+    "workers of gradserve.torch, gradserve.jax and gradserve.training share a run with each other, not with workers "
+    "that make the calls themselves: see docs/other_languages.md#which-workers-can-share-a-run"
+)
+
+
+def check_agreement(agreement: Mapping[str, str]) -> None:
+    """Checks that an agreement is within the limits of the contract.
+
+    Raises:
+        InvalidArgumentError: It has too many entries, an empty name, or a name or value that is too long.
+    """
+    check_count(agreement, MAX_AGREEMENT, "entries", _FIELD)
+    for name, value in agreement.items():
+        if not name:
+            raise InvalidArgumentError(
+                f"expected a name for each entry, got an empty one with the value {quoted(value)}", field=_FIELD
+            )
+        check_length(name, MAX_NAME_BYTES, _FIELD)
+        try:
+            check_length(value, MAX_NAME_BYTES, _FIELD)
+        except InvalidArgumentError as error:
+            error.message = f"agreement[{quoted(name)}]: {error.message}"
+            raise
+
+
+def agreement_bytes(agreement: Mapping[str, str]) -> int:
+    """Returns the memory that an agreement takes; 0 for none."""
+    if not agreement:
+        return 0
+    return getsizeof(agreement) + sum([getsizeof(name) + getsizeof(value) for name, value in agreement.items()])
+
+
+def agreement_differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """Returns the differences between two agreements, in words, by name; only some of many."""
+    different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    found = [
+        f"agreement[{quoted(name)}] is {_quoted_or_absent(ours.get(name))}, not {_quoted_or_absent(theirs.get(name))}"
+        for name in different[:_SHOWN]
+    ]
+    if len(different) > _SHOWN:
+        found.append("and more of the agreement")
+    if (_OF_TRAINING_RUNS in ours) != (_OF_TRAINING_RUNS in theirs):
+        found.append(_OTHER_WORKERS)
+    return found
+
+
+def _quoted_or_absent(value: str | None) -> str:
+    return "absent" if value is None else quoted(value)
+
+
+class Piece(NamedTuple):
+    """What one server has of a component.
+
+    Attributes:
+        server: The index of the server.
+        num_rows: The number of rows; 0 for the whole component.
+    """
+
+    server: int
+    num_rows: int
+
+    def __repr__(self) -> str:
+        return f"{self.num_rows or 'all'} rows on server {self.server}"
+
+
+def check_servers(pieces: Sequence[Piece], num_shards: int, component: str, field: str) -> None:
+    """Checks the servers of a component of an accumulator.
+
+    Args:
+        pieces: What each server has of it.
+        num_shards: The number of servers over which the accumulator is sharded; 0 if it is not.
+        component: The component's name, for messages.
+        field: Its path in the request.
+
+    Raises:
+        InvalidArgumentError: There are none, some are not in the cluster or there twice, or some should not be there.
+    """
+    if not num_shards:
+        if pieces:
+            raise InvalidArgumentError(
+                f"expected no pieces of component {quoted(component)} without num_shards, got {len(pieces)}",
+                field=f"{field}.pieces",
+            )
+        return
+    servers = [each.server for each in pieces]
+    if not pieces or len(set(servers)) < len(servers) or not all(0 <= each < num_shards for each in servers):
+        raise InvalidArgumentError(
+            f"expected pieces of component {quoted(component)} on different servers from 0 to {num_shards - 1}, got "
+            f"servers {servers}",
+            field=f"{field}.pieces",
+        )
+
+
+def check_rows(pieces: Sequence[Piece], num_rows: int | None, component: str, field: str) -> None:
+    """Checks that the pieces of a component have all its rows, which are `num_rows`; None if it cannot be divided.
+
+    Raises:
+        InvalidArgumentError: They do not.
+    """
+    rows = [each.num_rows for each in pieces]
+    if rows == [0] or (num_rows is not None and min(rows) >= 1 and sum(rows) == num_rows):
+        return
+    expected = "one piece of 0 rows" if num_rows is None else f"pieces of {num_rows} rows in all, or one of 0"
+    raise InvalidArgumentError(
+        f"expected {expected} of component {quoted(component)}, got {rows}", field=f"{field}.pieces"
+    )
+
 
 DType = np.dtype[Any]
 

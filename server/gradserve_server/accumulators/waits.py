@@ -1,15 +1,273 @@
 """Waits for the rounds of an accumulator, and what becomes of those who give up."""
 
 import asyncio
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
 from typing import TypeAlias
 
-from gradserve_server.accumulators.diagnosis import Diagnosis
-from gradserve_server.accumulators.gradient import Average
-from gradserve_server.accumulators.history import AverageHistory
+from gradserve.visible import visible
+from gradserve_server.accumulators.averages import AverageHistory
+from gradserve_server.accumulators.gradient import Average, Contribution
+from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.observer import AccumulatorObserver
-from gradserve_server.accumulators.rounds import Rounds
-from gradserve_server.accumulators.waiting import TakeQueue, Waiter
+from gradserve_server.accumulators.rounds import Round, Rounds
+from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError
+
+
+class Waiter:
+    """A take or push_pull that waits for an average.
+
+    Attributes:
+        num_required: The number of gradients it needs.
+        round: The round of a push_pull, which is served whenever this round ends; None for a take.
+        call: The id of the first call that waits for it, if it has one.
+        answer: A future of the average, or of the error that ended the wait; cancelled when the last call that waited
+            for it gave up.
+        listeners: The number of calls that wait for the answer; a retry joins the first call here.
+        serving: Whether its average is being computed, so that it will be served.
+    """
+
+    def __init__(self, num_required: int, *, call: RequestId | None = None) -> None:
+        self.num_required = num_required
+        self.call = call
+        self.round: Round | None = None
+        self.answer: asyncio.Future[Average] = asyncio.get_running_loop().create_future()
+        self.listeners = 0
+        self.serving = False
+
+    def fail(self, error: Exception) -> None:
+        """Answers with an error, unless there is an answer already."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+            self.answer.exception()  # retrieved here, because everybody may have left
+
+
+class TakeQueue:
+    """A strict queue: its head holds up all behind it, however few gradients they need."""
+
+    def __init__(self) -> None:
+        self._waiters: OrderedDict[Waiter, None] = OrderedDict()
+        self._by_round: dict[Round, dict[Waiter, None]] = {}
+        self._closed: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    @property
+    def num_required(self) -> int:
+        """The number of gradients that the first waiter needs; 0 if nobody waits."""
+        first = next(iter(self._waiters), None)
+        return 0 if first is None else first.num_required
+
+    def append(self, waiter: Waiter) -> None:
+        """Appends a waiter; answers it with the error of `close`, once that was called."""
+        if self._closed is not None:
+            waiter.fail(self._closed)
+            return
+        self._waiters[waiter] = None
+        if waiter.round is not None:
+            self._by_round.setdefault(waiter.round, {})[waiter] = None
+
+    def head(self, num_accumulated: int) -> Waiter | None:
+        """Returns the first waiter if `num_accumulated` gradients are enough for it."""
+        first = next(iter(self._waiters), None)
+        return first if first is not None and num_accumulated >= first.num_required else None
+
+    def remove(self, waiter: Waiter) -> None:
+        """Removes a waiter, wherever it is; ignores one that is not in the queue."""
+        self._waiters.pop(waiter, None)
+        if waiter.round in self._by_round:
+            peers = self._by_round[waiter.round]
+            peers.pop(waiter, None)
+            if not peers:
+                del self._by_round[waiter.round]
+
+    def serve(self, head: Waiter, closed: Round, average: Average) -> None:
+        """Answers the head of the queue, and every push_pull whose round has ended."""
+        served = [head, *self._by_round.get(closed, ())]
+        for waiter in served:
+            self.remove(waiter)
+            if not waiter.answer.done():
+                waiter.answer.set_result(average)
+
+    def close(self, error: Exception) -> None:
+        """Answers all waiters with an error, and those who come later: a gradient may be on its way to the sum."""
+        self._closed = error
+        for waiter in self._waiters:
+            waiter.fail(error)
+        self._waiters.clear()
+        self._by_round.clear()
+
+
+_MOST_NAMED = 64
+_MOST_CHARACTERS = 800
+"""The longest list of workers: a status has no room for more than two such lists."""
+
+
+class Diagnosis:
+    """Describes the current round of an accumulator.
+
+    Many waits often end together, so what it says of the workers is made once for all until the round changes.
+    """
+
+    def __init__(self, name: str, rounds: Rounds, queue: TakeQueue) -> None:
+        """Takes the name of the accumulator, its rounds, and the calls that wait."""
+        self._name = name
+        self._rounds = rounds
+        self._queue = queue
+        self._described: tuple[int, int] | None = None
+        self._workers = ""
+
+    def too_few(self, num_required: int, timeout: float | None) -> DeadlineExceededError:
+        """Returns the error for a call that did not get the gradients that it required within `timeout` seconds."""
+        return DeadlineExceededError(
+            f"accumulator {self._name!r} did not get the {num_required} gradients required within "
+            f"{timeout:g} s: {self.text()}"
+        )
+
+    def no_average(self, step: int | None, timeout: float | None) -> DeadlineExceededError:
+        """Returns the error for a call that did not get the average of a step within `timeout` seconds."""
+        wanted = "any average" if step is None else f"the average of step {step}"
+        return DeadlineExceededError(
+            f"{wanted} of accumulator {self._name!r} did not arrive within {timeout:g} s: {self.text()}"
+        )
+
+    def text(self) -> str:
+        """Returns a sentence on the gradients in the round and on the missing workers, or the first of many."""
+        rounds = self._rounds
+        described = (rounds.current.number, rounds.num_accumulated)
+        if described != self._described:
+            self._described, self._workers = described, self._describe_workers()
+        count = rounds.num_accumulated
+        return (
+            f"{count} {'gradient is' if count == 1 else 'gradients are'} in ({self._workers}), "
+            f"global_step is {rounds.global_step}, {len(self._queue)} wait"
+        )
+
+    def _describe_workers(self) -> str:
+        rounds = self._rounds
+        present = _named(rounds.members.workers, len(rounds.members.workers)) or "none named"
+        missing = _named(rounds.missing_workers, len(rounds.missing_workers))
+        if not rounds.all_workers_known:
+            missing = f"{missing}, others unknown" if missing else "unknown"
+        return f"workers: {present}; missing from the previous round: {missing or 'none'}"
+
+
+def _named(workers: Iterable[str], count: int) -> str:
+    """Returns the first of some workers, separated by commas, and the number of the others."""
+    named: list[str] = []
+    room = _MOST_CHARACTERS
+    for worker in map(visible, workers):
+        room -= len(worker) + 2
+        if len(named) == _MOST_NAMED or room < 0:
+            return f"{', '.join(named)} and {count - len(named)} more"
+        named.append(worker)
+    return ", ".join(named)
+
+
+_GRACE_SECONDS = 1.0
+"""How long the end of a connection may take to arrive here after its client has died."""
+
+
+@dataclass(eq=False)
+class _Pulling:
+    """The push_pulls of one client with one worker_id.
+
+    Attributes:
+        client: The client.
+        num_calls: The number of its calls that are under way.
+        over: Resolved at the end of the last of them: True if its caller has left. None: nobody asks.
+    """
+
+    client: str
+    num_calls: int = 0
+    over: asyncio.Future[bool] | None = None
+
+
+class LiveWorkers:
+    """The clients whose push_pulls are under way on one accumulator, by worker_id.
+
+    The call of a client that is waiting shows that the client lives: a second client with its worker_id is not the same
+    worker, started again, but another one, whose gradients would be dropped. Calls without a request id do not show
+    which client they are of.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Takes the accumulator's name, for messages."""
+        self._name = name
+        self._pulling: dict[str, _Pulling] = {}
+
+    def pulling(self, call: RequestId | None, contribution: Contribution) -> AbstractContextManager[None]:
+        """Notes for the length of a block that the client of a push_pull lives."""
+        if call is None or (not contribution.sum_of and not contribution.worker_id):
+            return _Noted(self._pulling, ())
+        if not contribution.sum_of:
+            return _Noted(self._pulling, ((contribution.worker_id, call.owner),))
+        named = [(each.worker_id, each.call.owner) for each in contribution.sum_of if each.worker_id and each.call]
+        return _Noted(self._pulling, named)
+
+    async def check(self, call: RequestId | None, contribution: Contribution, timeout: float | None) -> None:
+        """Checks that no other client is waiting with the worker_id of a gradient that counts once for its worker.
+
+        If there is one, waits for a moment, for at most `timeout` seconds: of a worker that was killed and started
+        again, the new connection may arrive before the end of the old one. A sum is not checked: one with a worker that
+        is in the round already is refused, and comes one by one.
+
+        Raises:
+            InvalidArgumentError: There is one, and it lives.
+        """
+        worker_id = contribution.worker_id
+        while call is not None and worker_id and not contribution.sum_of:
+            other = self._pulling.get(worker_id)
+            if other is None or other.client == call.owner:
+                return
+            if other.over is None:
+                other.over = asyncio.get_running_loop().create_future()
+            has_left = False
+            try:
+                async with asyncio.timeout(_GRACE_SECONDS if timeout is None else min(timeout, _GRACE_SECONDS)):
+                    has_left = await asyncio.shield(other.over)
+            except TimeoutError:
+                pass
+            if not has_left:
+                raise InvalidArgumentError(
+                    f"two clients use worker_id {worker_id!r} at once: accumulator {self._name!r} counts each worker "
+                    "once a round, and another client is waiting there with this id; expected a worker_id that no "
+                    "other running worker has",
+                    field="worker_id",
+                )
+
+
+class _Noted(AbstractContextManager[None]):
+    """Workers whose push_pulls are under way."""
+
+    __slots__ = ("_all", "_named", "_noted")
+
+    def __init__(self, pulling: dict[str, _Pulling], named: Sequence[tuple[str, str]]) -> None:
+        self._all = pulling
+        self._named = named
+        self._noted: list[tuple[str, _Pulling]] = []
+
+    def __enter__(self) -> None:
+        for worker_id, client in self._named:
+            known = self._all.setdefault(worker_id, _Pulling(client))
+            if known.client == client:
+                known.num_calls += 1
+                self._noted.append((worker_id, known))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        for worker_id, known in self._noted:
+            known.num_calls -= 1
+            if not known.num_calls:
+                del self._all[worker_id]
+                if known.over is not None:
+                    known.over.set_result(kind is not None and issubclass(kind, asyncio.CancelledError))
+
 
 GaveUp: TypeAlias = Callable[[Waiter], object]
 """Is told of a waiter that has left the queue without an answer."""
@@ -88,3 +346,15 @@ class Waits:
             waiter.answer.cancel()
             self._queue.remove(waiter)
             gave_up(waiter)
+
+
+def check_num_required(num_required: int) -> None:
+    """Checks how many gradients a call waits for, with TensorFlow's message.
+
+    Raises:
+        InvalidArgumentError: It is not positive.
+    """
+    if num_required <= 0:
+        raise InvalidArgumentError(
+            f"Argument num_required must be positive, but was {num_required}", field="num_required"
+        )

@@ -11,10 +11,9 @@ from ray.exceptions import RayError
 
 from gradserve.discovery.ray_names import NAMESPACE
 from gradserve.lasting import lasting_thread
-from gradserve_server.accumulators.durable.moving.parts import Rows, Slices
-from gradserve_server.accumulators.durable.moving.rows import Key, MovableAccumulator
+from gradserve_server.accumulators.durable.movable import Key, MovableAccumulator, Rows, Slices
+from gradserve_server.accumulators.journal import PartKey, Staged
 from gradserve_server.accumulators.round_hold import HeldRounds
-from gradserve_server.accumulators.shard_journal import PartKey, Staged
 from gradserve_server.on_ray.directory import MemberRecord
 from gradserve_server.on_ray.handles import REPLY_SECONDS, member_name
 from gradserve_server.on_ray.plan import ClusterPlan

@@ -6,9 +6,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
-from gradserve_server.accumulators.durable.moving.parts import Rows
-from gradserve_server.accumulators.durable.moving.rows import Key
-from gradserve_server.accumulators.shard_journal import PartKey, Staged
+from gradserve_server.accumulators.durable.movable import Key, Rows
+from gradserve_server.accumulators.journal import PartKey, Staged
 from gradserve_server.resizing.errors import MoveError
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.resizing.member_state import Contents, PartDigests

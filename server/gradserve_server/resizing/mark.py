@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gradserve_server.accumulators.durable.moving.rows import Key
+from gradserve_server.accumulators.durable.movable import Key
 from gradserve_server.state.files.durable_files import remove_file, write_file
 from gradserve_server.state.files.errors import StateError
 

@@ -8,28 +8,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from gradserve_server.accumulators.durable.moving.parts import (
-    Rows,
-    Slices,
-    addition_of_parts,
-    digests_of,
-    needed,
-    parts_of,
-    slices_of,
-)
-from gradserve_server.accumulators.durable.moving.rows import (
+from gradserve_server.accumulators.durable.movable import (
     Key,
     MovableAccumulator,
+    Rows,
+    Slices,
     acceptance,
     addition,
+    addition_of_parts,
+    digests_of,
     keys_of,
+    needed,
     number_of,
+    parts_of,
     read_movable,
     removal_of_incoming,
+    slices_of,
 )
-from gradserve_server.accumulators.durable.moving.whole import made_whole
 from gradserve_server.accumulators.durable.records import newest_number, number_change
-from gradserve_server.accumulators.shard_journal import PartKey, Staged
+from gradserve_server.accumulators.durable.unsharding import unshard
+from gradserve_server.accumulators.journal import PartKey, Staged
 from gradserve_server.resizing import mark as marks
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.state.files.directory import StateDirectory
@@ -181,9 +179,9 @@ class MemberState:
             _carry_out(store, addition_of_parts(store, key, parts, names, given))
 
     def make_whole(self, key: Key) -> None:
-        """Makes a sharded accumulator whole that has come, and that is on this server alone; see `made_whole`."""
+        """Makes a sharded accumulator whole that has come, and that is on this server alone; see `unshard`."""
         with self._opened() as store:
-            _carry_out(store, asyncio.run(made_whole(store, key)))
+            _carry_out(store, asyncio.run(unshard(store, key)))
 
     # The decision
 

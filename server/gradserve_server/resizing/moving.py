@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gradserve.wire.placement import home_of
-from gradserve_server.accumulators.durable.moving.parts import Rows
-from gradserve_server.accumulators.durable.moving.rows import Key
-from gradserve_server.accumulators.shard_journal import PartKey, Staged
+from gradserve_server.accumulators.durable.movable import Key, Rows
+from gradserve_server.accumulators.journal import PartKey, Staged
 from gradserve_server.resizing.errors import AnnouncementError, MoveError, UnknownOutcomeError
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.resizing.member_state import Contents, PartDigests

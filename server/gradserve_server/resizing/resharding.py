@@ -8,10 +8,9 @@ from functools import cached_property
 
 from gradserve.wire.arrays import DType
 from gradserve.wire.placement import Plan, dense_bytes, home_of, plan_of
-from gradserve_server.accumulators.durable.moving.parts import Rows
-from gradserve_server.accumulators.durable.moving.rows import Key
-from gradserve_server.accumulators.durable.spec_records import spec_of
-from gradserve_server.accumulators.shard_journal import PartKey, Staged
+from gradserve_server.accumulators.durable.movable import Key, Rows
+from gradserve_server.accumulators.durable.serialization import spec_of
+from gradserve_server.accumulators.journal import PartKey, Staged
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.resizing.errors import MoveError
 from gradserve_server.resizing.member_state import Contents, Sharded

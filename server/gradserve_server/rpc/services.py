@@ -19,7 +19,7 @@ from gradserve.v1 import (
 )
 from gradserve_server.observe.logs.failures import FailureLog
 from gradserve_server.observe.observed import Observed
-from gradserve_server.rpc.accumulators.reply_codec import reply_codecs
+from gradserve_server.rpc.accumulators.replies import reply_codecs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.chain import Codec, Interceptor, Service

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.durable.ledger_records import ledger_record
 from gradserve_server.accumulators.durable.records import FileRecords
+from gradserve_server.accumulators.durable.serialization import ledger_record
 from gradserve_server.accumulators.spec import ComponentSpec
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.state.durability import Durability

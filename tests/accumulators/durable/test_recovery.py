@@ -15,7 +15,7 @@ import pytest
 from gradserve_server.accumulators.durable import records as records_module
 from gradserve_server.accumulators.gradient import Contribution, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.results import Outcome
+from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape, Reduction
 from gradserve_server.errors import (
     AbortedError,

@@ -9,8 +9,7 @@ import numpy as np
 
 from gradserve.memory.pool import BufferPool
 from gradserve_server.accumulators.places.device_place import DevicePlace
-from gradserve_server.accumulators.places.host_place import HostPlace
-from gradserve_server.accumulators.places.places import Places
+from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import Compute, InlineCompute
 from gradserve_server.devices.cuda.reduction.reducer import CudaReducer

@@ -9,7 +9,7 @@ import pytest
 
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, Summand
-from gradserve_server.accumulators.places.places import Places
+from gradserve_server.accumulators.places.place import Places
 from gradserve_server.accumulators.spec import ComponentSpec
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.selection import NoSuchDeviceError

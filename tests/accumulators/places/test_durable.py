@@ -11,9 +11,8 @@ import pytest
 
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient
-from gradserve_server.accumulators.places.device_journal import DeviceJournal
-from gradserve_server.accumulators.places.places import Places
-from gradserve_server.accumulators.shard_journal import MemoryShardJournal, ShardJournal
+from gradserve_server.accumulators.places.device_place import DeviceJournal
+from gradserve_server.accumulators.places.place import Places
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import AbortedError, ResourceExhaustedError, ServiceError, UnavailableError
 from gradserve_server.resources.quotas import Quota
@@ -122,8 +121,8 @@ class FailingJournal:
         self._check("settle")
         assert isinstance(average.values[""], np.ndarray)
 
-    def of_shard(self) -> ShardJournal:
-        return MemoryShardJournal()
+    def of_shard(self) -> None:
+        """Has none."""
 
     def forget(self, rounds: Any) -> None:
         """Forgets."""

@@ -19,11 +19,9 @@ import gradserve
 import gradserve.aio
 from gradserve.wire.arrays import parse_dtype
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.average_memory import NoAverageMemory
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, SparseSlices
 from gradserve_server.accumulators.journal import MemoryRecords
-from gradserve_server.accumulators.places.host_place import HostPlace
-from gradserve_server.accumulators.places.places import Places
+from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
@@ -79,7 +77,6 @@ class CoreFace:
         self.memory = Quota(1 << 40, "bytes")
         self._registry = AccumulatorRegistry(
             places=places(HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
-            make_average_memory=NoAverageMemory,
             bookkeeping=Quota(1 << 40, "bytes"),
             limits=LimitsConfig(),
             lifetimes=Lifetimes(lambda: 0.0, 60.0),

@@ -14,7 +14,7 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve.transport.aio.server import AsyncServer
-from gradserve_server.accumulators.round_sum import RoundSum
+from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.config import ServerConfig
 from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.tensors.store import TensorStore

@@ -10,7 +10,7 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
 from gradserve.wire.tensors import Contents, WithContents, encode_message
 from gradserve_server.accumulators.gradient import Average
-from gradserve_server.rpc.accumulators.reply_codec import ContentsOfAverage, ReplyEncoder
+from gradserve_server.rpc.accumulators.replies import ContentsOfAverage, ReplyEncoder
 
 VALUES = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
 

@@ -6,17 +6,14 @@ from typing import Any
 import pytest
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.averages import KeptAverages
+from gradserve_server.accumulators.averages import AverageHistory, KeptAverages, UndeliveredAverages
 from gradserve_server.accumulators.durable.journal import FileJournal
 from gradserve_server.accumulators.events import StepSet
-from gradserve_server.accumulators.history import AverageHistory
-from gradserve_server.accumulators.identity import CallMemory
+from gradserve_server.accumulators.identity import CallMemory, CallsUnderWay
 from gradserve_server.accumulators.ledger import Ledger
 from gradserve_server.accumulators.rounds import Rounds
-from gradserve_server.accumulators.summation import WorkerOrderSum
-from gradserve_server.accumulators.undelivered import UndeliveredAverages
-from gradserve_server.accumulators.under_way import CallsUnderWay
-from gradserve_server.accumulators.waiting import TakeQueue
+from gradserve_server.accumulators.sums.summation import WorkerOrderSum
+from gradserve_server.accumulators.waits import TakeQueue
 from gradserve_server.errors import AbortedError
 from gradserve_server.state.files import opening as opening_module
 from gradserve_server.state.files import store as store_module

@@ -8,8 +8,8 @@ import numpy as np
 
 from gradserve.wire.frames import aligned
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.given import GivenComponent, GivenDense, GivenGradient, GivenSparse, use_gradient
 from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices
+from gradserve_server.accumulators.incoming import GivenComponent, GivenDense, GivenGradient, GivenSparse, use_gradient
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.payload import Payload, PayloadSegment

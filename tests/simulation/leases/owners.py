@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradserve_server.accumulators.given import GivenComponent, GivenDense, GivenGradient, use_gradient
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.incoming import GivenComponent, GivenDense, GivenGradient, use_gradient
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import (

@@ -7,19 +7,16 @@ import pytest
 
 from gradserve.calls.accumulators.made import MadeAccumulators
 from gradserve_server.accumulators import changes
-from gradserve_server.accumulators.averages import KeptAverages
+from gradserve_server.accumulators.averages import AverageHistory, KeptAverages
 from gradserve_server.accumulators.changes import RoundChanges
+from gradserve_server.accumulators.durable.journal import FileShardJournal
 from gradserve_server.accumulators.durable.records import FileRecords
-from gradserve_server.accumulators.durable.shard_journal import FileShardJournal
 from gradserve_server.accumulators.gradient import RoundParts
-from gradserve_server.accumulators.history import AverageHistory
 from gradserve_server.accumulators.identity import CallMemory
-from gradserve_server.accumulators.incarnations import OrderedIncarnations
+from gradserve_server.accumulators.journal import PartKey
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.rounds import Rounds
-from gradserve_server.accumulators.shard_journal import PartKey
-from gradserve_server.accumulators.sharding.decision import Decision
-from gradserve_server.accumulators.sharding.parts import PartIncarnations
+from gradserve_server.accumulators.sharding.home import Decision, OrderedIncarnations, PartIncarnations
 from gradserve_server.accumulators.sharding.shard import Shard
 from tests.simulation.planting import Fault
 

@@ -15,8 +15,8 @@ from google.protobuf.descriptor import MethodDescriptor
 from gradserve.memory.pool import BufferPool
 from gradserve.v1 import server_messages_pb2
 from gradserve.wire.tensors import encode_message
-from gradserve_server.accumulators.arriving import ArrivingGradients
 from gradserve_server.accumulators.durable.records import FileRecords
+from gradserve_server.accumulators.incoming import ArrivingGradients
 from gradserve_server.accumulators.journal import MemoryRecords
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import InlineCompute
@@ -28,7 +28,7 @@ from gradserve_server.resources.ids import ServerRun
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.quotas import FairQuota
-from gradserve_server.rpc.accumulators.reply_codec import reply_codecs
+from gradserve_server.rpc.accumulators.replies import reply_codecs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.leases.service import LeaseServicer

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from gradserve.calls.open_calls import CallId
 from gradserve.v1 import accumulator_pb2
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.shard_journal import PartKey
-from gradserve_server.accumulators.sharding.part_ids import part_id
+from gradserve_server.accumulators.journal import PartKey
+from gradserve_server.accumulators.sharding.home import part_id
 from tests.simulation.promises import check
 
 SHAPES = {"first": (211, 2), "second": (64, 3), "third": (5,)}

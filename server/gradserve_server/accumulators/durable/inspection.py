@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.accumulators.average_memory import NoAverageMemory
+from gradserve_server.accumulators.durable.journal import FileShardJournal
 from gradserve_server.accumulators.durable.records import (
     INCOMING,
     SELECT_ACCUMULATORS,
@@ -18,13 +18,11 @@ from gradserve_server.accumulators.durable.records import (
     make_again,
     read_ledger,
 )
-from gradserve_server.accumulators.durable.shard_journal import FileShardJournal
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.journal import MemoryJournal, MemoryRecords
 from gradserve_server.accumulators.ledger import Answer
-from gradserve_server.accumulators.places.host_place import HostPlace
-from gradserve_server.accumulators.places.places import Places
+from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
@@ -115,7 +113,6 @@ async def _make_again(
     memory = FairQuota(_ENDLESS, "bytes of tensor memory", ShareRules())
     registry = AccumulatorRegistry(
         places=Places(HostPlace("cpu", reducer, np.empty, InlineCompute(), memory)),
-        make_average_memory=NoAverageMemory,
         bookkeeping=FairQuota(_ENDLESS, "bytes of bookkeeping", ShareRules()),
         limits=LimitsConfig(),
         lifetimes=Lifetimes(lambda: 0.0, 1.0),

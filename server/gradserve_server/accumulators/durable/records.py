@@ -9,8 +9,14 @@ from typing import Any
 
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.durable.journal import FileJournal
-from gradserve_server.accumulators.durable.ledger_records import ledger_of, ledger_record
-from gradserve_server.accumulators.durable.spec_records import average_of, joined, spec_of, spec_record
+from gradserve_server.accumulators.durable.serialization import (
+    average_of,
+    joined,
+    ledger_of,
+    ledger_record,
+    spec_of,
+    spec_record,
+)
 from gradserve_server.accumulators.events import contribution_of, from_record
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
@@ -125,7 +131,7 @@ class FileRecords:
             journal.end()
 
     def note_number(self, number: int) -> None:
-        """See `RecordedNumber`."""
+        """See `Records`."""
         self._store.add(number_change(number))
 
     async def settle(self) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from gradserve_server.accumulators.gradient import Contribution, Gradient
-from gradserve_server.accumulators.round_sum import RoundSum
+from gradserve_server.accumulators.sums.round_sum import RoundSum
 
 
 class RunningSum:

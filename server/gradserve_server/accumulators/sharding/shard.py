@@ -15,11 +15,11 @@ from gradserve_server.accumulators.gradient import (
     drop,
     sum_of_weights,
 )
+from gradserve_server.accumulators.journal import PartKey, ShardJournal, Staged
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.round_sum import RoundSum
-from gradserve_server.accumulators.shard_journal import PartKey, ShardJournal, Staged
 from gradserve_server.accumulators.sharding.running_sum import RunningSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError
 from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.runtime.tasks import OwnTasks
@@ -82,7 +82,7 @@ class Shard:
         make_running_sum: Callable[[], RoundSum] | None,
         memory: Quota,
         bookkeeping: Quota,
-        journal: ShardJournal,
+        journal: ShardJournal | None,
         clock: Callable[[], float] = time.monotonic,
         call_seconds: float = 60.0,
     ) -> None:
@@ -95,7 +95,7 @@ class Shard:
             make_running_sum: Makes a sum of gradients as they arrive; None if they must be held.
             memory: The quota of bytes of averages.
             bookkeeping: The quota of bytes of what is kept beside tensors.
-            journal: Takes the gradients that are held.
+            journal: Writes the gradients that are held; None if they need not survive a restart.
             clock: A monotonic clock, in seconds.
             call_seconds: How long the call of a gradient may come after it, if it was staged without an epoch; after
                 that time, somebody has to ask the home about it.
@@ -334,7 +334,7 @@ class Shard:
         if held is None or epoch is None or (held.staged.epoch is not None and held.staged.epoch >= epoch):
             return
         held.staged = held.staged._replace(epoch=epoch)
-        written = self._journal.stage_again(key, epoch)
+        written = None if self._journal is None else self._journal.stage_again(key, epoch)
         if written is not None:
             await written
 
@@ -365,7 +365,7 @@ class Shard:
             change = await own.stage(gradient, Contribution())
             try:
                 given.check_lenders()
-                if key is not None:
+                if key is not None and self._journal is not None:
                     written = await self._journal.accept(key, staged, gradient)
                     if written is not None:
                         await written
@@ -474,7 +474,7 @@ class Shard:
         over = [number for number in self._reduced if number < parts.oldest_round]
         gone = [PartKey(home, part_id) for number in over for part_id in self._reduced.pop(number).parts.ids]
         self._averaged.difference_update(gone)
-        self._journal.forget(gone)
+        self._forget_on_disk(gone)
         sums = [step for step in self._running if not _may_need(parts, step)]
         held = [
             key
@@ -487,12 +487,16 @@ class Shard:
         """Forgets gradients, but for those of rounds that are being reduced, which need them yet, and running sums."""
         busy = {part_id for each in self._reducing for part_id in each.parts.ids}
         forgotten = [key for key in keys if key.id not in busy]
-        self._journal.forget(forgotten)
+        self._forget_on_disk(forgotten)
         discarded = [self._running.pop(step) for step in sums]
         await self._drop(forgotten)
         for each in discarded:
             await each.end()
             each.close()
+
+    def _forget_on_disk(self, keys: Collection[PartKey]) -> None:
+        if self._journal is not None:
+            self._journal.forget(keys)
 
     async def _drop(self, keys: Sequence[PartKey]) -> None:
         """Lets gradients go at once, and frees their memory, a few in each turn of the event loop."""

@@ -8,8 +8,7 @@ from typing import Protocol
 
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.observer import Wait
-from gradserve_server.accumulators.results import Outcome
-from gradserve_server.accumulators.rounds import Round
+from gradserve_server.accumulators.rounds import Outcome, Round
 from gradserve_server.observe.call_record import Waiting
 from gradserve_server.observe.rounds.record import RoundRecord, median_seconds
 from gradserve_server.observe.rounds.totals import Totals

@@ -12,7 +12,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, NonRecordingSpan
 
 from gradserve_server.accumulators.observer import AccumulatorObserver, Wait
-from gradserve_server.accumulators.results import Outcome
+from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.observe.call_record import current_span
 
 if TYPE_CHECKING:

@@ -9,39 +9,37 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.tensors import WithContents
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.arguments import check_may_add
-from gradserve_server.accumulators.arriving import ArrivingGradients
-from gradserve_server.accumulators.given import GivenGradient, use_gradient
 from gradserve_server.accumulators.gradient import Contribution, OpenGradient
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.incarnations import check_is_of
+from gradserve_server.accumulators.incoming import ArrivingGradients, GivenGradient, check_may_add, use_gradient
 from gradserve_server.accumulators.registry import AccumulatorRegistry
-from gradserve_server.accumulators.results import AccumulatorState
-from gradserve_server.accumulators.sharding.decision import of_staged
+from gradserve_server.accumulators.rounds import AccumulatorState
+from gradserve_server.accumulators.sharding.home import check_is_of, of_staged
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
 from gradserve_server.errors import AbortedError, InvalidArgumentError
+from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.resources.cluster import Member, check_member
 from gradserve_server.resources.lifetimes import Lifetime
-from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
-from gradserve_server.rpc.accumulators.decided import decode_counted, decode_decided
-from gradserve_server.rpc.accumulators.gradients import (
+from gradserve_server.rpc.accumulators.replies import (
+    encode_applied,
+    encode_pulled,
+    encode_read,
+    encode_reduced,
+    encode_taken,
+)
+from gradserve_server.rpc.accumulators.requests import (
     GradientRequest,
     counts_one_per_worker,
+    decode_counted,
+    decode_decided,
     decode_gradient,
     decode_read_id,
     decode_staged,
     decode_take_id,
     epoch_of,
     weight_of,
-)
-from gradserve_server.rpc.accumulators.results import (
-    encode_applied,
-    encode_pulled,
-    encode_read,
-    encode_reduced,
-    encode_taken,
 )
 from gradserve_server.rpc.accumulators.specs import (
     ServerId,

@@ -8,16 +8,16 @@ import numpy as np
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.tensors import to_data_type, to_dtype
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.agreement import check_agreement
-from gradserve_server.accumulators.component_names import components_named
-from gradserve_server.accumulators.pieces import Piece
-from gradserve_server.accumulators.results import AccumulatorState
+from gradserve_server.accumulators.incoming import components_named
+from gradserve_server.accumulators.rounds import AccumulatorState
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,
     ComponentSpec,
     Layout,
     PartialShape,
+    Piece,
     Reduction,
+    check_agreement,
 )
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import (

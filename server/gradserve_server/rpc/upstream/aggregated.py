@@ -4,10 +4,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from gradserve.v1 import accumulator_pb2
-from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.identity import CallsUnderWay, RequestId
 from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
-from gradserve_server.accumulators.under_way import CallsUnderWay
-from gradserve_server.rpc.accumulators.gradients import GradientRequest
+from gradserve_server.rpc.accumulators.requests import GradientRequest
 from gradserve_server.rpc.upstream.answers import Answer
 from gradserve_server.rpc.upstream.shards import UpstreamShards
 from gradserve_server.upstream.batches import Batches

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
 from gradserve_server.accumulators.gradient import Average
-from gradserve_server.accumulators.results import Outcome
+from gradserve_server.accumulators.rounds import Outcome
 
 OUTCOMES = {
     accumulator_pb2.APPLY_OUTCOME_ACCEPTED: Outcome.ACCEPTED,

@@ -20,7 +20,7 @@ from gradserve_server.errors import (
     ServiceError,
 )
 from gradserve_server.resources.quotas import Account, Quota
-from gradserve_server.rpc.accumulators.gradients import GradientRequest
+from gradserve_server.rpc.accumulators.requests import GradientRequest
 from gradserve_server.rpc.upstream.aggregated import Aggregated, GradientLeaf
 from gradserve_server.rpc.upstream.answers import Answer, Pulled, answer_of
 from gradserve_server.rpc.upstream.requests import alone, arrays_of, of_sum

@@ -8,7 +8,7 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.messages import encode_duration
 from gradserve_server.accumulators.gradient import Array, SparseSlices, Value
-from gradserve_server.rpc.accumulators.gradients import GradientRequest
+from gradserve_server.rpc.accumulators.requests import GradientRequest
 from gradserve_server.security.identity import Identity
 
 _Waits = TypeVar("_Waits", messages_pb2.TakeGradientRequest, messages_pb2.ReadAverageRequest)

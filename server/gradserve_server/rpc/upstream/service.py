@@ -13,16 +13,20 @@ from gradserve.calls.identity import RequestIds
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.tensors import WithContents
-from gradserve_server.accumulators.arguments import check_contribution, check_num_required
-from gradserve_server.accumulators.arriving import ArrivingGradients
-from gradserve_server.accumulators.checking import checked_gradient, checking_work
-from gradserve_server.accumulators.given import GivenGradient, use_gradient
 from gradserve_server.accumulators.gradient import Average, Gradient
-from gradserve_server.accumulators.incarnations import is_incarnation, is_of_earlier
+from gradserve_server.accumulators.incoming import (
+    ArrivingGradients,
+    GivenGradient,
+    check_contribution,
+    use_gradient,
+)
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.registry import AccumulatorRegistry
-from gradserve_server.accumulators.results import Applied
+from gradserve_server.accumulators.rounds import Applied
+from gradserve_server.accumulators.sharding.home import is_incarnation, is_of_earlier
 from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.accumulators.sums.checking import checked_gradient, checking_work
+from gradserve_server.accumulators.waits import check_num_required
 from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
 from gradserve_server.errors import (
     AbortedError,
@@ -35,8 +39,8 @@ from gradserve_server.errors import (
 )
 from gradserve_server.resources.quotas import Quota
 from gradserve_server.resources.registry import DEFAULT_CONTAINER
-from gradserve_server.rpc.accumulators.gradients import GradientRequest, counts_one_per_worker, decode_gradient
-from gradserve_server.rpc.accumulators.results import encode_pulled, encode_read, encode_taken
+from gradserve_server.rpc.accumulators.replies import encode_pulled, encode_read, encode_taken
+from gradserve_server.rpc.accumulators.requests import GradientRequest, counts_one_per_worker, decode_gradient
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.accumulators.specs import decode_accumulator_spec, decode_key
 from gradserve_server.rpc.boundary.chain import Call

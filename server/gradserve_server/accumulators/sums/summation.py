@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from gradserve_server.accumulators.dense import DenseSums
 from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, SparseSlices, Value, sum_of_weights
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.sparse_sums import SparseSums
 from gradserve_server.accumulators.spec import AccumulatorSpec, Reduction
+from gradserve_server.accumulators.sums.components import DenseSums, SparseSums
 from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.resources.quotas import Account
 

@@ -1,15 +1,14 @@
-"""The sum of the current round."""
+"""The sum of the current round: checks gradients, adds them up within the quotas, and averages them."""
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
-from gradserve_server.accumulators.average_memory import AverageMemory
-from gradserve_server.accumulators.checking import checked_gradient, checking_work, copied_bytes
 from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, Value
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.accumulators.summation import Shapes, Staged, WorkerOrderSum, make_summation, value_shapes
+from gradserve_server.accumulators.spec import AccumulatorSpec, DType
+from gradserve_server.accumulators.sums.checking import checked_gradient, checking_work, copied_bytes
+from gradserve_server.accumulators.sums.summation import Shapes, Staged, WorkerOrderSum, make_summation, value_shapes
 from gradserve_server.devices.compute import INLINE_BYTES, PIECE_BYTES
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.quotas import Account, Quota
@@ -20,6 +19,32 @@ T = TypeVar("T")
 
 _COMPONENT_WORK = PIECE_BYTES // 4
 """The work of a step for one component, whatever its size, in bytes of element-wise work."""
+
+
+class AverageMemory(Protocol):
+    """Allocates averages where workers on this machine read them in place.
+
+    Attributes:
+        takes_sums: Whether gradients may be added up there, too, which takes less memory and time. Whoever can read an
+            average may then see sums that are not finished.
+    """
+
+    @property
+    def takes_sums(self) -> bool: ...  # noqa: D102
+
+    def arrays(self, specs: Sequence[tuple[tuple[int, ...], DType]]) -> list[Array] | None:
+        """Returns writable C-contiguous arrays in one block of memory, or None if nobody would read them in place.
+
+        The accumulator writes them once, and makes them read-only. Called in any thread.
+
+        Args:
+            specs: The shape and dtype of each array.
+
+        Raises:
+            MemoryError: There is not enough memory. The sums are divided in place then.
+            ResourceExhaustedError: A quota is used up; likewise.
+        """
+        ...
 
 
 class RoundSum:
@@ -40,8 +65,8 @@ class RoundSum:
         *,
         memory: Quota,
         owner: Identity = ANONYMOUS,
-        make_room: Callable[[], bool],
-        average_memory: AverageMemory,
+        make_room: Callable[[], bool] = lambda: False,
+        average_memory: AverageMemory | None = None,
     ) -> None:
         """Takes the place, and the accumulator's part of its memory.
 
@@ -51,7 +76,7 @@ class RoundSum:
             memory: The quota of bytes there.
             owner: Whose accumulator it is.
             make_room: Called when the quota is used up; frees some memory, or returns False.
-            average_memory: Allocates averages there that others read in place.
+            average_memory: Allocates averages that others read in place; None if nobody does.
         """
         self.spec = spec
         self._dense = spec.dense_components
@@ -65,7 +90,8 @@ class RoundSum:
         self._make_room = make_room
         self._average_memory = average_memory
         self._sums_there = (
-            average_memory.takes_sums
+            average_memory is not None
+            and average_memory.takes_sums
             and len(self._dense) > 0
             and not spec.deterministic
             and spec.sums_have_dtypes_of_components
@@ -219,6 +245,8 @@ class RoundSum:
         return memory
 
     def _memory_to_read_in_place(self, shapes: Shapes) -> list[Array] | None:
+        if self._average_memory is None:
+            return None
         try:
             return self._average_memory.arrays([(shapes[each.name], each.dtype) for each in self._dense])
         except (MemoryError, ResourceExhaustedError):

@@ -6,24 +6,24 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradserve_server.accumulators.average_memory import NoAverageMemory
-from gradserve_server.accumulators.durable.moving.parts import parts_of, read_part
-from gradserve_server.accumulators.durable.moving.rows import (
+from gradserve_server.accumulators.durable.movable import (
     Key,
     MovableAccumulator,
     StoredValues,
     number_of,
+    parts_of,
     read_movable,
+    read_part,
     replacement,
 )
-from gradserve_server.accumulators.durable.spec_records import average_of, average_record, spec_of, split
+from gradserve_server.accumulators.durable.serialization import average_of, average_record, spec_of, split
 from gradserve_server.accumulators.events import Record, contribution_of, contribution_record
 from gradserve_server.accumulators.gradient import Gradient, Value
-from gradserve_server.accumulators.places.host_place import HostPlace
-from gradserve_server.accumulators.round_sum import RoundSum
-from gradserve_server.accumulators.shard_journal import MemoryShardJournal, PartKey
+from gradserve_server.accumulators.journal import PartKey
+from gradserve_server.accumulators.places.place import HostPlace
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction.reducer import Reducer
@@ -36,7 +36,7 @@ _UNKNOWN = ""
 """What tells the content of a call from others, if that is not known."""
 
 
-async def made_whole(store: StateStore, key: Key) -> Change:
+async def unshard(store: StateStore, key: Key) -> Change:
     """Returns what makes an accumulator whole that has come, and whose gradients are all held by this server.
 
     Its averages are computed of them, as a server does after a restart, and have the same bits. Calls that brought
@@ -89,7 +89,7 @@ def _shard(spec: AccumulatorSpec) -> Shard:
     place = HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), memory)
 
     def make_sum() -> RoundSum:
-        return RoundSum(spec, place, memory=memory, make_room=lambda: False, average_memory=NoAverageMemory())
+        return RoundSum(spec, place, memory=memory)
 
     return Shard(
         "of one server",
@@ -98,7 +98,7 @@ def _shard(spec: AccumulatorSpec) -> Shard:
         make_running_sum=None,
         memory=memory,
         bookkeeping=memory,
-        journal=MemoryShardJournal(),
+        journal=None,
     )
 
 

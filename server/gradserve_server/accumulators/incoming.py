@@ -1,21 +1,139 @@
 """Builds the gradient of a request from the tensors that the request names."""
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from gradserve_server.accumulators.component_names import components_named
-from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices, Value
+from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.devices.compute import FEW_PIECES, Compute
-from gradserve_server.errors import InvalidArgumentError, request_fields
+from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError, request_fields
 from gradserve_server.limits import listed, quoted
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
-from gradserve_server.tensors.references import Reference
+from gradserve_server.tensors.references import Attached, PayloadMemory, Reference
+
+_WEIGHT_EXPONENTS = {
+    "float16": (-14, 15),
+    "bfloat16": (-64, 64),
+    "float32": (-64, 64),
+    "float64": (-512, 512),
+}
+"""The least and the largest weight, as powers of two, by the dtype of sums. There is room beside them for what they
+are multiplied with: half of the exponents of the dtype, or all of those of float16."""
+
+
+def check_contribution(name: str, spec: AccumulatorSpec, contribution: Contribution) -> None:
+    """Checks what a call says of its gradient for the accumulator `name`.
+
+    Raises:
+        InvalidArgumentError: A weight is not positive and finite, or too small or too large for the sums; a sum with a
+            fixed order lacks the worker_id; or there are sums of sparse gradients, whose rows are divided by the
+            weights of those that have them.
+    """
+    for index, each in enumerate(contribution.sum_of):
+        _check_weight(spec, each.weight, f"sum_of[{index}].weight")
+    if contribution.sum_of:
+        check_may_add(name, spec, "sum_of")
+    _check_weight(spec, contribution.weight, "weight")
+    if spec.deterministic and not contribution.worker_id:
+        raise InvalidArgumentError(
+            f"expected a worker_id for deterministic accumulator {name!r}, got an empty one", field="worker_id"
+        )
+
+
+def _check_weight(spec: AccumulatorSpec, weight: float, field: str) -> None:
+    if weight == 1.0:
+        return
+    if not (0 < weight < float("inf")):
+        raise InvalidArgumentError(f"expected a positive, finite weight, got {weight:g}", field=field)
+    for dtype in {spec.sum_dtype(each) for each in spec.components}:
+        exponents = _WEIGHT_EXPONENTS[dtype.name]
+        least, most = (2.0**exponent for exponent in exponents)
+        if not (least <= weight <= most):
+            raise InvalidArgumentError(
+                f"expected a weight from 2^{exponents[0]} to 2^{exponents[1]} ({least:.2g} to {most:.2g}) for "
+                f"gradients that are summed in {dtype.name}, got {weight:g}. A mean depends only on the ratio of "
+                "weights: multiply those of all workers by the same factor",
+                field=field,
+            )
+
+
+def check_may_add(name: str, spec: AccumulatorSpec, field: str) -> None:
+    """Checks that a gradient for the accumulator `name` may be a sum of several.
+
+    Args:
+        name: The accumulator's name.
+        spec: Its spec.
+        field: What says that it is one.
+
+    Raises:
+        InvalidArgumentError: There are sparse components, whose rows are divided by the weights of those that have
+            them.
+    """
+    if len(spec.dense_components) < len(spec.components):
+        raise InvalidArgumentError(
+            f"expected gradients one by one for accumulator {name!r}, which has sparse components, got the sum of "
+            "several",
+            field=field,
+        )
+
+
+def check_epoch(contribution: Contribution, epoch: int) -> None:
+    """Checks that a gradient counts in the epoch in which it was staged: servers may have forgotten others.
+
+    Raises:
+        AbortedError: Another epoch has begun since.
+    """
+    if contribution.epoch not in (None, epoch):
+        raise AbortedError(
+            f"expected a gradient that was staged in epoch {epoch}, got one of epoch {contribution.epoch}: stage it "
+            "again",
+            field="epoch",
+        )
+
+
+def not_as_a_sum(reason: str) -> AbortedError:
+    """Returns the error for a sum of gradients that do not all count: they can come one by one."""
+    return AbortedError(f"{reason}: send the gradients of the sum one by one", field="sum_of")
+
+
+class Named(Protocol):
+    """A component of a request. Its name may be empty."""
+
+    @property
+    def name(self) -> str:
+        """The name of the component."""
+        ...
+
+
+class components_named:  # noqa: N801
+    """Puts the component's name, if it has one, at the beginning of the message of a block's error about it."""
+
+    __slots__ = ("_components", "_field")
+
+    def __init__(self, field: str, components: Sequence[Named]) -> None:
+        """Takes the path of the components in the request, and the components there."""
+        self._field = field
+        self._components = components
+
+    def __enter__(self) -> None:
+        """Does nothing."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        """Changes the message of an error."""
+        if not isinstance(error, ServiceError):
+            return
+        place = re.match(rf"{re.escape(self._field)}\[(\d+)\]", error.field or "")
+        name = self._components[int(place[1])].name if place else ""
+        if name and quoted(name) not in error.message:
+            error.message = f"component {quoted(name)}: {error.message}"
+
 
 T = TypeVar("T")
 
@@ -208,3 +326,46 @@ def _check_dtype(array: Array, expected: tuple[np.dtype[np.generic], ...], path:
         raise InvalidArgumentError(
             f"expected dtype {' or '.join(map(str, expected))}, got {array.dtype}", field=f"{path}.dtype"
         )
+
+
+_PART_BYTES = 4 << 20
+"""The part of a tensor that is checked at a time: it has just arrived, and is still in the cache."""
+
+
+class ArrivingGradients:
+    """Waits for gradients that arrive beside their message, and checks what is there of them."""
+
+    def __init__(self, compute: Compute, reducer: Reducer) -> None:
+        """Takes what runs the checks, and what checks."""
+        self._compute = compute
+        self._reducer = reducer
+
+    async def receive(self, spec: AccumulatorSpec, given: GivenGradient, payload: PayloadMemory) -> None:
+        """Returns when a gradient is there. Of components with finite values only, that is then noted.
+
+        Errors are left to those who use the gradient: it may be one that they know already.
+
+        Args:
+            spec: The accumulator's spec.
+            given: The gradient as the request has it.
+            payload: What comes beside the message.
+        """
+        if spec.refuse_non_finite:
+            for component in given.components:
+                value = component.value
+                if not isinstance(value, GivenDense) or not isinstance(value.tensor, Attached):
+                    continue
+                if not await self._is_finite(value.tensor.array, payload):
+                    break
+                given.finite.add(component.name)
+        await payload.arrived()
+
+    async def _is_finite(self, values: Array, payload: PayloadMemory) -> bool:
+        flat = values.reshape(-1)
+        size = _PART_BYTES // values.itemsize
+        for start in range(0, flat.size, size):
+            part = flat[start : start + size]
+            await payload.arrived(part)
+            if await self._compute.run(part.nbytes, self._reducer.first_non_finite, [part]) is not None:
+                return False
+        return True
