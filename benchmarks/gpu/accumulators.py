@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.check.verdict import Status, Verdict, judged, tell
 from gradserve_server.devices.cuda.device import CudaDevice
-from gradserve_server.devices.cuda.reduction.reducer import CudaReducer
+from gradserve_server.devices.cuda.reduction import CudaReducer
 
 SIZES = (*[1 << 22] * 48, *[1 << 18] * 200, *[1000] * 400)
 """The elements of each component: 254 million, most of them in large ones."""

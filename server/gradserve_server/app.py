@@ -23,9 +23,9 @@ from gradserve_server.accumulators.round_hold import RoundHold
 from gradserve_server.config import ServerConfig
 from gradserve_server.devices.compute import DEVICE_THREADS, InThreads, ThreadCompute
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.device_watch import DeviceWatch
+from gradserve_server.devices.failures import DeviceWatch
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.devices.host.shared_blocks import Readers, SharedAverages, SharedMemory
 from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.batch_norm.journal import MemoryLayerRecords

@@ -16,11 +16,9 @@ from gradserve_server.accumulators.durable.records import FileRecords
 from gradserve_server.accumulators.places.device_place import ConvertingReducer
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.config import LimitsConfig, StateConfig
-from gradserve_server.devices.device import CpuDevice, Device
-from gradserve_server.devices.gpu_sharing import GpuSharing
+from gradserve_server.devices.device import CpuDevice, Device, GpuSharing
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.inventory import Inventory, take_inventory
-from gradserve_server.devices.selection import choose_device, sharing_of
+from gradserve_server.devices.inventory import Inventory, choose_device, sharing_of, take_inventory
 from gradserve_server.layers.batch_norm.durable.records import FileLayerRecords
 from gradserve_server.layers.families import make_layer_families
 from gradserve_server.ops.operation import Family
@@ -184,7 +182,7 @@ def make_device_reducer(device: Device) -> ConvertingReducer | None:
     if isinstance(device, CpuDevice):
         return None
     from gradserve_server.devices.cuda.device import CudaDevice
-    from gradserve_server.devices.cuda.reduction.reducer import CudaReducer
+    from gradserve_server.devices.cuda.reduction import CudaReducer
 
     return CudaReducer(device) if isinstance(device, CudaDevice) else None
 

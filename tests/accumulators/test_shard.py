@@ -15,7 +15,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, L
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import AbortedError
 from gradserve_server.resources.quotas import Quota
 from tests.accumulators.bench import F32, Left, opened, turns

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gradserve_server.devices.cancellation import Cancellation, checkpoint, current
-from gradserve_server.devices.host import summation
+from gradserve_server.devices.compute import Cancellation, checkpoint, current
+from gradserve_server.devices.host import products
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.summation import Summation, multiply
+from gradserve_server.devices.host.products import Summation, multiply
 from gradserve_server.errors import UnavailableError
 from tests.servers.polling import PATIENCE_SECONDS
 
@@ -82,14 +82,14 @@ def test_no_kernel_of_cancelled_work_begins() -> None:
 def test_large_products_have_checkpoints(
     monkeypatch: pytest.MonkeyPatch, method: Summation, shape: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr(summation, "_MULTIPLICATIONS_AT_ONCE", 1 << 20)
+    monkeypatch.setattr(products, "_MULTIPLICATIONS_AT_ONCE", 1 << 20)
     count = 0
 
     def counted() -> None:
         nonlocal count
         count += 1
 
-    monkeypatch.setattr(summation, "checkpoint", counted)
+    monkeypatch.setattr(products, "checkpoint", counted)
     rows, terms, columns = shape
     random = np.random.RandomState(0)
     left, right, out = random.rand(rows, terms), random.rand(terms, columns), np.full((rows, columns), np.nan)

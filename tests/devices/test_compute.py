@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gradserve_server.devices.cancellation import checkpoint
-from gradserve_server.devices.compute import INLINE_BYTES, ThreadCompute
+from gradserve_server.devices.compute import INLINE_BYTES, ThreadCompute, checkpoint
 from gradserve_server.errors import UnavailableError
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 

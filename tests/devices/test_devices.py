@@ -5,8 +5,7 @@ import pytest
 
 from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice, Device
-from gradserve_server.devices.inventory import NO_CUPY, DeviceDescription, Inventory
-from gradserve_server.devices.selection import NoSuchDeviceError, choose_device
+from gradserve_server.devices.inventory import NO_CUPY, DeviceDescription, Inventory, NoSuchDeviceError, choose_device
 from tests.servers.command_line import run_cli
 
 HOST = CpuDevice(BufferPool(0))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve_server.devices.host.summation import Summation, multiply, sum_of_rows
+from gradserve_server.devices.host.products import Summation, multiply, sum_of_rows
 
 HALF_ULP = 2.0**-24
 SHAPES = [(3, 129, 2), (1, 513, 7), (5, 640, 1), (4, 1025, 6), (2, 4097, 3), (600, 300, 5), (5, 300, 1100)]

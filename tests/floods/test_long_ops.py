@@ -14,7 +14,7 @@ import pytest
 import gradserve
 from gradserve.transport.settings import Transport
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
-from gradserve_server.devices.cancellation import checkpoint
+from gradserve_server.devices.compute import checkpoint
 from gradserve_server.devices.device import Device
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.layer_norm.spec import ForwardOutputs

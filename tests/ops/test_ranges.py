@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve.memory.pool import BufferPool
-from gradserve_server.devices.cuda.program import Limits
+from gradserve_server.devices.cuda.programs import Limits
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.batch_norm import spec as batch_norm

@@ -14,7 +14,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime.nrt import rtsys
 from numba.core.runtime.nrtdynmod import compile_nrt_functions
 
-from gradserve_server.devices.host import half_precision
+from gradserve_server.devices.host import intrinsics
 from tests.processors.subset import prepare
 
 
@@ -81,7 +81,7 @@ def main() -> None:
     with global_compiler_lock:
         rtsys._library = compile_nrt_functions(context)  # type: ignore[no-untyped-call]  # for the kernels
     if given.float16_by_llvm:
-        half_precision.converts_float16 = lambda context: True
+        intrinsics.converts_float16 = lambda context: True
     for name in prepare(everything=given.all):
         sys.stdout.write(f"{name}\n")
         sys.stdout.flush()

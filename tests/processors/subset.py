@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from gradserve_server.devices.host.kernel_table import KernelTable
-from gradserve_server.devices.host.reduction.kernels import REDUCTION
+from gradserve_server.devices.host.reduction import REDUCTION
 from gradserve_server.ops.activation.cpu import IN_FLOAT32, IN_FLOAT64
 from gradserve_server.ops.batch_norm.cpu import FUSED_BATCH_NORM
 from gradserve_server.ops.cudnn_rnn.cpu.kernels import CUDNN_RNN, LSTM_SCANS

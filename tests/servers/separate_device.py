@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from gradserve.memory.pool import BufferPool
-from gradserve_server.devices.device import CpuDevice, bytes_of
-from gradserve_server.devices.device_usage import DeviceUsage
+from gradserve_server.devices.device import CpuDevice, DeviceUsage, bytes_of
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.layers.batch_norm.computation import LayerComputation
 from gradserve_server.layers.batch_norm.declaration import FAMILY as BATCH_NORM_LAYER

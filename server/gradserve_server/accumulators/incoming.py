@@ -12,7 +12,7 @@ from gradserve_server.accumulators.gradient import Array, Contribution, Gradient
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.devices.compute import FEW_PIECES, Compute
-from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError, request_fields
 from gradserve_server.limits import listed, quoted
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener

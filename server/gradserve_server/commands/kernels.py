@@ -35,7 +35,7 @@ def compile_command(architectures: str, output: Path | None) -> None:
         from cupy_backends.cuda.libs import nvrtc
     except ImportError as error:
         raise click.ClickException(f"CuPy cannot be imported: {error}; see the extras cuda12 and cuda13") from None
-    from gradserve_server.devices.cuda.precompiled import INSTALLED, Cubins
+    from gradserve_server.devices.cuda.programs import INSTALLED, Cubins
 
     folder = output or INSTALLED
     known = [f"sm_{each}" for each in nvrtc.getSupportedArchs()]
@@ -75,7 +75,7 @@ def compile_source(nvrtc: Any, source: str, architecture: str) -> bytes:
     Raises:
         click.ClickException: It does not compile.
     """
-    from gradserve_server.devices.cuda.precompiled import NVRTC_OPTIONS
+    from gradserve_server.devices.cuda.programs import NVRTC_OPTIONS
 
     with _program(nvrtc, source) as program:
         try:

@@ -1,16 +1,71 @@
-"""Runs arithmetic away from the event loop."""
+"""Threads for arithmetic, away from the event loop, and the cancellation of work in them."""
 
 import asyncio
 import contextlib
+import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import ParamSpec, Protocol, TypeVar
 
-from gradserve_server.devices.cancellation import Cancellation
-from gradserve_server.errors import AbortedError, UnavailableError
+from gradserve_server.errors import AbortedError, ServiceError, UnavailableError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Cancellation:
+    """Tells the threads of one piece of work to end. Safe to use from several threads.
+
+    Work checks it at each `checkpoint`: between two kernels, two steps, two tiles of a large product. So it ends soon
+    after it was cancelled, and nothing has to be interrupted. Its results are lost.
+    """
+
+    def __init__(self) -> None:
+        self._reason: ServiceError | None = None
+
+    def cancel(self, reason: ServiceError) -> None:
+        """Makes each checkpoint of the work raise `reason` from now on."""
+        self._reason = reason
+
+    def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls a function as a part of the work, in any thread; returns what it returns.
+
+        Raises:
+            ServiceError: The work was cancelled.
+        """
+        before = _current.set(self)
+        try:
+            checkpoint()
+            return function(*args, **kwargs)
+        finally:
+            _current.reset(before)
+
+    def check(self) -> None:
+        """Raises the reason if the work was cancelled."""
+        if self._reason is not None:
+            # A copy: an error that is kept keeps its traceback, and so the arrays of the work that it ended.
+            raise copy.copy(self._reason)
+
+
+_current: ContextVar[Cancellation | None] = ContextVar("cancellation", default=None)
+
+
+def checkpoint() -> None:
+    """Ends the work that this thread does if it was cancelled.
+
+    Raises:
+        ServiceError: The reason for the cancellation.
+    """
+    cancellation = _current.get()
+    if cancellation is not None:
+        cancellation.check()
+
+
+def current() -> Cancellation:
+    """Returns the cancellation of this thread's work, for the parts of the work in other threads."""
+    return _current.get() or Cancellation()
+
 
 INLINE_BYTES = 1 << 20
 """Element-wise work on less than this takes a tenth of a millisecond, less than waking up a thread."""
@@ -21,9 +76,9 @@ waits: while three wait, the fourth prepares more. Each has a stream and what Cu
 or a stream: more of them would take more memory, and not make the GPU faster, which is full with the work of a few."""
 
 PIECE_BYTES = 1 << 12
-"""The work of what Python does for one of many small things, in bytes of element-wise work."""
+"""What Python does for one of many small things takes as long as element-wise work on this many bytes."""
 FEW_PIECES = INLINE_BYTES // PIECE_BYTES
-"""So many small things are done at once; more take a thread."""
+"""The most small things that are done at once; more take a thread."""
 
 
 class Compute(Protocol):
@@ -34,14 +89,14 @@ class Compute(Protocol):
         ...
 
     async def run_in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs work that takes time. If the caller is cancelled meanwhile, it still waits for the work to end."""
+        """Runs work that takes time. If the caller is cancelled, it still waits for the work to end."""
         ...
 
     async def run_cancellable(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs work that takes time. If the caller is cancelled meanwhile, the work ends at its next checkpoint.
+        """Runs work that takes time. If the caller is cancelled, the work ends at its next checkpoint.
 
         Raises:
-            UnavailableError: The server has ended the work, because it stops.
+            UnavailableError: The server stops, and has ended the work.
         """
         ...
 
@@ -63,17 +118,17 @@ class ThreadCompute:
         return await self.run_in_thread(function, *args, **kwargs)
 
     async def run_in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs work that takes time. If the caller is cancelled meanwhile, it still waits for the work to end.
+        """Runs work that takes time. If the caller is cancelled, it still waits for the work to end.
 
         So nobody frees memory that the thread still reads or writes.
         """
         return await self._run(lambda: function(*args, **kwargs), None)
 
     async def run_cancellable(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs work that takes time. If the caller is cancelled meanwhile, the work ends at its next checkpoint.
+        """Runs work that takes time. If the caller is cancelled, the work ends at its next checkpoint.
 
         Raises:
-            UnavailableError: The server has ended the work, because it stops.
+            UnavailableError: The server stops, and has ended the work.
         """
         cancellation = Cancellation()
         self._cancellable.add(cancellation)
@@ -94,7 +149,7 @@ class ThreadCompute:
                 while not result.done():
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([result])
-                result.exception()  # retrieved here, because nobody else will
+                result.exception()  # retrieved here, because nothing else will
             raise
         finally:
             # An error of the work has this frame in its traceback: it must not be found from here, or the memory of

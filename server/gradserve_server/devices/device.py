@@ -1,14 +1,42 @@
-"""The interface of devices, and the host as one."""
+"""The interfaces of devices, and the host as a device.
 
-from collections.abc import Callable, Iterator
+`Device` is memory for arrays, `Reducer` arithmetic on lists of arrays, and `GpuSharing` opens memory that clients hand
+over.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.memory.pool import BufferPool
-from gradserve_server.devices.device_usage import DeviceUsage
+
+
+@dataclass(frozen=True)
+class DeviceUsage:
+    """Figures of a device that has its own memory, since the server started.
+
+    Attributes:
+        cached_bytes: Memory kept for later arrays.
+        other_bytes: Memory used by neither arrays nor the cache: libraries and other processes.
+        num_compiled: Kernels compiled or loaded.
+        num_launches: Kernels started, except those of libraries.
+        bytes_to_device: Bytes copied from the host.
+        bytes_to_host: Bytes copied to the host.
+        wait_seconds: Seconds for which threads have waited for the device, summed over the threads.
+    """
+
+    cached_bytes: int = 0
+    other_bytes: int = 0
+    num_compiled: int = 0
+    num_launches: int = 0
+    bytes_to_device: int = 0
+    bytes_to_host: int = 0
+    wait_seconds: float = 0.0
+
 
 Array: TypeAlias = Any
 """A C-contiguous array in the memory of some device: NumPy's on the host, CuPy's on a GPU. Both have `dtype`, `shape`
@@ -38,11 +66,11 @@ class Device(Protocol):
 
     @property
     def memory_bytes(self) -> int | None:
-        """How much of its memory tensors and computations may take at most; None if that is the host's."""
+        """The limit of the memory that tensors and computations may take; None if it is the host's memory."""
         ...
 
     def limit_memory(self, num_bytes: int) -> None:
-        """Makes sure that it takes little more than this, with what it keeps for later. Called once, before its use."""
+        """Limits the memory of the device, cache included, to little more than this. Called once, before its use."""
         ...
 
     def holds(self, array: Array) -> bool:
@@ -92,19 +120,19 @@ class Device(Protocol):
         ...
 
     def free_cached(self) -> None:
-        """Gives back the memory that is kept for later. May wait for work on the device."""
+        """Frees the memory kept for later. May wait for work on the device."""
         ...
 
     def trim(self) -> None:
-        """Does the same if more is kept than is worth it."""
+        """Frees the memory kept for later if it is too much. May wait for work on the device."""
         ...
 
     def usage(self) -> DeviceUsage | None:
-        """Returns figures of the device, at once; None if it is the host."""
+        """Returns figures of the device without waiting; None for the host."""
         ...
 
     def why_lost(self) -> str | None:
-        """Returns why this process cannot use the device any more, None if it can. May wait for work on it."""
+        """Returns why this process can no longer use the device, None if it can. May wait for work on the device."""
         ...
 
 
@@ -171,3 +199,138 @@ class CpuDevice:
 
     def why_lost(self) -> None:
         """Returns None: the host is never lost."""
+
+
+class Place(NamedTuple):
+    """The place of an element in a list of arrays.
+
+    Attributes:
+        array: The index of its array.
+        position: Its position among the elements of that array.
+    """
+
+    array: int
+    position: int
+
+
+class Reducer(Protocol):
+    """Scales, adds and divides lists of C-contiguous arrays of one memory. Safe to use from several threads.
+
+    Every operation on every element is rounded by itself, in the dtype of sums, so that all implementations give the
+    same bits; only those of a NaN may differ. Methods return when the results are there.
+    """
+
+    def make_ready(self, dtypes: Iterable[tuple[np.dtype[Any], np.dtype[Any]]]) -> None:
+        """Does what might fail when gradients are added to sums, given the dtypes of both."""
+        ...
+
+    def scale(self, sources: Sequence[Array], factor: float, outs: Sequence[Array]) -> None:
+        """Computes out = source factor for each; an `out` is either its `source` itself or other memory."""
+        ...
+
+    def add_scaled(self, totals: Sequence[Array], sources: Sequence[Array], factor: float) -> None:
+        """Computes total += source factor for each."""
+        ...
+
+    def divide(self, totals: Sequence[Array], divisor: float, outs: Sequence[Array]) -> None:
+        """Computes out = total / divisor for each, rounded to the dtype of `out` at the end."""
+        ...
+
+    def add_and_divide(
+        self,
+        totals: Sequence[Array],
+        sources: Sequence[Array],
+        factor: float,
+        divisor: float,
+        outs: Sequence[Array],
+    ) -> None:
+        """Computes out = (total + source factor) / divisor for each. The totals may be changed."""
+        ...
+
+    def needs_totals(self, num_gradients: int) -> bool:
+        """Returns True if `add_up` of so many gradients needs memory for their sums."""
+        ...
+
+    def add_up(
+        self,
+        gradients: Sequence[Sequence[Array]],
+        factors: Sequence[float],
+        divisor: float,
+        dtypes: Sequence[np.dtype[Any]],
+        totals: Sequence[Array] | None,
+        outs: Sequence[Array],
+    ) -> None:
+        """Computes out = (first gradient * its factor + second gradient * its factor + ...) / divisor, in this order.
+
+        Args:
+            gradients: The lists of arrays to add, at least one.
+            factors: The factor of each list.
+            divisor: The divisor.
+            dtypes: The dtypes of the sums.
+            totals: Memory for the sums, None if `needs_totals` says so.
+            outs: The results; each is either its `total` itself or other memory.
+        """
+        ...
+
+    def first_non_finite(self, arrays: Sequence[Array]) -> Place | None:
+        """Returns the place of the first value that is infinite or NaN, None if all are finite."""
+        ...
+
+
+class SharingError(Exception):
+    """A client's memory or event cannot be used; the message says why."""
+
+
+class SharedEvent(Protocol):
+    """An event that a client has recorded. It is closed with the last reference to it."""
+
+    def is_done(self) -> bool:
+        """Returns True if all work before the event is done. Does not wait.
+
+        Raises:
+            SharingError: CUDA cannot tell.
+        """
+        ...
+
+
+class GpuSharing(Protocol):
+    """Opens memory and events of clients on the GPU that runs ops. Safe to use from several threads.
+
+    Attributes:
+        uuid: The GPU's UUID, 16 bytes.
+    """
+
+    uuid: bytes
+
+    @property
+    def device(self) -> Device:
+        """The GPU."""
+        ...
+
+    def open_memory(self, handle: bytes, buffer_id: int, num_bytes: int) -> Array:
+        """Returns the memory of an allocation as an array of bytes. It is closed with the last reference to it.
+
+        Args:
+            handle: Its handle, 64 bytes.
+            buffer_id: Distinguishes the allocation from earlier and later ones with the same handle.
+            num_bytes: Its size.
+
+        Raises:
+            SharingError: It cannot be opened, or is smaller than `num_bytes`.
+        """
+        ...
+
+    def open_event(self, handle: bytes) -> SharedEvent:
+        """Opens an event.
+
+        Args:
+            handle: Its handle, 64 bytes.
+
+        Raises:
+            SharingError: It cannot be opened.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees everything but open memory and events."""
+        ...

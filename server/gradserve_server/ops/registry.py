@@ -31,7 +31,7 @@ from gradserve_server.ops.layer_norm.spec import LAYER_NORM, LAYER_NORM_GRAD
 from gradserve_server.ops.operation import AnyOp, Family
 
 if TYPE_CHECKING:
-    from gradserve_server.devices.cuda.program import Program
+    from gradserve_server.devices.cuda.programs import Program
 
 OPS: Mapping[str, AnyOp] = {
     op.name: op
@@ -85,7 +85,7 @@ def make_families(device: Device, parallel: ForkJoin) -> Mapping[str, Family]:
 
 def cuda_programs() -> "Iterator[Program]":
     """Yields the CUDA programs of all families, and those for sums. Needs no GPU."""
-    from gradserve_server.devices.cuda.reduction import kernels as sums
+    from gradserve_server.devices.cuda import reduction as sums
     from gradserve_server.ops.activation import cuda as activation
     from gradserve_server.ops.batch_norm import cuda as batch_norm
     from gradserve_server.ops.cudnn_rnn.cuda import tag

@@ -12,7 +12,7 @@ from gradserve_server.accumulators.places.device_place import DevicePlace
 from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import Compute, InlineCompute
-from gradserve_server.devices.cuda.reduction.reducer import CudaReducer
+from gradserve_server.devices.cuda.reduction import CudaReducer
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.resources.memory import DeviceMemory, Purpose
 from gradserve_server.resources.quotas import FairQuota, Quota

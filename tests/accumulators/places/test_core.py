@@ -12,7 +12,7 @@ from gradserve_server.accumulators.gradient import Average, Contribution, Gradie
 from gradserve_server.accumulators.places.place import Places
 from gradserve_server.accumulators.spec import ComponentSpec
 from gradserve_server.devices.compute import InlineCompute
-from gradserve_server.devices.selection import NoSuchDeviceError
+from gradserve_server.devices.inventory import NoSuchDeviceError
 from gradserve_server.errors import ResourceExhaustedError, UnavailableError
 from gradserve_server.resources.memory import Memories
 from tests.accumulators.bench import F32, Bench, apply, opened, take, turns

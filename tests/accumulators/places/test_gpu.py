@@ -8,11 +8,10 @@ import pytest
 import gradserve
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.devices.cuda.device import CudaDevice
-from gradserve_server.devices.cuda.reduction.kernels import SUMS, SumsKey
-from gradserve_server.devices.cuda.reduction.reducer import CudaReducer
+from gradserve_server.devices.cuda.reduction import SUMS, CudaReducer, SumsKey
+from gradserve_server.devices.device import Place
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.reduction.finite import Place
-from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.testing import LocalServer
 from tests.devices.cuda.reduction.test_emulated import SIZES, arrays, assert_same_bits
 

@@ -33,7 +33,7 @@ from gradserve_server.accumulators.spec import (
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import ServiceError
 from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.quotas import Quota

@@ -5,7 +5,7 @@ from typing import Any
 
 from cuda.bindings import nvrtc
 
-from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, Program
+from gradserve_server.devices.cuda.programs import COMPILE_OPTIONS, Program
 from tests.devices.cuda.test_compiles import CUPY_OPTIONS
 
 _ACCESS = re.compile(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from cuda.bindings import nvrtc
 
-from gradserve_server.devices.cuda.program import COMPILE_OPTIONS, Program
-from gradserve_server.devices.cuda.reduction import kernels as sums
+from gradserve_server.devices.cuda import reduction as sums
+from gradserve_server.devices.cuda.programs import COMPILE_OPTIONS, Program
 from gradserve_server.ops.activation import cuda as activation_kernels
 from gradserve_server.ops.batch_norm import cuda as launches
 from gradserve_server.ops.cudnn_rnn.cuda import tag

@@ -17,9 +17,7 @@ import pytest
 
 from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.devices.cuda.importing import KernelCache
-from gradserve_server.devices.cuda.kernels import instance
-from gradserve_server.devices.cuda.precompiled import Cubins
-from gradserve_server.devices.cuda.program import Launch, Limits, Program
+from gradserve_server.devices.cuda.programs import Cubins, Launch, Limits, Program, instance
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.layers.batch_norm.declaration import FORWARD
 from gradserve_server.layers.families import make_layer_families

@@ -24,12 +24,10 @@ from gradserve_server.commands.kernels import compile_source
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.devices.cuda.importing import import_cupy
-from gradserve_server.devices.cuda.kernels import Struct
-from gradserve_server.devices.cuda.precompiled import Cubins
-from gradserve_server.devices.cuda.program import Launch, Program
-from gradserve_server.devices.cuda.reduction.reducer import CudaReducer
+from gradserve_server.devices.cuda.programs import Cubins, Launch, Program, Struct
+from gradserve_server.devices.cuda.reduction import CudaReducer
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
 from gradserve_server.ops.batch_norm.spec import ForwardAttributes, ForwardInputs, plan_forward
 from gradserve_server.ops.cudnn_rnn.checks import plan_forward as plan_network

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.devices.host.reduction import Reducer
 
 CHUNK_ELEMENTS = 64
 

@@ -7,12 +7,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradserve_server.devices.host.reduction import finite
-from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.devices.host.reduction import BLOCK, Reducer, first_non_finite
 from tests.devices.reduction.conftest import CHUNK_ELEMENTS as CHUNK
 from tests.together import together
 
-BLOCK = finite.BLOCK
 DTYPES: list[Any] = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 
 
@@ -48,7 +46,7 @@ def test_the_first_is_found(
 ) -> None:
     values = np.ones(shape, dtype)
     spoil(values, position, bad)
-    assert finite.first_non_finite(values) == position
+    assert first_non_finite(values) == position
     assert reducer.first_non_finite([values]) == (0, position)
 
 
@@ -57,7 +55,7 @@ def test_the_first_is_found(
 def test_what_is_finite_has_none(reducer: Reducer, dtype: Any, shape: tuple[int, ...]) -> None:
     info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     for value in (0.0, -0.0, info.max, info.min, info.tiny, info.smallest_subnormal):
-        assert finite.first_non_finite(np.full(shape, value, dtype)) is None
+        assert first_non_finite(np.full(shape, value, dtype)) is None
         assert reducer.first_non_finite([np.full(shape, value, dtype)]) is None
 
 

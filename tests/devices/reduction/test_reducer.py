@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.devices.host.reduction import Reducer, cut
 
 SIZES = [(5,), (0,), (), (37, 3), (1,), (1000,), (2, 4, 8)]
 """The shapes of the arrays of a list: some are smaller than a chunk, some larger."""
@@ -155,3 +155,19 @@ def test_errors_of_threads_reach_the_caller() -> None:
     with pytest.raises(ValueError, match="could not be broadcast"):
         reducer.add_scaled([np.ones(3, np.float32)], [np.ones(2, np.float32)], 1.0)
     parallel.close()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], []),
+        ([0, 0], []),
+        ([3], [[(0, 0, 3)]]),
+        ([4], [[(0, 0, 4)]]),
+        ([9], [[(0, 0, 4)], [(0, 4, 8)], [(0, 8, 9)]]),
+        ([1, 0, 2, 1, 1], [[(0, 0, 1), (2, 0, 2), (3, 0, 1)], [(4, 0, 1)]]),
+        ([3, 6], [[(0, 0, 3), (1, 0, 1)], [(1, 1, 5)], [(1, 5, 6)]]),
+    ],
+)
+def test_chunks_of_four(sizes: list[int], expected: list[list[tuple[int, int, int]]]) -> None:
+    assert cut(sizes, 4) == expected

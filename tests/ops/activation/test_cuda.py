@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cuda.program import Limits
+from gradserve_server.devices.cuda.programs import Limits
 from gradserve_server.ops.activation import cuda as cuda_kernels
 from gradserve_server.ops.activation.cuda import CudaActivation
 from gradserve_server.ops.activation.spec import NAMES

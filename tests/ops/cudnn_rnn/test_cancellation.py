@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gradserve.memory.pool import BufferPool
-from gradserve_server.devices.cancellation import Cancellation
+from gradserve_server.devices.compute import Cancellation
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.errors import UnavailableError
 from gradserve_server.ops.cudnn_rnn.cpu import kernel_cells

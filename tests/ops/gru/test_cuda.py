@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve_server.devices.cuda.kernels import ELEMENT_THREADS
-from gradserve_server.devices.cuda.program import Limits
+from gradserve_server.devices.cuda.programs import ELEMENT_THREADS, Limits
 from gradserve_server.ops.dtypes import FLOATING
 from gradserve_server.ops.gru import cuda as cuda_kernels
 from gradserve_server.ops.gru.cuda import CudaGRU

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cuda.program import Limits
+from gradserve_server.devices.cuda.programs import Limits
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATING
 from gradserve_server.ops.layer_norm import cuda as cuda_kernels
 from gradserve_server.ops.layer_norm.cuda import CudaLayerNorm

@@ -12,7 +12,7 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.tensors import Contents
 from gradserve_server.accumulators import incoming as arriving
-from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.testing import LocalServer
 from tests.rpc.sockets.conftest import MIB, Connect
 from tests.servers.frames import FrameClient

@@ -22,7 +22,7 @@ from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.ids import ServerRun
 from gradserve_server.resources.leases import Expiry

@@ -13,9 +13,8 @@ from gradserve_server.accumulators.gradient import Array, Gradient, HostCopy, Va
 from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.devices.compute import Compute
-from gradserve_server.devices.device import Allocate
-from gradserve_server.devices.reducer import Reducer
-from gradserve_server.devices.selection import NoSuchDeviceError
+from gradserve_server.devices.device import Allocate, Reducer
+from gradserve_server.devices.inventory import NoSuchDeviceError
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import quoted
 from gradserve_server.resources.quotas import Account, Quota

@@ -1,6 +1,16 @@
-"""GPUs, through CuPy."""
+"""GPUs, through CuPy, and their memory, as CuPy's pool allocates it.
+
+CuPy keeps what is freed for the next arrays of the same stream, and every thread that uses a GPU has its own stream. An
+arena that all streams share would need less memory, but kernels could write to memory that others still read: an array
+that is freed inside a `computing` block goes back to its arena at once (`SingleDeviceMemoryPool.free` in CuPy 14.2's
+memory.pyx records no event and waits for nothing), while the kernels that use it may not have begun. Within a stream
+that is right, for the next kernels come after them. So the arenas stay apart, there are few threads (`DEVICE_THREADS`),
+and what the arenas keep is bounded; it is also freed whenever an allocation fails. Freeing it is safe at any time,
+because cudaFree waits for whatever runs on the device.
+"""
 
 import functools
+import importlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,17 +20,96 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cuda.compiled import CudaProgram
-from gradserve_server.devices.cuda.copies import Allocate, ThreadCopies
-from gradserve_server.devices.cuda.counts import Counts, ThreadCounts
-from gradserve_server.devices.cuda.device_thread import DeviceThread
 from gradserve_server.devices.cuda.importing import import_cupy
-from gradserve_server.devices.cuda.memory import GpuMemory
-from gradserve_server.devices.cuda.pinning import Pinning
-from gradserve_server.devices.cuda.precompiled import INSTALLED, Cubins
-from gradserve_server.devices.cuda.program import CompiledProgram, Limits, Program
-from gradserve_server.devices.device import Array
-from gradserve_server.devices.device_usage import DeviceUsage
+from gradserve_server.devices.cuda.programs import INSTALLED, CompiledProgram, Cubins, CudaProgram, Limits, Program
+from gradserve_server.devices.cuda.threads import Counts, DeviceThread, Pinning, ThreadCopies, ThreadCounts
+from gradserve_server.devices.device import Allocate, Array, DeviceUsage
+
+_MARGIN_BYTES = 2 << 30
+_LEAST_PART_OF_MARGIN = 8
+_SLACK_BYTES = 64 << 20
+_KEPT_PART = 8
+"""Of its limit, the pool keeps at most this part for later while nothing happens: one in eight."""
+_OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY, as well as cudaErrorMemoryAllocation."""
+_CUBLAS_OUT_OF_MEMORY = (1, 3)
+"""CUBLAS_STATUS_NOT_INITIALIZED and CUBLAS_STATUS_ALLOC_FAILED. `cublasCreate`, which makes a thread's handle before
+its first product, usually returns the former where no memory is left; nothing else in CuPy causes it."""
+
+
+def usable_bytes(total: int) -> int:
+    """Returns how much of a GPU's memory the pool may take.
+
+    The rest is for what CUDA, cuBLAS and cuDNN allocate themselves, which otherwise fails: the context with its heaps
+    for printf and malloc (0.5 GiB on an H100), the modules of cuDNN and cuBLAS, loaded lazily (up to 0.5 GiB), cuBLAS's
+    workspaces (32 MiB for each thread), cuDNN's dropout states, and the modules of our own kernels. That is 2 GiB, or
+    an eighth of the memory of small GPUs.
+    """
+    return total - min(_MARGIN_BYTES, total // _LEAST_PART_OF_MARGIN)
+
+
+class GpuMemory:
+    """The pool of one GPU.
+
+    All methods but `limit` are for threads that use this GPU, and safe to call from several.
+
+    Attributes:
+        usable_bytes: How much of the GPU's memory the pool may take.
+        cached_bytes: What it kept for later when it was last looked at.
+        other_bytes: What was used then that is not the pool's.
+    """
+
+    def __init__(self, cupy: Any, total: int) -> None:
+        """Takes CuPy, and the size of the GPU's memory in bytes."""
+        self._runtime = cupy.cuda.runtime
+        self._pool = cupy.get_default_memory_pool()
+        self.usable_bytes = usable_bytes(total)
+        self._limit = self.usable_bytes
+        self.cached_bytes = 0
+        self.other_bytes = 0
+
+    def limit(self, num_bytes: int) -> None:
+        """Limits the pool to this, and a little more: allocations are rounded up, and blocks do not fill each other."""
+        self._limit = min(num_bytes + max(num_bytes // _KEPT_PART, _SLACK_BYTES), self.usable_bytes)
+
+    def apply_limit(self) -> None:
+        """Tells CuPy the limit, which takes it for the GPU that the calling thread uses."""
+        self._pool.set_limit(size=self._limit)
+
+    def is_full(self, error: BaseException) -> bool:
+        """Returns True if an error says that the GPU's memory does not suffice: of CuPy, cuDNN, CUDA or cuBLAS."""
+        if isinstance(error, MemoryError):
+            return True
+        status = getattr(error, "status", None)
+        if _is(error, "api.runtime", "CUDARuntimeError") or _is(error, "api.driver", "CUDADriverError"):
+            return status == _OUT_OF_MEMORY
+        return _is(error, "libs.cublas", "CUBLASError") and status in _CUBLAS_OUT_OF_MEMORY
+
+    def free_cached(self) -> None:
+        """Gives back everything that the pool keeps for later. Waits for work on the GPU."""
+        self._pool.free_all_blocks()
+
+    def trim(self) -> None:
+        """Does the same if it keeps more than an eighth of its limit."""
+        if self._pool.free_bytes() > self._limit // _KEPT_PART:
+            self._pool.free_all_blocks()
+        self.cached_bytes = self._pool.free_bytes()
+
+    def look(self) -> None:
+        """Notes what is used of the GPU's memory, and by whom."""
+        free, total = self._runtime.memGetInfo()
+        self.other_bytes = max(total - free - self._pool.total_bytes(), 0)
+        self.cached_bytes = self._pool.free_bytes()
+
+
+def _is(error: BaseException, module: str, name: str) -> bool:
+    """Returns True if an error is of a class of CuPy's, which is imported only if it may be."""
+    if type(error).__name__ != name:
+        return False
+    try:
+        return isinstance(error, getattr(importlib.import_module(f"cupy_backends.cuda.{module}"), name))
+    except ImportError:
+        return False
 
 
 class CudaDevice:
@@ -131,7 +220,7 @@ class CudaDevice:
         Raises:
             MemoryError: There is not enough memory.
         """
-        host = self._allocate(array.shape, array.dtype)
+        host: NDArray[Any] = self._allocate(array.shape, array.dtype)
         with self.computing():
             self.read(array, 0, host)
         return host

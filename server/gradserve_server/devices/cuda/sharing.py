@@ -14,8 +14,7 @@ import numpy as np
 from gradserve.gpu.driver import Gpu, GpuError, open_gpu
 from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.devices.cuda.importing import import_cupy
-from gradserve_server.devices.device import Array
-from gradserve_server.devices.gpu_sharing import SharingError
+from gradserve_server.devices.device import Array, SharingError
 
 _log = logging.getLogger(__name__)
 

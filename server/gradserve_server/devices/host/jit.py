@@ -1,4 +1,4 @@
-"""Compiles loops with Numba. Importing this imports Numba, which takes half a second."""
+"""Compiles kernels with Numba, and caches them on disk. Importing this imports Numba, which takes half a second."""
 
 import ast
 import functools
@@ -16,8 +16,11 @@ from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 
 from gradserve_server.devices.host import sharing
-from gradserve_server.devices.host.kernel_error import KernelError
-from gradserve_server.devices.host.object_file import undefined_symbols
+from gradserve_server.devices.host.intrinsics import undefined_symbols
+
+
+class KernelError(Exception):
+    """A kernel cannot be compiled on this machine."""
 
 
 def compile_shared_kernel(

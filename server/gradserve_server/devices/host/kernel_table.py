@@ -13,7 +13,6 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.host.kernel_error import KernelError
 from gradserve_server.devices.host.parallel import ForkJoin
 
 Kernel: TypeAlias = Callable[..., None]
@@ -149,6 +148,8 @@ class PreparedKernels(Generic[KernelsT]):
 
         A dtype whose kernels cannot be compiled has none; one line about it is logged.
         """
+        from gradserve_server.devices.host.jit import KernelError
+
         for table in self._tables:
             for dtype in table.types:
                 try:

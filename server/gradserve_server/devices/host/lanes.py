@@ -14,9 +14,14 @@ from llvmlite import ir
 from numba import types
 from numba.extending import lower_builtin, models, register_model, type_callable
 
-from gradserve_server.devices.host import half_precision
-from gradserve_server.devices.host.half_precision import widened
-from gradserve_server.devices.host.intrinsics import element_address, element_align, intrinsic, read_only
+from gradserve_server.devices.host.intrinsics import (
+    element_address,
+    element_align,
+    intrinsic,
+    read_only,
+    widen_element,
+    widened,
+)
 
 _BYTES = 64
 
@@ -62,7 +67,7 @@ def load_lanes(typing_context: Any, array: Any, index: Any) -> Any:
         vector = ir.VectorType(context.get_value_type(array.dtype), lanes.count)
         value = builder.load(builder.bitcast(address, vector.as_pointer()), align=element_align(array))
         read_only(builder, value)
-        return half_precision.widen(context, builder, array.dtype, value)
+        return widen_element(context, builder, array.dtype, value)
 
     return lanes(array, index), generate
 

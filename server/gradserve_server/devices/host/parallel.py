@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.devices.cancellation import checkpoint, current
+from gradserve_server.devices.compute import checkpoint, current
 from gradserve_server.devices.host.board import CALLS, FIELDS, MOST_INSIDE, SPINNING, TICKET
 
 _LONGEST_WAIT_NS = 100_000

@@ -18,8 +18,16 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cuda.kernels import ELEMENTS, Programs, instance
-from gradserve_server.devices.cuda.program import KernelDevice, Launch, Limits, Program, element_sources
+from gradserve_server.devices.cuda.programs import (
+    ELEMENTS,
+    KernelDevice,
+    Launch,
+    Limits,
+    Program,
+    Programs,
+    element_sources,
+    instance,
+)
 from gradserve_server.ops.batch_norm.spec import (
     ForwardAttributes,
     ForwardInputs,

@@ -19,8 +19,7 @@ from gradserve_server.devices.host.kernel_table import (
     flat,
 )
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.products import Product, Products
-from gradserve_server.devices.host.summation import Summation, sum_of_rows
+from gradserve_server.devices.host.products import Product, Products, Summation, sum_of_rows
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
 from gradserve_server.ops.gru.reference import gru_block_cell, gru_block_cell_grad
 from gradserve_server.ops.gru.spec import (

@@ -7,8 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.devices.cuda.kernels import ELEMENT_THREADS, ELEMENTS, Programs, Struct, element_launch, instance
-from gradserve_server.devices.cuda.program import KernelDevice, Launch, Limits, Program, element_sources
+from gradserve_server.devices.cuda.programs import (
+    ELEMENT_THREADS,
+    ELEMENTS,
+    KernelDevice,
+    Launch,
+    Limits,
+    Program,
+    Programs,
+    Struct,
+    element_launch,
+    element_sources,
+    instance,
+)
 from gradserve_server.ops.dtypes import MOST_USUAL_FIRST, widened
 from gradserve_server.ops.layer_norm.spec import (
     ForwardAttributes,

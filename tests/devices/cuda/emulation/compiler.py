@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradserve_server.devices.cuda.program import Program, element_sources
-from gradserve_server.devices.cuda.reduction.kernels import exact_source
+from gradserve_server.devices.cuda.programs import Program, element_sources
+from gradserve_server.devices.cuda.reduction import exact_source
 
 HERE = Path(__file__).parent
 _COMMAND = (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cuda.program import CompiledProgram, Launch, Limits, Program
+from gradserve_server.devices.cuda.programs import CompiledProgram, Launch, Limits, Program
 from tests.devices.cuda.emulation.compiler import compile_for_cpu
 
 H200 = Limits(num_multiprocessors=132, shared_bytes=227 << 10)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cuda.program import CompiledProgram, Program
+from gradserve_server.devices.cuda.programs import CompiledProgram, Program
 from gradserve_server.devices.device import bytes_of
 from tests.devices.cuda.emulation.arrays import DeviceArray, DeviceNamespace
 from tests.devices.cuda.emulation.device import EmulatedDevice

@@ -2,8 +2,8 @@
 
 import functools
 
-from gradserve_server.devices.cuda.program import CompiledProgram, Program
-from gradserve_server.devices.cuda.reduction.kernels import KEYS, program
+from gradserve_server.devices.cuda.programs import CompiledProgram, Program
+from gradserve_server.devices.cuda.reduction import KEYS, program
 from tests.devices.cuda.emulation.device import EmulatedDevice
 
 

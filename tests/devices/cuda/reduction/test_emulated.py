@@ -10,13 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve.wire.arrays import DoesNotFitError, converted
-from gradserve_server.devices.cuda.program import CompiledProgram, Limits, Program
-from gradserve_server.devices.cuda.reduction import kernels
-from gradserve_server.devices.cuda.reduction.kernels import KEYS, SUMS, SumsKey, program
-from gradserve_server.devices.cuda.reduction.reducer import CudaReducer
+from gradserve_server.devices.cuda import reduction as kernels
+from gradserve_server.devices.cuda.programs import CompiledProgram, Limits, Program
+from gradserve_server.devices.cuda.reduction import KEYS, SUMS, CudaReducer, SumsKey, program
+from gradserve_server.devices.device import Place
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.reduction.finite import Place
-from gradserve_server.devices.host.reduction.reducer import Reducer
+from gradserve_server.devices.host.reduction import Reducer
 from tests.devices.cuda.emulation.device import H200, EmulatedDevice
 from tests.devices.cuda.reduction.one_program import ReductionDevice
 

@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 
-from gradserve_server.devices.cuda.program import Program
-from gradserve_server.devices.cuda.reduction.kernels import SumsKey, exact_source, program
+from gradserve_server.devices.cuda.programs import Program
+from gradserve_server.devices.cuda.reduction import SumsKey, exact_source, program
 from tests.devices.cuda.ptx import ptx_of
 from tests.devices.cuda.reduction.one_program import all_kernels
 

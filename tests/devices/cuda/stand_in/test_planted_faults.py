@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gradserve_server.devices.cuda.device import CudaDevice
-from gradserve_server.devices.cuda.program import Launch, Program, element_sources
+from gradserve_server.devices.cuda.programs import Launch, Program, element_sources
 from tests.devices.cuda.stand_in.gpu.faults import Fault
 from tests.devices.cuda.stand_in.gpu.settings import Settings
 from tests.devices.cuda.stand_in.installing import StandIn, installed

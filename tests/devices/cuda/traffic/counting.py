@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cuda.program import CompiledProgram, Launch, Limits, Program
+from gradserve_server.devices.cuda.programs import CompiledProgram, Launch, Limits, Program
 from tests.devices.cuda.emulation.compiler import compile_for_cpu
 from tests.devices.cuda.emulation.device import H200, EmulatedDevice, EmulatedProgram
 

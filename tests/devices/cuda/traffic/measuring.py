@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradserve_server.devices.cuda.program import Limits, Program
-from gradserve_server.devices.cuda.reduction.reducer import CudaReducer
+from gradserve_server.devices.cuda.programs import Limits, Program
+from gradserve_server.devices.cuda.reduction import CudaReducer
 from gradserve_server.ops.activation.cuda import CudaActivation
 from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
 from gradserve_server.ops.batch_norm.spec import plan_forward, plan_gradient

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve_server.devices.cuda.program import Limits
+from gradserve_server.devices.cuda.programs import Limits
 from gradserve_server.ops.batch_norm import cuda as launches
 from gradserve_server.ops.batch_norm.cuda import (
     MAX_THREADS,

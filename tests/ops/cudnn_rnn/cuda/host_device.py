@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cuda.program import CompiledProgram, Launch, Program
+from gradserve_server.devices.cuda.programs import CompiledProgram, Launch, Program
 from tests.devices.cuda.emulation.device import H200, EmulatedDevice
 
 _ALIGNMENT = 256

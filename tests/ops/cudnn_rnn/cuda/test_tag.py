@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cuda.program import Limits
+from gradserve_server.devices.cuda.programs import Limits
 from gradserve_server.ops.cudnn_rnn.cuda.tag import ContentTags
 from tests.devices.cuda.emulation.device import EmulatedDevice
 

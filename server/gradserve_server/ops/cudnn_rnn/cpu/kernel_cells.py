@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.devices.cancellation import checkpoint
+from gradserve_server.devices.compute import checkpoint
 from gradserve_server.devices.host.kernel_table import Kernel
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.cudnn_rnn.cpu.kernels import Kernels, LstmScans

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cancellation import checkpoint
+from gradserve_server.devices.compute import checkpoint
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.devices.host.products import Product, Products
-from gradserve_server.devices.host.summation import Summation, sum_of_rows
+from gradserve_server.devices.host.products import Product, Products, Summation, sum_of_rows
 from gradserve_server.ops.cudnn_rnn.cpu.saved import SavedDirection
 from gradserve_server.ops.cudnn_rnn.cpu.scan import BackwardScan, Cells, ForwardScan, Geometry
 from gradserve_server.ops.cudnn_rnn.network import Mode, PseudoLayerParams

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cancellation import checkpoint
+from gradserve_server.devices.compute import checkpoint
 from gradserve_server.ops.cudnn_rnn.reserve import TAG_BYTES
 
 _PIECE_BYTES = 1 << 26

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cancellation import checkpoint
+from gradserve_server.devices.compute import checkpoint
 from gradserve_server.devices.cuda.cudnn import WgradMode
 from gradserve_server.devices.device import Array
 from gradserve_server.ops.cudnn_rnn.cuda.network import CudnnNetwork, data_dtype

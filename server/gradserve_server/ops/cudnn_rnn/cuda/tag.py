@@ -5,8 +5,17 @@ import struct
 from importlib import resources
 from typing import Protocol
 
-from gradserve_server.devices.cuda.kernels import ELEMENT_THREADS, Struct, element_launch, instance
-from gradserve_server.devices.cuda.program import CompiledProgram, Launch, Limits, Program, element_sources
+from gradserve_server.devices.cuda.programs import (
+    ELEMENT_THREADS,
+    CompiledProgram,
+    Launch,
+    Limits,
+    Program,
+    Struct,
+    element_launch,
+    element_sources,
+    instance,
+)
 
 CONTENT_TAG_BYTES = 16
 WORDS_BYTES = 16

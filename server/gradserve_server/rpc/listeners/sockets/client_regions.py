@@ -9,8 +9,7 @@ import numpy as np
 
 from gradserve.memory.sealed import RegionError, map_region
 from gradserve.wire.frames import FrameError
-from gradserve_server.devices.device import Array
-from gradserve_server.devices.gpu_sharing import SharedEvent
+from gradserve_server.devices.device import Array, SharedEvent
 from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
 from gradserve_server.security.identity import ANONYMOUS
 

@@ -26,8 +26,7 @@ from gradserve.wire.frames import (
     split_name,
 )
 from gradserve.wire.tensors import Contents, WithContents, encode_message, tensors_beside
-from gradserve_server.devices.device import Array
-from gradserve_server.devices.gpu_sharing import GpuSharing, SharingError
+from gradserve_server.devices.device import Array, GpuSharing, SharingError
 from gradserve_server.errors import (
     DeadlineExceededError,
     InvalidArgumentError,

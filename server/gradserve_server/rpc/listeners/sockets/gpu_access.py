@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from gradserve_server.config import GpuSharingUsers
-from gradserve_server.devices.gpu_sharing import GpuSharing
+from gradserve_server.devices.device import GpuSharing
 
 
 @dataclass(frozen=True)

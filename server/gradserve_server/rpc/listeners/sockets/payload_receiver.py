@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.wire.frames import FrameError, FrameHeader, Segment, unpack_segments
-from gradserve_server.devices.gpu_sharing import SharedEvent, SharingError
+from gradserve_server.devices.device import SharedEvent, SharingError
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.resources.quotas import Account
 from gradserve_server.rpc.listeners.sockets.client_regions import ClientRegions

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.devices.cuda.program import Program
+from gradserve_server.devices.cuda.programs import Program
 from tests.devices.cuda.emulation.compiler import compile_for_cpu
 from tests.devices.cuda.stand_in.gpu.errors import CUDADriverError
 from tests.devices.cuda.stand_in.gpu.ranges import Access

@@ -1,4 +1,4 @@
-"""The loops of element-wise arithmetic on lists of arrays; see `kernels`.
+"""The kernels of element-wise arithmetic on lists of arrays; see `reduction`. Importing this imports Numba.
 
 `spans` is int64 [n, m]: the number of elements of a span, and the address of its first element in each of the arrays.
 `firsts` is int64 [chunks + 1]: the first span of each chunk, and n. Products are rounded before they are added, as in
@@ -7,10 +7,61 @@ NumPy.
 
 from typing import Any
 
-from gradserve_server.devices.host.intrinsics import DONE, count_up, load, read, store
-from gradserve_server.devices.host.reduction.addresses import array_at
+from numba import types
+from numba.np.arrayobj import populate_array
+
+from gradserve_server.devices.host.intrinsics import DONE, count_up, intrinsic, load, read, store
+
+
+@intrinsic
+def array_at(typing_context: Any, like: Any, address: Any, count: Any) -> Any:
+    """Returns the `count` elements at an address as an array of the type of `like`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(like)(context, builder)
+        element = context.get_data_type(like.dtype)
+        num_bytes = context.get_constant(types.intp, context.get_abi_sizeof(element))
+        data = builder.inttoptr(args[1], element.as_pointer())
+        layout: dict[str, Any] = {"shape": [args[2]], "strides": [num_bytes], "itemsize": num_bytes, "meminfo": None}
+        populate_array(array, data=data, **layout)  # type: ignore[no-untyped-call]
+        return array._getvalue()
+
+    return like(like, address, count), generate
+
 
 _TAKEN = 1
+"""The index of the counter of chunks taken."""
+
+
+def find_non_finite(spans: Any, firsts: Any, largest: Any, like_source: Any, found: Any, counters: Any) -> None:
+    """Finds the first value of each chunk that is infinite or NaN.
+
+    Args:
+        spans: The spans of sources.
+        firsts: The first span of each chunk.
+        largest: S, the largest finite number of the sources.
+        like_source: G [0].
+        found: int64 [chunks, 2]. For a chunk that has such a value: the index of its span, and its position there.
+        counters: int64 [2], zeros.
+    """
+    chunk = count_up(counters, _TAKEN)
+    while chunk < len(firsts) - 1:
+        span = firsts[chunk]
+        while span < firsts[chunk + 1]:
+            source, is_finite = array_at(like_source, spans[span, 1], spans[span, 0]), True
+            for index in range(len(source)):
+                is_finite &= abs(load(source, index)) <= largest
+            if not is_finite:
+                position = 0
+                while abs(load(source, position)) <= largest:
+                    position += 1
+                found[chunk, 0], found[chunk, 1] = span, position
+                break
+            span += 1
+        count_up(counters, DONE)
+        chunk = count_up(counters, _TAKEN)
+
+
 """The index of the counter of chunks taken."""
 
 

@@ -13,9 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve.memory.pool import BufferPool
-from gradserve_server.devices.cuda import copies as copies_module
-from gradserve_server.devices.cuda.copies import ThreadCopies
-from gradserve_server.devices.cuda.pinning import Pinning
+from gradserve_server.devices.cuda import threads
+from gradserve_server.devices.cuda.threads import Pinning, ThreadCopies
 from tests.servers.polling import PATIENCE_SECONDS
 
 MIB = 1 << 20
@@ -160,7 +159,7 @@ def test_a_slot_that_is_not_waited_for_is_seen(
     copies: ThreadCopies, cuda: LateCuda, direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """These copies are late enough for these tests."""
-    monkeypatch.setattr(copies_module._Slot, "wait", lambda _slot: None)
+    monkeypatch.setattr(threads._Slot, "wait", lambda _slot: None)
     here, there = filled(np.empty(8 * MIB, np.uint8)), np.zeros(8 * MIB, np.uint8)
     if direction == "upload":
         copies.upload(here, there.ctypes.data)

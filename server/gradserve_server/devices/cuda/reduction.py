@@ -1,61 +1,196 @@
-"""Element-wise arithmetic on lists of arrays in the memory of a GPU."""
+"""Element-wise arithmetic on lists of arrays in the memory of a GPU, and its CUDA programs.
 
+G is the dtype of gradients, S that of their sums, O that of the results: one of the two. Importing this needs no GPU.
+"""
+
+import functools
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from importlib import resources
+from typing import Any, NamedTuple, TypeVar
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.cuda.kernels import ELEMENTS, Programs
-from gradserve_server.devices.cuda.program import CompiledProgram, Limits, Program
-from gradserve_server.devices.cuda.reduction import kernels
-from gradserve_server.devices.cuda.reduction.kernels import KEYS, Key, SumsKey, ValuesKey
-from gradserve_server.devices.device import Array
-from gradserve_server.devices.host.reduction.finite import Place
+from gradserve_server.devices.cuda.programs import (
+    ELEMENTS,
+    KernelDevice,
+    Launch,
+    Limits,
+    Program,
+    Programs,
+    element_sources,
+    instance,
+)
+from gradserve_server.devices.device import Array, Place
+
+DType = np.dtype[Any]
+
+THREADS = 256
+_VECTORS = 4
+_VECTOR_BYTES = 16
+
+MAX_SOURCES = 16
+"""The sources that one launch adds up."""
+INLINE_WORDS = 400
+"""The words of a table that travels with the other arguments, of which CUDA takes 4096 bytes."""
+ROW_WORDS = 4
+"""The words of a row without sources."""
+POSITION_BITS = 44
+NOTHING = (1 << 64) - 1
+"""What has been found when nothing is."""
+
+
+_CONSTANTS = {
+    "THREADS": THREADS,
+    "VECTORS": _VECTORS,
+    "MAX_SOURCES": MAX_SOURCES,
+    "INLINE_WORDS": INLINE_WORDS,
+    "ROW_WORDS": ROW_WORDS,
+    "POSITION_BITS": POSITION_BITS,
+}
+
+
+class SumsKey(NamedTuple):
+    """Names the program that adds gradients to sums."""
+
+    gradient: DType
+    total: DType
+
+
+class ValuesKey(NamedTuple):
+    """Names the program that checks gradients, and converts others to their dtype."""
+
+    gradient: DType
+
+
+Key = SumsKey | ValuesKey
+
+_HALF, _BFLOAT16, _SINGLE, _DOUBLE = (
+    np.dtype(each) for each in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
+)
+
+SUMS = (
+    SumsKey(_SINGLE, _SINGLE),
+    SumsKey(_BFLOAT16, _SINGLE),
+    SumsKey(_HALF, _SINGLE),
+    SumsKey(_DOUBLE, _DOUBLE),
+    SumsKey(_HALF, _HALF),
+    SumsKey(_BFLOAT16, _BFLOAT16),
+    SumsKey(_SINGLE, _DOUBLE),
+    SumsKey(_HALF, _DOUBLE),
+    SumsKey(_BFLOAT16, _DOUBLE),
+)
+"""The dtypes of gradients and of sums that hold every value of them, the most usual first."""
+KEYS: tuple[Key, ...] = (*SUMS, *map(ValuesKey, ELEMENTS))
+
+COMBINE = np.dtype(
+    [
+        *((name, np.int64) for name in ("table", "num_rows", "num_tiles", "tiles_per_block", "num_sources")),
+        ("has_sum", np.int64),
+        ("divides", np.int64),
+        ("divisor", np.float64),
+        ("factors", np.float64, (MAX_SOURCES,)),
+        ("rows", np.int64, (INLINE_WORDS,)),
+    ]
+)
+"""The argument of kernels that combine."""
+CHECK = np.dtype(
+    [
+        *((name, np.int64) for name in ("table", "found", "num_rows", "num_tiles", "tiles_per_block")),
+        ("rows", np.int64, (INLINE_WORDS,)),
+    ]
+)
+"""The argument of kernels that check or convert."""
+
+
+def combine_name(key: SumsKey, result: DType) -> str:
+    """The name of the kernel that combines a sum with gradients; see reduction.cu."""
+    return f"combine_{key.gradient.name}_in_{key.total.name}_to_{result.name}"
+
+
+def find_name(dtype: DType) -> str:
+    """The name of the kernel that finds the first element that is not finite."""
+    return f"find_non_finite_{dtype.name}"
+
+
+def convert_name(source: DType, result: DType) -> str:
+    """The name of the kernel that converts elements."""
+    return f"convert_{source.name}_to_{result.name}"
+
+
+@functools.cache
+def program(key: Key) -> Program:
+    """The kernels for some dtypes."""
+    constants = [f"constexpr int {name} = {value};" for name, value in _CONSTANTS.items()]
+    parts = [*element_sources(), exact_source(), *constants, _source("numbers"), _source("reduction")]
+    if isinstance(key, SumsKey):
+        name = f"sums of {key.gradient.name} in {key.total.name}"
+        instances = {combine_name(key, result): _combination(key, result) for result in dict.fromkeys(key)}
+    else:
+        name = f"values of {key.gradient.name}"
+        instances = _of_values(key.gradient)
+    return Program(name, "\n".join([*parts, *instances.values()]), tuple(instances))
+
+
+def exact_source() -> str:
+    """Returns the source of arithmetic that rounds each result by itself, in PTX."""
+    return _source("exact")
+
+
+def tile_size(*dtypes: DType) -> int:
+    """The elements of a tile, for kernels that read and write arrays of these dtypes."""
+    return THREADS * _VECTORS * (_VECTOR_BYTES // max(dtype.itemsize for dtype in dtypes))
+
+
+def table_of(rows: Sequence[Sequence[int]], tile: int) -> tuple[NDArray[np.int64], int]:
+    """Returns a table, and the number of its tiles.
+
+    Args:
+        rows: The number of elements of each array, not 0, and the addresses; see reduction.cu.
+        tile: The elements of a tile.
+    """
+    words = np.empty((len(rows), 1 + len(rows[0])), np.int64)
+    words[:, 1:] = rows
+    tiles = -(-words[:, 1] // tile)
+    ends = np.cumsum(tiles)
+    words[:, 0] = ends - tiles
+    return words, int(ends[-1])
+
+
+def most_inline(rows: Sequence[Sequence[int]]) -> int:
+    """Returns how many of some rows a table may have that travels with the other arguments."""
+    return INLINE_WORDS // (1 + len(rows[0]))
+
+
+def launch_tiles(kernel: str, arguments: NDArray[Any], num_tiles: int, limits: Limits) -> Launch:
+    """Returns the launch of a kernel for a number of tiles, and notes in its argument how blocks share them."""
+    most = limits.element_blocks * limits.num_multiprocessors
+    per_block = -(-num_tiles // most)
+    arguments["num_tiles"], arguments["tiles_per_block"] = num_tiles, per_block
+    return Launch(kernel, (-(-num_tiles // per_block), 1), THREADS, 0)
+
+
+def _source(name: str) -> str:
+    return (resources.files(__package__) / f"{name}.cu").read_text("utf-8")
+
+
+def _combination(key: SumsKey, result: DType) -> str:
+    types = ", ".join(ELEMENTS[dtype] for dtype in (key.gradient, key.total, result))
+    return instance(combine_name(key, result), str(THREADS), "CombineArguments", f"combine<{types}>")
+
+
+def _of_values(dtype: DType) -> dict[str, str]:
+    finds = f"find_non_finite<{ELEMENTS[dtype]}>"
+    instances = {find_name(dtype): instance(find_name(dtype), str(THREADS), "CheckArguments", finds)}
+    for source in ELEMENTS:
+        if source != dtype:
+            name, template = convert_name(source, dtype), f"convert<{ELEMENTS[source]}, {ELEMENTS[dtype]}>"
+            instances[name] = instance(name, str(THREADS), "CheckArguments", template)
+    return instances
+
 
 KeyT = TypeVar("KeyT")
-
-
-class ReductionDevice(Protocol):
-    """A GPU that runs kernels, and has the tables that tell them where arrays are. Safe to use from several threads."""
-
-    @property
-    def limits(self) -> Limits:
-        """The properties that decide how work is cut into blocks."""
-        ...
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Returns an uninitialised array; raises MemoryError if there is not enough memory."""
-        ...
-
-    def from_host(self, array: NDArray[Any]) -> Array:
-        """Returns a copy of a host array; raises MemoryError if there is not enough memory."""
-        ...
-
-    def to_host(self, array: Array) -> NDArray[Any]:
-        """Returns a copy of an array in host memory."""
-        ...
-
-    def computing(self) -> AbstractContextManager[None]:
-        """Ensures that work started by this thread in the block is finished when the block is left."""
-        ...
-
-    def address(self, array: Array) -> int:
-        """Returns the address of the elements of an array."""
-        ...
-
-    def scratch(self, num_bytes: int) -> int:
-        """Returns the address of memory that this thread's next kernels may overwrite."""
-        ...
-
-    def tickets(self, count: int) -> int:
-        """Returns the address of counters, which are 0 before and after every kernel."""
-        ...
-
-    def compiled(self, program: Program) -> CompiledProgram:
-        """Returns a program for this device."""
-        ...
 
 
 class _Row(NamedTuple):
@@ -76,10 +211,10 @@ class CudaReducer:
     Methods return when the results are there.
     """
 
-    def __init__(self, device: ReductionDevice) -> None:
+    def __init__(self, device: KernelDevice) -> None:
         """Takes the GPU."""
         self._device = device
-        self._programs: Programs[Key] = Programs(device, kernels.program, KEYS)
+        self._programs: Programs[Key] = Programs(device, program, KEYS)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two programs, once `stop()` is true."""
@@ -144,7 +279,7 @@ class CudaReducer:
 
     def needs_totals(self, num_gradients: int) -> bool:
         """Returns True if sums are in memory between two launches."""
-        return num_gradients > kernels.MAX_SOURCES
+        return num_gradients > MAX_SOURCES
 
     def add_up(
         self,
@@ -167,7 +302,7 @@ class CudaReducer:
             totals: Memory for the sums, None if `needs_totals` says so.
             outs: The results; each is either its `total` itself or other memory.
         """
-        most = kernels.MAX_SOURCES
+        most = MAX_SOURCES
         for first in range(0, len(gradients), most):
             some = gradients[first : first + most]
             ends = first + most >= len(gradients)
@@ -188,7 +323,7 @@ class CudaReducer:
         found = []
         for dtype, indices in _grouped([(index, array.dtype) for index, array in enumerate(arrays) if array.size]):
             rows = [(arrays[index].size, 0, self._device.address(arrays[index])) for index in indices]
-            place = self._check(ValuesKey(dtype), kernels.find_name(dtype), rows, kernels.tile_size(dtype))
+            place = self._check(ValuesKey(dtype), find_name(dtype), rows, tile_size(dtype))
             if place is not None:
                 found.append(Place(indices[place.array], place.position))
         return min(found, default=None)
@@ -209,7 +344,7 @@ class CudaReducer:
         if not array.size:
             return out, None
         row = (array.size, self._device.address(out), self._device.address(array))
-        name, tile = kernels.convert_name(array.dtype, dtype), kernels.tile_size(array.dtype, dtype)
+        name, tile = convert_name(array.dtype, dtype), tile_size(array.dtype, dtype)
         lost = self._check(ValuesKey(dtype), name, [row], tile)
         return out, None if lost is None else lost.position
 
@@ -237,7 +372,7 @@ class CudaReducer:
         factors: Sequence[float],
         divisor: float | None,
     ) -> None:
-        arguments = np.zeros((), kernels.COMBINE)
+        arguments = np.zeros((), COMBINE)
         arguments["num_sources"], arguments["has_sum"] = len(factors), rows[0].total is not None
         arguments["divides"] = divisor is not None
         with np.errstate(over="ignore"):
@@ -248,25 +383,25 @@ class CudaReducer:
             (row.out.size, at(row.out), 0 if row.total is None else at(row.total), *map(at, row.sources))
             for row in rows
         ]
-        name, tile = kernels.combine_name(key, result), kernels.tile_size(key.gradient, key.total)
+        name, tile = combine_name(key, result), tile_size(key.gradient, key.total)
         try:
             self._launch(key, name, arguments, words, tile)
         except MemoryError:  # for the table of many rows
-            few = kernels.most_inline(words)
+            few = most_inline(words)
             for first in range(0, len(words), few):
                 self._launch(key, name, arguments, words[first : first + few], tile)
 
     def _check(self, key: ValuesKey, kernel: str, rows: Sequence[Sequence[int]], tile: int) -> Place | None:
         """Runs a kernel that looks for elements; returns the place of the first one that it has found."""
-        arguments = np.zeros((), kernels.CHECK)
+        arguments = np.zeros((), CHECK)
         with self._device.computing():
-            found = self._device.from_host(np.array([kernels.NOTHING], np.uint64))
+            found = self._device.from_host(np.array([NOTHING], np.uint64))
             arguments["found"] = self._device.address(found)
             self._launch(key, kernel, arguments, rows, tile)
         place = int(self._device.to_host(found)[0])
-        if place == kernels.NOTHING:
+        if place == NOTHING:
             return None
-        return Place(place >> kernels.POSITION_BITS, place & ((1 << kernels.POSITION_BITS) - 1))
+        return Place(place >> POSITION_BITS, place & ((1 << POSITION_BITS) - 1))
 
     def _launch(self, key: Key, kernel: str, arguments: NDArray[Any], rows: Sequence[Sequence[int]], tile: int) -> None:
         """Runs a kernel for rows; returns when it is done.
@@ -274,16 +409,16 @@ class CudaReducer:
         Raises:
             MemoryError: There is not enough memory for the table of many rows; nothing has changed.
         """
-        words, num_tiles = kernels.table_of(rows, tile)
+        words, num_tiles = table_of(rows, tile)
         arguments["num_rows"] = len(rows)
         with self._device.computing():  # for the table, which nothing else keeps
-            if words.size > kernels.INLINE_WORDS:
+            if words.size > INLINE_WORDS:
                 table = self._device.from_host(words)
                 arguments["table"] = self._device.address(table)
             else:
                 arguments["table"] = 0
                 arguments["rows"][: words.size] = words.reshape(-1)
-            launch = kernels.launch(kernel, arguments, num_tiles, self._device.limits)
+            launch = launch_tiles(kernel, arguments, num_tiles, self._device.limits)
             self._programs[key].launch(launch, arguments)
 
 

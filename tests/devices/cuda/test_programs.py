@@ -5,8 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradserve_server.devices.cuda.kernels import Programs, Struct, element_launch, instance
-from gradserve_server.devices.cuda.program import CompiledProgram, Launch, Limits, Program
+from gradserve_server.devices.cuda.programs import (
+    CompiledProgram,
+    Launch,
+    Limits,
+    Program,
+    Programs,
+    Struct,
+    element_launch,
+    instance,
+)
 from tests.devices.cuda.emulation.device import EmulatedDevice
 
 LIMITS = Limits(num_multiprocessors=2, shared_bytes=0)

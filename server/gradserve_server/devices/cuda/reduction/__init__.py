@@ -1,1 +1,0 @@
-"""Sums and quotients of lists of arrays in the memory of a GPU."""
