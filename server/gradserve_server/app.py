@@ -31,13 +31,10 @@ from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.batch_norm.journal import MemoryLayerRecords
 from gradserve_server.layers.batch_norm.kind import BatchNormKind
 from gradserve_server.layers.registry import LayerRegistry
-from gradserve_server.observe.logs.summary import Summary
-from gradserve_server.observe.observed import Observed
-from gradserve_server.observe.port import ObservationPort
-from gradserve_server.observe.shown import Shown
-from gradserve_server.observe.status.layers import layer_snapshots
-from gradserve_server.observe.status.server import ServerFacts, StatusSource
-from gradserve_server.observe.tracing.tracer import wanted_tracer
+from gradserve_server.observe.observed import Observed, Summary, wanted_tracer
+from gradserve_server.observe.port import HttpContext, ObservationPort
+from gradserve_server.observe.status.snapshot import layer_snapshots
+from gradserve_server.observe.status.source import ServerFacts, StatusSource
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import OPS
 from gradserve_server.ops.runner import OpRunner
@@ -348,7 +345,7 @@ class Server:
         )
         self.observation = ObservationPort(
             config.listen.http_listen,
-            Shown(
+            HttpContext(
                 status=self.status,
                 identify=shared.identify,
                 asks_for_token=self.access is not None,

@@ -15,7 +15,7 @@ from gradserve_server.commands.servers import Answer
 from gradserve_server.commands.top.app import TopApp
 from gradserve_server.commands.top.whole import Picture
 from gradserve_server.config import ListenConfig, ServerConfig, StateConfig
-from gradserve_server.observe.logs.formats import JsonFormatter, TextFormatter
+from gradserve_server.observe.logs import JsonFormatter, TextFormatter
 from gradserve_server.testing import LocalServer
 from tests.commands.conftest import CommandLine
 from tests.commands.test_completion import complete

@@ -17,14 +17,13 @@ import pytest
 
 from gradserve_server.config import ServerConfig
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.observe.http import connection as connections
-from gradserve_server.observe.http import latest, views
-from gradserve_server.observe.http.budget import Budget
+from gradserve_server.observe.http import pictures as latest
+from gradserve_server.observe.http import port as connections
+from gradserve_server.observe.http import views
 from gradserve_server.observe.http.exchange import MOST_HEAD_BYTES, Answer, Exchange, HeadError
-from gradserve_server.observe.http.latest import Latest
-from gradserve_server.observe.http.pictures import Pictures
-from gradserve_server.observe.http.port import MOST_CONNECTIONS, HttpPort
-from gradserve_server.observe.http.unsent import UnsentBodies
+from gradserve_server.observe.http.pictures import Latest, Pictures
+from gradserve_server.observe.http.port import MOST_CONNECTIONS, HttpPort, UnsentBodies
+from gradserve_server.observe.port import Budget
 from gradserve_server.observe.status.request import StatusRequest
 from gradserve_server.rpc.listeners.sockets import listener
 from gradserve_server.security.tls import context_of, server_certificates

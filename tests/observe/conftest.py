@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from gradserve_server.observe.call_record import current_call
-from gradserve_server.observe.http import latest
+from gradserve_server.observe.http import pictures as latest
 from gradserve_server.testing import LocalServer
 from tests.security.serving import all_entries, serving
 

@@ -6,11 +6,8 @@ import pytest
 
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.rounds import Outcome, Round
-from gradserve_server.observe.rounds.histories import Histories
-from gradserve_server.observe.rounds.history import KEPT_ROUNDS, History
-from gradserve_server.observe.rounds.record import MOST_LATE
-from gradserve_server.observe.rounds.totals import MOST_WORKERS, OTHERS
-from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.observe.rounds import KEPT_ROUNDS, MOST_LATE, MOST_WORKERS, OTHERS, Histories, History
+from gradserve_server.resources import ResourceKey
 
 
 class Watched:

@@ -13,7 +13,7 @@ import gradserve
 from gradserve import lasting
 from gradserve_server.accumulators.round_hold import RoundHold
 from gradserve_server.config import ListenConfig, RuntimeConfig, SecurityConfig, ServerConfig
-from gradserve_server.observe.logs.summary import Summary
+from gradserve_server.observe.observed import Summary
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.rpc.listeners.grpc.calls import IdleConnections
 from gradserve_server.rpc.listeners.grpc.endpoint import LastingEndpoint

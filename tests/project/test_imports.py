@@ -81,7 +81,7 @@ import sys
 from pathlib import Path
 import click
 from gradserve_server.commands.cli import cli
-from gradserve_server.observe.logs.formats import TextFormatter
+from gradserve_server.observe.logs import TextFormatter
 from gradserve_server.config.settings import read_settings
 with click.Context(cli):
     read_settings({{}}, Path({str(settings)!r}))

@@ -9,7 +9,7 @@ from opentelemetry import trace
 
 import gradserve
 from gradserve.tracing.tracer import wanted_tracer
-from gradserve_server.observe.tracing.tracer import wanted_tracer as wanted_server_tracer
+from gradserve_server.observe.observed import wanted_tracer as wanted_server_tracer
 from gradserve_server.runtime.extras import MissingExtraError
 from tests.tracing.spans import Spans
 
@@ -70,7 +70,7 @@ def test_a_server_without_opentelemetry_says_what_to_install(monkeypatch: pytest
     def missing(extra: str) -> None:
         raise MissingExtraError(extra)
 
-    monkeypatch.setattr("gradserve_server.observe.tracing.tracer.require", missing)
+    monkeypatch.setattr("gradserve_server.observe.observed.require", missing)
     with pytest.raises(MissingExtraError):
         wanted_server_tracer(None, "1", is_wanted=True)
     assert wanted_server_tracer(None, "1", is_wanted=False) is None

@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from gradserve_server.config.settings import SettingsError, config_options, make_config, read_settings
-from gradserve_server.observe.logs.formats import configure
-from gradserve_server.runtime.event_loop import ShortPauses, new_event_loop
+from gradserve_server.observe.logs import configure
 from gradserve_server.runtime.extras import MissingExtraError, require
 from gradserve_server.runtime.process import (
     StopSignals,
@@ -55,6 +54,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     from gradserve_server.devices.host.products import use_one_blas_thread
     from gradserve_server.devices.inventory import NoSuchDeviceError
     from gradserve_server.errors import ServiceError
+    from gradserve_server.runtime.event_loop import ShortPauses, new_event_loop
     from gradserve_server.security.access_file import AccessFileError
     from gradserve_server.security.tls import setting_of
     from gradserve_server.state.files.errors import DamagedError, StateError
@@ -128,7 +128,7 @@ def _exported_traces() -> AbstractContextManager[object]:
     try:
         require("tracing")
         import gradserve
-        from gradserve_server.observe.tracing.exporting import ExportedTraces, ExporterError
+        from gradserve_server.observe.tracing import ExportedTraces, ExporterError
     except MissingExtraError as error:
         raise click.ClickException(str(error)) from None
     try:

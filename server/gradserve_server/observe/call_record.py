@@ -1,4 +1,4 @@
-"""The record of the call that is being answered."""
+"""The record of the call that the current context answers."""
 
 import re
 import secrets
@@ -21,9 +21,9 @@ class Origin:
     """Where a call came from.
 
     Attributes:
-        peer: The client's address, in the notation of the transport; empty if unknown.
-        request_id: The id that the client has given the call; empty for none.
-        metadata: What the call carries beside its request, by keys in lower case.
+        peer: The client's address, in the transport's notation; empty if unknown.
+        request_id: The id that the client gave the call; empty for none.
+        metadata: The call's metadata, by keys in lower case.
     """
 
     peer: str = ""
@@ -35,19 +35,19 @@ _NOWHERE = Origin()
 
 
 def nowhere() -> Origin:
-    """Returns the origin of a call of which nothing is known."""
+    """Returns the origin of a call about which nothing is known."""
     return _NOWHERE
 
 
 class CallRecord:
-    """What is known about one call while it is answered.
+    """What the server knows about a call while it answers it.
 
     Attributes:
         method: The full name of its method.
         began: When it began, by `time.monotonic`.
         origin: Returns where it came from.
         waited: Seconds that it has waited for other workers.
-        identity: The name of its caller, once that is known; empty on a server without access control.
+        identity: The name of its caller once known; empty on a server without access control.
         has_ended: Whether its answer is ready.
         span: Its OpenTelemetry span; None if it has none.
     """
@@ -55,7 +55,7 @@ class CallRecord:
     __slots__ = ("_request_id", "began", "has_ended", "identity", "method", "origin", "span", "waited")
 
     def __init__(self, method: str, began: float, origin: Callable[[], Origin] = nowhere) -> None:
-        """Begins the record; from now on it is the current one of this context."""
+        """Makes the record the current one of this context."""
         self.method = method
         self.began = began
         self.origin = origin
@@ -68,7 +68,7 @@ class CallRecord:
 
     @property
     def request_id(self) -> str:
-        """The id of the call: that of the client if it is short and plain, otherwise its trace's, or a random one."""
+        """The client's id for the call if it is short and plain, otherwise its trace's id or a random one."""
         if not self._request_id:
             given = self.origin().request_id
             self._request_id = given if _ID.fullmatch(given) else self.trace_id or secrets.token_hex(_ID_BYTES)
@@ -76,7 +76,7 @@ class CallRecord:
 
     @property
     def trace_id(self) -> str:
-        """The id of its trace, in hexadecimal digits; empty if it has no span."""
+        """The id of its trace in hexadecimal digits; empty if it has no span."""
         return "" if self.span is None else f"{self.span.get_span_context().trace_id:032x}"
 
 
@@ -98,7 +98,7 @@ class Waiting:
     __slots__ = ("_began", "_record")
 
     def __enter__(self) -> Self:
-        """Begins to wait."""
+        """Starts the clock."""
         self._record = _CURRENT.get()
         self._began = time.monotonic()
         return self
@@ -107,6 +107,6 @@ class Waiting:
         """See `Wait`."""
 
     def __exit__(self, *_: object) -> None:
-        """Counts the time."""
+        """Adds the time to the call's record."""
         if self._record is not None:
             self._record.waited += time.monotonic() - self._began

@@ -1,34 +1,51 @@
-"""Counts and times of calls."""
+"""Counts and times of calls, bytes by transport, and histograms."""
+
+from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
-from gradserve_server.observe.histogram import CALL_SECONDS, ROUND_SECONDS, Histogram
-
+CALL_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Bounds for the duration of calls; the shortest take less than a tenth of a millisecond."""
+ROUND_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Bounds for rounds and waits, which last as long as the slowest worker computes."""
+STEPS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
+"""Bounds for how many steps a gradient was late."""
 _MOST_ERRORS = 200
 _MOST_CHARACTERS = 300
 
 
-@dataclass(slots=True)
-class RecentError:
-    """An error that calls have ended with.
+class Calls:
+    """All calls of the server, by method, and the latest errors. Used on the event loop only."""
 
-    Attributes:
-        method: The full name of their method.
-        code: The name of the status code.
-        message: The message of the latest.
-        count: The number of such calls.
-        at: When the latest ended, by `time.monotonic`.
-    """
+    def __init__(self) -> None:
+        self._methods: dict[str, MethodCalls] = {}
+        self._errors: OrderedDict[tuple[str, str], RecentError] = OrderedDict()
 
-    method: str
-    code: str
-    message: str
-    count: int = 0
-    at: float = 0.0
+    def of(self, service: str, method: str, kind: str) -> MethodCalls:
+        """Returns the calls of a method."""
+        return self._methods.setdefault(f"{service}.{method}", MethodCalls(service, method, kind))
+
+    def __iter__(self) -> Iterator[MethodCalls]:
+        return iter(self._methods.values())
+
+    @property
+    def errors(self) -> list[RecentError]:
+        """The latest error of each method and code, the newest first."""
+        return list(reversed(self._errors.values()))
+
+    def failed(self, method: str, code: str, message: str) -> None:
+        """Records the error with which a call ended."""
+        found = self._errors.pop((method, code), None) or RecentError(method, code, "")
+        found.message, found.at = message[:_MOST_CHARACTERS], time.monotonic()
+        found.count += 1
+        self._errors[method, code] = found
+        if len(self._errors) > _MOST_ERRORS:
+            self._errors.popitem(last=False)
 
 
 class MethodCalls:
@@ -40,8 +57,8 @@ class MethodCalls:
         kind: "unary", "client_stream", "server_stream" or "bidi_stream".
         started: The number of calls.
         handled: The number of calls that have ended, by the name of the status code.
-        working: Seconds that calls took, without those in which they waited for other workers.
-        waiting: Seconds that calls waited for other workers, of those that did.
+        working: Seconds that calls took, not counting waits for other workers.
+        waiting: Seconds that calls waited for other workers; only of those that did.
     """
 
     __slots__ = ("handled", "kind", "method", "service", "started", "waiting", "working")
@@ -68,37 +85,101 @@ class MethodCalls:
         return made
 
     def end(self, code: str, seconds: float, waited: float) -> None:
-        """Counts the end of a call that took so many seconds in all."""
+        """Counts the end of a call.
+
+        Args:
+            code: The name of its status code.
+            seconds: How long it took in all.
+            waited: How much of that it waited for other workers.
+        """
         self.handled[code] = self.handled.get(code, 0) + 1
         if waited:
             self.waiting.observe(waited)
         self.working.observe(seconds - waited)
 
 
-class Calls:
-    """All calls of the server, by method, and the latest errors. Used on the event loop only."""
+@dataclass(slots=True)
+class RecentError:
+    """An error with which calls ended.
 
-    def __init__(self) -> None:
-        self._methods: dict[str, MethodCalls] = {}
-        self._errors: OrderedDict[tuple[str, str], RecentError] = OrderedDict()
+    Attributes:
+        method: The full name of their method.
+        code: The name of the status code.
+        message: The message of the latest.
+        count: The number of such calls.
+        at: When the latest ended, by `time.monotonic`.
+    """
 
-    def of(self, service: str, method: str, kind: str) -> MethodCalls:
-        """Returns the calls of a method."""
-        return self._methods.setdefault(f"{service}.{method}", MethodCalls(service, method, kind))
+    method: str
+    code: str
+    message: str
+    count: int = 0
+    at: float = 0.0
 
-    def __iter__(self) -> Iterator[MethodCalls]:
-        return iter(self._methods.values())
+
+@dataclass(slots=True)
+class Way:
+    """Bytes and calls of one transport.
+
+    Attributes:
+        received: Bytes of requests, both messages and tensors.
+        sent: Bytes of replies.
+        calls: The number of calls.
+    """
+
+    received: int = 0
+    sent: int = 0
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class WireTraffic:
+    """Bytes and calls of all transports.
+
+    Attributes:
+        grpc: gRPC, over TCP or a Unix socket.
+        bulk: Sockets over TCP.
+        shared_memory: Unix sockets, with tensors in memory that client and server share.
+    """
+
+    grpc: Way = field(default_factory=Way)
+    bulk: Way = field(default_factory=Way)
+    shared_memory: Way = field(default_factory=Way)
+
+    def by_name(self) -> dict[str, Way]:
+        """Returns the transports by the names that clients use for them."""
+        return {"grpc": self.grpc, "bulk": self.bulk, "shared_memory": self.shared_memory}
+
+
+class Histogram:
+    """Counts of values between fixed bounds. Not thread-safe: used on the event loop only.
+
+    Attributes:
+        bounds: The inclusive upper bounds in increasing order; one more bucket counts larger values.
+        counts: The number of values in each bucket.
+        total: The sum of all values.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Counts a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def copy(self) -> Self:
+        """Returns a histogram of the values so far."""
+        made = type(self)(self.bounds)
+        made.counts[:] = self.counts
+        made.total = self.total
+        return made
 
     @property
-    def errors(self) -> list[RecentError]:
-        """The latest error of each method and code, the newest first."""
-        return list(reversed(self._errors.values()))
-
-    def failed(self, method: str, code: str, message: str) -> None:
-        """Notes the error that a call has ended with."""
-        found = self._errors.pop((method, code), None) or RecentError(method, code, "")
-        found.message, found.at = message[:_MOST_CHARACTERS], time.monotonic()
-        found.count += 1
-        self._errors[method, code] = found
-        if len(self._errors) > _MOST_ERRORS:
-            self._errors.popitem(last=False)
+    def count(self) -> int:
+        """The number of values."""
+        return sum(self.counts)

@@ -1,16 +1,24 @@
-"""Everything that is counted while the server runs."""
+"""What a server counts while it runs, and the line of the log that sums up each minute."""
 
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gradserve.server_status import MemoryStatus
 from gradserve_server.accumulators.observer import AccumulatorObserver
-from gradserve_server.observe.calls import Calls
-from gradserve_server.observe.rounds.histories import Histories
-from gradserve_server.observe.traffic import WireTraffic
-from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.observe.calls import Calls, WireTraffic
+from gradserve_server.observe.rounds import Histories
+from gradserve_server.resources import ResourceKey
+from gradserve_server.runtime.extras import require
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer
+    from opentelemetry.trace import Tracer, TracerProvider
+
+_log = logging.getLogger("gradserve_server.summary")
+_TRACER_NAME = "gradserve_server"
+EVERY_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -19,9 +27,9 @@ class Observed:
 
     Attributes:
         calls: Counts and times of calls.
-        histories: What happens to accumulators.
-        traffic: Bytes by way.
-        tracer: What makes spans; None if there are none.
+        histories: The rounds of accumulators.
+        traffic: Bytes by transport.
+        tracer: Makes spans; None without tracing.
     """
 
     calls: Calls = field(default_factory=Calls)
@@ -30,10 +38,95 @@ class Observed:
     tracer: "Tracer | None" = None
 
     def observe(self, key: ResourceKey) -> AccumulatorObserver:
-        """Returns what learns about an accumulator that has just been made."""
+        """Returns the observer of an accumulator that has just been created."""
         history = self.histories.begin(key)
         if self.tracer is None:
             return history
-        from gradserve_server.observe.tracing.rounds import TracedRounds  # not without OpenTelemetry
+        from gradserve_server.observe.tracing import TracedRounds  # not without OpenTelemetry
 
         return TracedRounds(key, history, self.tracer)
+
+
+def wanted_tracer(provider: "TracerProvider | None", version: str, *, is_wanted: bool) -> "Tracer | None":
+    """Returns the tracer of a server; None without tracing.
+
+    Args:
+        provider: Makes the tracer; None for OpenTelemetry's global provider.
+        version: The version of the server, which becomes an attribute of the spans.
+        is_wanted: Whether to trace even if no provider was given.
+
+    Raises:
+        MissingExtraError: OpenTelemetry is not installed.
+    """
+    if provider is None and not is_wanted:
+        return None
+    require("tracing")
+    from opentelemetry import trace
+
+    return (provider or trace.get_tracer_provider()).get_tracer(_TRACER_NAME, version)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts since the server started."""
+
+    calls: int
+    failed: int
+    rounds: int
+    accepted: int
+    stale: int
+    refused: int
+    received_bytes: int
+    sent_bytes: int
+
+
+class Summary:
+    """Logs a line every minute in which there were calls."""
+
+    def __init__(self, observed: Observed, memory: Callable[[], Iterable[MemoryStatus]]) -> None:
+        """Takes the counts, and a function that returns the memory in use."""
+        self._observed = observed
+        self._memory = memory
+        self._last = self._counts()
+
+    async def run(self) -> None:
+        """Logs until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            self.log()
+
+    def log(self) -> None:
+        """Logs a summary since the last line; nothing if there were no calls."""
+        last, now = self._last, self._counts()
+        self._last = now
+        if now.calls == last.calls:
+            return
+        in_use = next((each for each in self._memory()), None)
+        num_waiting = sum(each.in_progress for each in self._observed.calls)
+        differences = {name: getattr(now, name) - getattr(last, name) for name in Counts.__dataclass_fields__}
+        _log.info(
+            "last minute: %(calls)d calls, %(failed)d failed; %(rounds)d rounds; gradients: %(accepted)d accepted, "
+            "%(stale)d stale, %(refused)d refused; %(received_bytes)d bytes received, %(sent_bytes)d sent; "
+            "now %(in_progress)d calls under way, %(memory_bytes)d bytes of tensors",
+            fields := {
+                **differences,
+                "in_progress": num_waiting,
+                "memory_bytes": 0 if in_use is None else in_use.num_bytes,
+            },
+            extra={"fields": fields},
+        )
+
+    def _counts(self) -> Counts:
+        observed, totals = self._observed, self._observed.histories.totals
+        calls = [each for each in observed.calls if not each.service.startswith("grpc.")]
+        ways = observed.traffic.by_name().values()
+        return Counts(
+            calls=sum(each.started for each in calls),
+            failed=sum(count for each in calls for code, count in each.handled.items() if code != "OK"),
+            rounds=totals.rounds.count,
+            accepted=totals.accepted,
+            stale=totals.stale,
+            refused=totals.refused,
+            received_bytes=sum(way.received for way in ways),
+            sent_bytes=sum(way.sent for way in ways),
+        )

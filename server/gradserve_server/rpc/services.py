@@ -17,7 +17,7 @@ from gradserve.v1 import (
     socket_service_pb2,
     tensor_service_pb2,
 )
-from gradserve_server.observe.logs.failures import FailureLog
+from gradserve_server.observe.logs import FailureLog
 from gradserve_server.observe.observed import Observed
 from gradserve_server.rpc.accumulators.replies import reply_codecs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer

@@ -8,10 +8,10 @@ from typing import Self
 
 from gradserve.server_status import AccumulatorStatus, ServerStatus
 from gradserve_server.errors import UnauthenticatedError
-from gradserve_server.observe.port import ObservationPort
-from gradserve_server.observe.shown import Shown
+from gradserve_server.observe.port import HttpContext, ObservationPort
 from gradserve_server.observe.status.request import Order, StatusRequest
-from gradserve_server.observe.status.server import ServerFacts, Snapshot, StatusSource
+from gradserve_server.observe.status.snapshot import Snapshot
+from gradserve_server.observe.status.source import ServerFacts, StatusSource
 from gradserve_server.security.credentials import Credentials, digest_of
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
@@ -116,7 +116,7 @@ class DocumentsServer:
         await self.stop()
 
     def _new_port(self) -> ObservationPort:
-        shown = Shown(
+        shown = HttpContext(
             status=_Source(self),
             identify=self._identify,
             asks_for_token=self.token is not None,

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as one request and its answer."""
+"""HTTP/1.1: one request and its answer as bytes, without I/O."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,15 +10,15 @@ import h11
 MOST_HEAD_BYTES = 8 << 10
 """The longest head of a request: its first line and its headers."""
 MOST_HEAD_LINES = 64
-"""The most lines of a head. With the length, this bounds the work of reading one."""
+"""The most lines of a head. With its length, this bounds the work of parsing it."""
 _MOST_QUERY_FIELDS = 16
 _NO_BODY = frozenset({b"", b"0"})
 _CLOSING = frozenset({400, 405, 408, 413, 421, 431, 501})
-"""Answers after which a connection ends: whoever gets them does not speak as browsers and scrapers do."""
+"""Status codes that close the connection: browsers and scrapers do not cause them."""
 
 
 class HeadError(Exception):
-    """A request that is not understood, or not taken.
+    """A request that is malformed or not accepted.
 
     Attributes:
         status: The status code of the answer.
@@ -35,9 +35,9 @@ class Request:
 
     Attributes:
         method: Its method.
-        path: Its path as it was sent: nothing is decoded.
-        query: What the query asks for, by name; if a name comes twice, the last one counts.
-        headers: Its headers by name in lower case; each with all its values.
+        path: Its path as sent, not decoded.
+        query: The fields of the query by name; the last one counts if a name comes twice.
+        headers: All values of its headers, by name in lower case.
     """
 
     method: str
@@ -46,7 +46,7 @@ class Request:
     headers: Mapping[str, Sequence[str]]
 
     def header(self, name: str) -> str:
-        """Returns the first value of a header, or nothing."""
+        """Returns the first value of a header, "" if it is missing."""
         return next(iter(self.headers.get(name, ())), "")
 
 
@@ -60,11 +60,11 @@ class Answer:
 
     Attributes:
         status: Its status code.
-        body: Its body, or what comes first of it.
+        body: Its body, or the beginning of it.
         content_type: The type of its body.
         headers: Further headers.
-        more: What comes of the body later, if the answer has no end of its own.
-        end: Called when the answer has been sent, or never will be.
+        more: The rest of the body, for a body of unknown length.
+        end: Called once the answer was sent or given up.
     """
 
     status: int
@@ -76,17 +76,17 @@ class Answer:
 
 
 class Exchange:
-    """A request on a connection, and its answer, as bytes. h11 reads and writes them; nothing here does I/O."""
+    """Parses a request and serializes its answer with h11."""
 
     def __init__(self) -> None:
         self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD_BYTES)
         self._sends_body = True
 
     def read(self, head: bytes) -> Request:
-        """Returns the request with a head. Its body, if it announces one, is never read.
+        """Parses the head of a request. A body is refused, never read.
 
         Raises:
-            HeadError: It is not a request, or not one that is taken.
+            HeadError: The request is malformed or not accepted.
         """
         if head.count(b"\n") > MOST_HEAD_LINES:
             raise HeadError(431, f"expected at most {MOST_HEAD_LINES} lines")
@@ -115,7 +115,7 @@ class Exchange:
         return Request(method, path, dict(fields), headers)
 
     def begin(self, answer: Answer, headers: Mapping[str, str]) -> bytes:
-        """Returns the head of an answer, with headers that every answer has."""
+        """Returns the head of an answer, with additional headers."""
         found = {**headers, **answer.headers, "Content-Type": answer.content_type}
         if answer.more is None:
             found["Content-Length"] = str(len(answer.body))
@@ -127,13 +127,13 @@ class Exchange:
         return self._protocol.send(response) or b""
 
     def data(self, piece: bytes | memoryview) -> Sequence[bytes | memoryview]:
-        """Returns what is sent for a piece of the body."""
+        """Returns the bytes to send for a piece of the body."""
         if not self._sends_body:
             return ()
         return self._protocol.send_with_data_passthrough(h11.Data(data=piece)) or ()  # type: ignore[arg-type]
 
     def end(self) -> bytes:
-        """Returns what is sent after the last piece."""
+        """Returns the bytes to send after the last piece."""
         return self._protocol.send(h11.EndOfMessage()) or b""
 
     @property

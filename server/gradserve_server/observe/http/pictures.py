@@ -1,58 +1,40 @@
-"""Pictures of the server as JSON, shared by all who look at the same."""
+"""Pictures of the server as JSON, made once for all viewers that ask for the same."""
+
+from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Generic, TypeVar
 
 from gradserve.server_status import AccumulatorStatus
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
-from gradserve_server.observe.http.latest import Latest
 from gradserve_server.observe.status.request import Order, StatusRequest
-from gradserve_server.observe.status.server import Snapshot
+from gradserve_server.observe.status.snapshot import Snapshot
 from gradserve_server.security.identity import Identity
 
+EVERY_SECONDS = 1.0
+"""How old a value may be; all callers share a younger one."""
+REST = 20.0
+"""After making a value, `Latest` pauses for at least this many times as long as that took."""
 _MOST_PICTURES = 64
 _MOST_BYTES = 64 << 20
 _ARRIVALS_AT_ONCE = 1_000
-"""After serializing so many gradients, others get their turn."""
+"""The number of gradients serialized before other tasks get a turn."""
 _NUMBERS = ("max_accumulators", "max_rounds", "max_workers")
 _TEXTS = ("container", "name_contains")
-
-
-def request_of(query: Mapping[str, str], user: Identity) -> StatusRequest:
-    """Returns what the query of a URL asks for: the names of GetServerStatusRequest, and the order in lower case.
-
-    Raises:
-        InvalidArgumentError: A name is unknown, or a value is not possible.
-        PermissionDeniedError: The user has no role in the container.
-    """
-    values: dict[str, str | int | Order] = {}
-    for name, value in query.items():
-        if name in _TEXTS:
-            values[name] = value
-        elif name in _NUMBERS:
-            if not (value.isascii() and value.isdigit() and len(value) < 10):
-                raise InvalidArgumentError(f"expected a whole number, got {value[:40]!r}", field=name)
-            values[name] = int(value)
-        elif name == "order":
-            allowed = [order.value for order in Order]
-            if value not in allowed:
-                raise InvalidArgumentError(f"expected one of {', '.join(allowed)}, got {value[:40]!r}", field="order")
-            values[name] = Order(value)
-        else:
-            expected = ", ".join((*_TEXTS, *_NUMBERS, "order"))
-            raise InvalidArgumentError(f"expected {expected} in the query, got {name[:40]!r}")
-    return StatusRequest(user=user, **values)  # type: ignore[arg-type]
+T = TypeVar("T")
 
 
 class Pictures:
-    """Makes pictures of the latest snapshot, one of each kind, however many look at it, and one after the other.
+    """Makes pictures of the latest snapshot, one at a time, and each only once however many viewers ask for it.
 
     Used on the event loop of the HTTP port only.
     """
 
     def __init__(self, snapshots: Latest[Snapshot], most: int = _MOST_PICTURES, most_bytes: int = _MOST_BYTES) -> None:
-        """Takes the snapshots, and the most pictures of one snapshot: their number, and their bytes together."""
+        """Takes the snapshots, and the most pictures of one snapshot by number and by bytes."""
         self._snapshots = snapshots
         self._most = most
         self._most_bytes = most_bytes
@@ -66,7 +48,7 @@ class Pictures:
         """Returns a picture as JSON with the names of GetServerStatusResponse.
 
         Raises:
-            ResourceExhaustedError: There are too many pictures, which all ask for something else.
+            ResourceExhaustedError: There are too many different pictures of this snapshot.
         """
         snapshot = await self._snapshots.get()
         if snapshot is not self._snapshot:
@@ -94,13 +76,13 @@ class Pictures:
         async with self._turn:
             status = await snapshot.picture(request)
             pieces = [await self._part(each) for each in status.accumulators]
-            # Piece by piece: no other thread runs while one piece is serialized.
+            # Piece by piece, because no other thread runs while json serializes one.
             fields = {name: _serialized(value) for name, value in vars(status).items() if name != "accumulators"}
             fields["accumulators"] = b"[%b]" % b",".join(pieces)
             return _object(fields)
 
     async def _part(self, accumulator: AccumulatorStatus) -> bytes:
-        """Returns an accumulator as JSON, which several pictures have in common."""
+        """Returns an accumulator as JSON; pictures share it."""
         known = self._parts.get(id(accumulator))
         if known is not None:
             return known[1]
@@ -115,6 +97,74 @@ class Pictures:
         part = _object({**fields, "rounds": b"[%b]" % b",".join(rounds)})
         self._parts[id(accumulator)] = accumulator, part
         return part
+
+
+def request_of(query: Mapping[str, str], user: Identity) -> StatusRequest:
+    """Returns the request in the query of a URL, with the names of GetServerStatusRequest and a lower-case order.
+
+    Raises:
+        InvalidArgumentError: A name is unknown, or a value is invalid.
+        PermissionDeniedError: The user has no role in the container.
+    """
+    values: dict[str, str | int | Order] = {}
+    for name, value in query.items():
+        if name in _TEXTS:
+            values[name] = value
+        elif name in _NUMBERS:
+            if not (value.isascii() and value.isdigit() and len(value) < 10):
+                raise InvalidArgumentError(f"expected a whole number, got {value[:40]!r}", field=name)
+            values[name] = int(value)
+        elif name == "order":
+            allowed = [order.value for order in Order]
+            if value not in allowed:
+                raise InvalidArgumentError(f"expected one of {', '.join(allowed)}, got {value[:40]!r}", field="order")
+            values[name] = Order(value)
+        else:
+            expected = ", ".join((*_TEXTS, *_NUMBERS, "order"))
+            raise InvalidArgumentError(f"expected {expected} in the query, got {name[:40]!r}")
+    return StatusRequest(user=user, **values)  # type: ignore[arg-type]
+
+
+class Latest(Generic[T]):
+    """The latest value of one kind. The server's loop makes one at a time, at a bounded rate, for all callers.
+
+    Used on the event loop of the HTTP port only.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Coroutine[Any, Any, T]],
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Takes a function that makes an immutable value, and the server's event loop on which it runs."""
+        self._make = make
+        self._loop = loop
+        self._clock = clock
+        self._making: asyncio.Task[T] | None = None
+        self._valid_until = 0.0
+
+    async def get(self) -> T:
+        """Returns the latest value, a new one if there is none or it is too old."""
+        making = self._making
+        if making is None or (making.done() and self._clock() >= self._valid_until):
+            making = self._making = asyncio.create_task(self._made())
+        return await asyncio.shield(making)
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        if self._making is not None:
+            self._making.cancel()
+            await asyncio.gather(self._making, return_exceptions=True)
+
+    async def _made(self) -> T:
+        began = self._clock()
+        try:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._make(), self._loop))
+        finally:
+            # The busier the server is, the longer this took, and the longer the pause.
+            now = self._clock()
+            self._valid_until = now + max(EVERY_SECONDS, REST * (now - began))
 
 
 def _has_result(task: asyncio.Task[bytes]) -> bool:

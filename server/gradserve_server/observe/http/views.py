@@ -1,8 +1,12 @@
-"""What the HTTP port answers."""
+"""The answers of the HTTP port, and who gets them: metrics, status, events and the files of the status page."""
+
+from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
-from collections.abc import AsyncIterator, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from importlib import resources
 
@@ -12,13 +16,25 @@ from gradserve_server.errors import (
     ServiceError,
     UnauthenticatedError,
 )
-from gradserve_server.observe.http.exchange import Answer, Request
-from gradserve_server.observe.http.guard import Guard
-from gradserve_server.observe.http.latest import Latest
-from gradserve_server.observe.http.pictures import Pictures, request_of
-from gradserve_server.observe.metrics.exposition import Exposition
-from gradserve_server.observe.status.figures import Figures
+from gradserve_server.observe.http.exchange import Answer, HeadError, Request
+from gradserve_server.observe.http.pictures import Latest, Pictures, request_of
+from gradserve_server.observe.metrics import Exposition
+from gradserve_server.observe.status.source import Figures
+from gradserve_server.security.credentials import Credentials, in_authorization
+from gradserve_server.security.identity import ALL_CONTAINERS, Identity
 
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Server": "gradserve",
+    "X-Content-Type-Options": "nosniff",
+}
+"""The headers that every answer has."""
+_HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]{1,5})?")
 EVENT_SECONDS = 1.0
 """The pause between two events."""
 _MOST_VIEWERS = 64
@@ -28,10 +44,10 @@ _STATUS = {UnauthenticatedError: 401, PermissionDeniedError: 403, ResourceExhaus
 
 
 class Views:
-    """Answers requests that the guard has let through."""
+    """Answers requests that the guard accepts."""
 
     def __init__(self, guard: Guard, pictures: Pictures, figures: Latest[Figures]) -> None:
-        """Takes what finds out who asks, and what there is to see."""
+        """Takes the guard, the pictures and the metrics."""
         self._guard = guard
         self._pictures = pictures
         self._figures = figures
@@ -59,7 +75,7 @@ class Views:
             return refusal(error)
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """Ends all answers in progress."""
         self._closing.set()
         await self._pictures.close()
         await self._figures.close()
@@ -99,7 +115,7 @@ class Views:
                 await asyncio.wait_for(self._closing.wait(), EVENT_SECONDS)
                 return
             try:
-                # Each time anew: the caller's role may have changed.
+                # Checked for each event, because the caller's role may have changed.
                 wanted = request_of(request.query, self._guard.identity(request))
                 event = _event(await self._pictures.json(wanted))
             except ResourceExhaustedError:
@@ -124,8 +140,84 @@ class Views:
         return Answer(200, body, f"{_TYPES[name.rpartition('.')[2]]}; charset=utf-8")
 
 
+class Guard:
+    """Checks every request before a view sees it.
+
+    It allows only requests that change nothing. The Host header must be an IP address, localhost or a configured name.
+    This stops DNS rebinding, in which a page of another site sends its own name, which resolves to this server. No
+    header of an answer lets pages of other sites read it.
+    """
+
+    def __init__(
+        self, identify: Callable[[Credentials], Identity], *, asks_for_token: bool, hosts: tuple[str, ...]
+    ) -> None:
+        """Takes how to identify callers.
+
+        Args:
+            identify: Returns the identity of credentials; raises UnauthenticatedError.
+            asks_for_token: Whether requests must carry a token.
+            hosts: The names of this server that Host headers may contain, besides localhost.
+        """
+        self._identify = identify
+        self._asks_for_token = asks_for_token
+        self._hosts = frozenset(name.casefold().rstrip(".") for name in (*hosts, "localhost"))
+
+    def check(self, request: Request) -> None:
+        """Checks a request.
+
+        Raises:
+            HeadError: It is not GET or HEAD, or names another host.
+        """
+        if request.method not in ("GET", "HEAD"):
+            raise HeadError(405, "only GET is possible here")
+        hosts = request.headers.get("host", ())
+        if len(hosts) != 1 or not self._is_own(hosts[0]):
+            shown = ", ".join(hosts)[:100] or "nothing"
+            raise HeadError(
+                421, f"expected an IP address, localhost or a name given with --http-host as the Host, got {shown!r}"
+            )
+
+    def identity(self, request: Request) -> Identity:
+        """Returns the sender of a request.
+
+        Raises:
+            UnauthenticatedError: It carries no token, or an unknown one.
+        """
+        if not self._asks_for_token:
+            return self._identify(Credentials())
+        values = request.headers.get("authorization", ())
+        if not values:
+            raise UnauthenticatedError("expected the header Authorization: Bearer TOKEN")
+        return self._identify(in_authorization(values))
+
+    def overseer(self, request: Request) -> Identity:
+        """Returns the sender of a request for metrics of all containers.
+
+        Raises:
+            UnauthenticatedError: See `identity`.
+            PermissionDeniedError: The sender has no role in all containers.
+        """
+        identity = self.identity(request)
+        if ALL_CONTAINERS not in identity.roles:
+            raise PermissionDeniedError(
+                f'metrics are for those with a role in all containers ("*"); {identity.name!r} has none'
+            )
+        return identity
+
+    def _is_own(self, host: str) -> bool:
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return False
+        name = found["address"] or found["name"]
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name.casefold().rstrip(".") in self._hosts
+        return True
+
+
 def refusal(error: ServiceError) -> Answer:
-    """Returns the answer that tells an error."""
+    """Returns the answer for an error."""
     status = _STATUS.get(type(error), 400)
     headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(status, {})
     message = error.message if error.field is None else f"{error.field}: {error.message}"
@@ -133,7 +225,7 @@ def refusal(error: ServiceError) -> Answer:
 
 
 async def _nothing() -> AsyncIterator[bytes]:
-    """Yields nothing: whoever asks for the head of an answer gets no body."""
+    """Yields nothing: an answer to HEAD has no body."""
     body: tuple[bytes, ...] = ()
     for each in body:
         yield each

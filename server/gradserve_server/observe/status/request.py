@@ -1,20 +1,29 @@
-"""What a status is to show."""
+"""Requests for the status of a server."""
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
 from gradserve_server.errors import InvalidArgumentError, PermissionDeniedError
 from gradserve_server.limits import MAX_NAME_BYTES, check_length, quoted
-from gradserve_server.observe.internal_names import run_of
-from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.resources import ResourceKey
 from gradserve_server.security.identity import ANONYMOUS, Identity
+
+_BESIDE_A_RUN = re.compile(r"(.+)/[0-9a-f]{40}/.+", re.DOTALL)
+"""NAME/INCARNATION/PURPOSE: internal accumulators of `gradserve.training`, e.g. for initial parameters."""
+
+
+def run_of(name: str) -> str | None:
+    """Returns the training run to which an internal accumulator belongs; None if the accumulator is not internal."""
+    found = _BESIDE_A_RUN.fullmatch(name)
+    return None if found is None else found[1]
 
 
 class Order(Enum):
     """The order of accumulators."""
 
     LATEST = "latest"
-    """Those whose last round ended last come first; those without rounds by name."""
+    """Most recent round first; accumulators without rounds by name."""
     NAME = "name"
     """By container and name."""
     RATE = "rate"
@@ -27,16 +36,16 @@ class Order(Enum):
 
 @dataclass(frozen=True)
 class StatusRequest:
-    """What a status is to show.
+    """A request for the status of a server.
 
     Attributes:
-        user: Who asks; sees what is in containers in which it has a role.
-        container: The only container; empty for all of these.
-        name_contains: A part of the names, whatever its case.
+        user: The caller, who sees the containers in which it has a role.
+        container: The only container to show; empty for all of these.
+        name_contains: Shows only names that contain this, in any case.
         order: The order of accumulators.
-        max_accumulators: How many of them to describe.
-        max_rounds: How many rounds of each.
-        max_workers: How many workers.
+        max_accumulators: The most accumulators to describe.
+        max_rounds: The most rounds of each.
+        max_workers: The most workers.
     """
 
     user: Identity = ANONYMOUS
@@ -48,9 +57,9 @@ class StatusRequest:
     max_workers: int = 50
 
     def asks_for(self, key: ResourceKey, owner: str) -> bool:
-        """Returns True if it asks for what has this name and owner ("" if shared), and the user may see it.
+        """Returns True if it covers the thing with this key and owner ("" if shared), and the user may see that.
 
-        Internal accumulators of training runs are asked for by a part of their names that the run's own has not.
+        It covers a training run's internal accumulator only if `name_contains` does not also match the run's name.
         """
         if self.container not in ("", key.container) or self.user.role_in(key.container) is None:
             return False
@@ -66,7 +75,7 @@ class StatusRequest:
         """Checks the request.
 
         Raises:
-            InvalidArgumentError: A maximum is out of range, or a text is too long.
+            InvalidArgumentError: A maximum is out of range, or a string is too long.
             PermissionDeniedError: The user has no role in the container.
         """
         for name in ("container", "name_contains"):

@@ -6,7 +6,7 @@ from typing import Protocol
 from gradserve.address import Address
 from gradserve.security.certificates import CertificateFiles
 from gradserve_server.config import LimitsConfig
-from gradserve_server.observe.traffic import Way
+from gradserve_server.observe.calls import Way
 from gradserve_server.rpc.boundary.chain import Service
 from gradserve_server.rpc.boundary.interceptors import Admission
 

@@ -8,7 +8,7 @@ from gradserve.wire.messages import encode_duration
 from gradserve_server.config import LeaseConfig, LimitsConfig
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.inventory import Inventory
-from gradserve_server.observe.status.server import StatusSource
+from gradserve_server.observe.status.source import StatusSource
 from gradserve_server.resources.cluster import Member
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.server_info.device_figures import DeviceFigures

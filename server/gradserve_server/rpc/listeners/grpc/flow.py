@@ -18,7 +18,7 @@ import grpc
 
 from gradserve_server.config import LimitsConfig
 from gradserve_server.errors import DeadlineExceededError, ResourceExhaustedError, ServiceError, UnavailableError
-from gradserve_server.observe.traffic import Way
+from gradserve_server.observe.calls import Way
 from gradserve_server.rpc.listeners.grpc.calls import Connections, Context, OpenCalls, end_with, when_ended
 
 PROMPT_SECONDS = 0.1

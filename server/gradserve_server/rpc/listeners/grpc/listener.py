@@ -19,7 +19,7 @@ from gradserve.lasting import lasting_task
 from gradserve.security.certificates import CertificateFiles
 from gradserve_server.config import LimitsConfig
 from gradserve_server.errors import UnavailableError
-from gradserve_server.observe.traffic import Way
+from gradserve_server.observe.calls import Way
 from gradserve_server.rpc.boundary.chain import Service
 from gradserve_server.rpc.boundary.interceptors import Admission
 from gradserve_server.rpc.listeners.grpc.calls import Context, IdleConnections, end_with

@@ -12,7 +12,7 @@ from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.host.shared_blocks import Readers, SharedMemory
 from gradserve_server.errors import ServiceError
 from gradserve_server.observe.call_record import Origin
-from gradserve_server.observe.traffic import WireTraffic
+from gradserve_server.observe.calls import WireTraffic
 from gradserve_server.resources.quotas import Quota
 from gradserve_server.rpc.boundary.interceptors import Admission
 from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets

@@ -1,9 +1,16 @@
-"""Spans of what happens to an accumulator."""
+"""OpenTelemetry traces: spans of an accumulator's rounds and waits, and their export. docs/tracing.md describes them.
+
+Calls have spans too, which `rpc.boundary` makes. Importing this module needs the extra `tracing`.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
@@ -26,23 +33,29 @@ if TYPE_CHECKING:
 
 ROUND = "gradserve.round"
 WAIT = "gradserve.wait"
-
 _MOST_LINKS = 128
-"""As many as the SDK keeps of a span by default."""
+"""The number of links that the SDK keeps for each span by default."""
 _KEPT_ROUNDS = 16
-"""Rounds may end faster than calls that waited for one are resumed."""
+"""Several rounds may end before a call that waited for the first of them is resumed."""
+_EXPORTERS = ("otlp", "console")
+_EXPORTER = "OTEL_TRACES_EXPORTER"
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_HTTP = "http/protobuf"
+_LAST_SECONDS = 3.0
+"""How long a stopping server waits for the collector."""
+_log = logging.getLogger(__name__)
 
 
 class TracedRounds:
-    """An `AccumulatorObserver` that makes spans of waits and rounds, and passes everything on to another one.
+    """An `AccumulatorObserver` that makes spans of waits and rounds, then notifies another observer.
 
-    The span of a round begins with its first gradient. It is part of the trace of its first sampled gradient, and has
-    links to the spans of the calls that brought its gradients. A wait is a child of the span of the call that waits,
-    with a link to the round whose average it got. Used on the event loop only.
+    The span of a round begins with its first gradient. It joins the trace of its first sampled gradient and links to
+    the spans of the calls that sent its gradients. The span of a wait is a child of the waiting call's span and links
+    to the round whose average the call received. Used on the event loop only.
     """
 
     def __init__(self, key: ResourceKey, observer: AccumulatorObserver, tracer: Tracer) -> None:
-        """Takes the key of the accumulator, the other observer, and what makes the spans."""
+        """Takes the accumulator's key, the other observer and the tracer."""
         self.tracer = tracer
         self.attributes = {"gradserve.accumulator": key.name}
         if key.container:
@@ -102,7 +115,7 @@ class TracedRounds:
         return inner if call is None or not call.is_recording() else _TracedWait(self, call, inner)
 
     def round_that_led_to(self, step: int) -> SpanContext | None:
-        """Returns the context of a round's span; None if it has none, or has ended too long ago."""
+        """Returns the span context of the round that ended with this step; None if it has no span or is forgotten."""
         return self._ended.get(step)
 
     def on_repeat(self) -> None:
@@ -119,7 +132,7 @@ class TracedRounds:
 
 
 class _TracedWait(AbstractContextManager[Wait]):
-    """A block in which a call waits, with a span."""
+    """The span of a block in which a call waits."""
 
     def __init__(self, rounds: TracedRounds, call: Span, inner: AbstractContextManager[Wait]) -> None:
         self._rounds = rounds
@@ -147,3 +160,51 @@ class _TracedWait(AbstractContextManager[Wait]):
             self._span.set_attribute("error.type", kind.__qualname__)
         self._span.end()
         self._inner.__exit__(kind, error, traceback)
+
+
+class ExporterError(ValueError):
+    """An environment variable names an unknown exporter or protocol."""
+
+
+class ExportedTraces(AbstractContextManager[None]):
+    """Exports the spans of OpenTelemetry's global provider during a block, and flushes the rest at its end.
+
+    OTEL_TRACES_EXPORTER is "otlp" (OTLP over HTTP, the default) or "console" (standard output). The SDK reads the other
+    variables: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and so on.
+    """
+
+    def __init__(self, version: str, environment: Mapping[str, str] = os.environ) -> None:
+        """Takes the server's version, which becomes an attribute of the spans, and the environment variables.
+
+        Raises:
+            ExporterError: There is no such exporter or protocol.
+        """
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+
+        name = environment.get(_EXPORTER) or "otlp"
+        if name not in _EXPORTERS:
+            raise ExporterError(f"{_EXPORTER}: expected {' or '.join(_EXPORTERS)}, got {name!r}")
+        for variable in _PROTOCOLS:
+            protocol = environment.get(variable) or _HTTP
+            if protocol != _HTTP:
+                raise ExporterError(f"{variable}: expected {_HTTP}, got {protocol!r}")
+        named = {} if environment.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: "gradserve"}
+        resource = Resource.create({**named, SERVICE_VERSION: version})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._exporter: SpanExporter = ConsoleSpanExporter() if name == "console" else OTLPSpanExporter()
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+
+    def __enter__(self) -> None:
+        trace.set_tracer_provider(self._provider)
+
+    def __exit__(self, *_: object) -> None:
+        # In a thread, because shutting down retries failed exports for ten seconds.
+        ending = threading.Thread(target=self._provider.shutdown, name="gradserve-last-spans", daemon=True)
+        ending.start()
+        ending.join(_LAST_SECONDS)
+        if ending.is_alive():
+            _log.warning("the last spans are lost: the collector has not taken them within %g s", _LAST_SECONDS)
+            self._exporter.shutdown()

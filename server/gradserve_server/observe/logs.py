@@ -1,0 +1,144 @@
+"""The server's log: text or JSON lines, and lines about failed calls at a bounded rate."""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from gradserve_server.limits import visible, visible_lines
+from gradserve_server.observe.call_record import CallRecord, current_call
+
+_log = logging.getLogger("gradserve_server.calls")
+_BURST = 5.0
+_SECONDS_FOR_ONE = 12.0
+_MOST_CHARACTERS = 300
+_WARNINGS = frozenset({"RESOURCE_EXHAUSTED", "UNAUTHENTICATED", "PERMISSION_DENIED"})
+_ELSEWHERE = frozenset({"INTERNAL"})
+"""Codes of the server's own faults, which `rpc.boundary.faults` logs with tracebacks."""
+
+
+class TextFormatter(logging.Formatter):
+    """Lines for people: time, level, logger, message and the current request id.
+
+    Only the server's own lines begin with a time. Names, ids and messages from clients can neither begin a line nor
+    control a terminal, not even within tracebacks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line and any traceback."""
+        return visible_lines(super().format(record))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """Returns the line without a traceback."""
+        line = super().formatMessage(record)
+        request_id = _request_id(record)
+        return f"{line} [{request_id}]" if request_id else line
+
+
+class JsonFormatter(logging.Formatter):
+    """Lines for programs: an object with time, level, logger, message and any further fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns one line."""
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        request_id = _request_id(record)
+        if request_id:
+            line["request_id"] = request_id
+        call = current_call()
+        if call is not None and call.span is not None:
+            line["trace_id"] = call.trace_id
+            line["span_id"] = f"{call.span.get_span_context().span_id:016x}"
+        line.update(getattr(record, "fields", {}))
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str).replace("\x7f", r"\u007f")  # json does not escape DEL
+
+
+def configure(level: str, line_format: str) -> None:
+    """Configures the process to write its log to standard error.
+
+    Args:
+        level: The lowest level to log, e.g. "info".
+        line_format: "text" or "json".
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if line_format == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.getLogger("numba").setLevel("INFO")  # at debug it writes a megabyte for each kernel
+
+
+class FailureLog:
+    """Logs failed calls: for each method and code a burst of five, then one every twelve seconds.
+
+    The next line says how many were left out. Used on the event loop only.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Takes the clock."""
+        self._clock = clock
+        self._allowances: dict[tuple[str, str], _Allowance] = {}
+
+    def failed(self, call: CallRecord, code: str, message: str) -> None:
+        """Logs that a call ended with an error, unless there were too many like it."""
+        level = logging.WARNING if code in _WARNINGS else logging.INFO
+        if code in _ELSEWHERE or not _log.isEnabledFor(level):
+            return
+        now = self._clock()
+        # Clients cannot make it grow: there is one entry for each method and code.
+        allowance = self._allowances.setdefault((call.method, code), _Allowance(since=now))
+        earned = (now - allowance.since) / _SECONDS_FOR_ONE
+        allowance.lines, allowance.since = min(allowance.lines + earned, _BURST), now
+        if allowance.lines < 1.0:
+            allowance.num_left_out += 1
+            return
+        allowance.lines -= 1.0
+        left_out, allowance.num_left_out = allowance.num_left_out, 0
+        origin = call.origin()
+        fields = {
+            "method": call.method,
+            "code": code,
+            "identity": call.identity,
+            "peer": origin.peer,
+            "seconds": round(now - call.began, 6),
+            "left_out": left_out,
+        }
+        _log.log(
+            level,
+            "%s from %s%s: %s: %s%s",
+            call.method.rpartition(".")[2],
+            origin.peer or "an unknown peer",
+            f" ({call.identity})" if call.identity else "",
+            code,
+            _short(message),
+            f" ({left_out} more like it were left out)" if left_out else "",
+            extra={"fields": fields},
+        )
+
+
+@dataclass(slots=True)
+class _Allowance:
+    lines: float = _BURST
+    since: float = 0.0
+    num_left_out: int = 0
+
+
+def _request_id(record: logging.LogRecord) -> str:
+    if not record.name.startswith("gradserve"):
+        return ""
+    call = current_call()
+    return "" if call is None else call.request_id
+
+
+def _short(message: str) -> str:
+    shown = visible(message[: _MOST_CHARACTERS + 1])
+    return shown if len(shown) <= _MOST_CHARACTERS else f"{shown[:_MOST_CHARACTERS]} ..."

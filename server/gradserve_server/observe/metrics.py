@@ -1,0 +1,243 @@
+"""Metrics for Prometheus. Only this module imports prometheus_client, and only the HTTP port imports this module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from gradserve_server.observe.calls import Histogram, MethodCalls, Way
+from gradserve_server.observe.rounds import Totals
+from gradserve_server.observe.status.source import MOST_ACCUMULATORS, AccumulatorFigures, Figures
+
+_CALL_LABELS = ("grpc_type", "grpc_service", "grpc_method")
+_OPEN_METRICS = "application/openmetrics-text"
+
+
+class Exposition:
+    """Writes a server's metrics in the text format that a scraper asks for. Used in one thread only."""
+
+    def __init__(self) -> None:
+        self._server = _Server()
+        self._registry = CollectorRegistry()
+        self._registry.register(self._server)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._texts: dict[str, bytes] = {}
+
+    def text(self, figures: Figures, accept: str) -> tuple[bytes, str]:
+        """Returns the metrics as text, and its content type: OpenMetrics if the Accept header asks for it."""
+        asks = any(each.partition(";")[0].strip().casefold() == _OPEN_METRICS for each in accept.split(","))
+        # The header itself never reaches the library, whose parser trusts it.
+        encode, content_type = choose_encoder(f"{_OPEN_METRICS}; version=1.0.0" if asks else "")
+        if self._server.figures is not figures:
+            self._server.figures = figures
+            self._texts.clear()
+        text = self._texts.get(content_type)
+        if text is None:
+            text = self._texts[content_type] = encode(self._registry)
+        return text, content_type
+
+
+class _Server(Collector):
+    def __init__(self) -> None:
+        self.figures: Figures | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """Returns all families."""
+        figures = self.figures
+        if figures is None:
+            return
+        yield InfoMetricFamily("gradserve", "The version of the server.", {"version": figures.version})
+        yield from _call_families(figures.calls)
+        yield from _traffic_families(figures.traffic)
+        yield from _gradient_families(figures.totals)
+        yield from _accumulator_families(figures.accumulators)
+        yield from _memory_families(figures)
+        yield from _resource_families(figures)
+        if figures.upstream:
+            yield from _upstream_families(figures.upstream, figures.passed_on)
+        yield GaugeMetricFamily(
+            "gradserve_kernels_ready",
+            "0 while the kernels of the ops are being loaded or compiled, otherwise 1.",
+            float(figures.ops_prepared),
+        )
+
+
+def _call_families(calls: Iterable[MethodCalls]) -> Iterator[Metric]:
+    """Returns the families of calls, with the names that Prometheus's gRPC interceptors use."""
+    started = CounterMetricFamily("grpc_server_started", "Calls that have begun.", labels=_CALL_LABELS)
+    handled = CounterMetricFamily(
+        "grpc_server_handled", "Calls that have ended, by status code.", labels=(*_CALL_LABELS, "grpc_code")
+    )
+    working = HistogramMetricFamily(
+        "grpc_server_handling_seconds",
+        "Seconds that calls took, without those in which they waited for other workers.",
+        labels=_CALL_LABELS,
+    )
+    waiting = HistogramMetricFamily(
+        "gradserve_call_waiting_seconds",
+        "Seconds that calls waited for other workers, of those that did.",
+        labels=_CALL_LABELS,
+    )
+    for each in calls:
+        labels = (each.kind, each.service, each.method)
+        started.add_metric(labels, each.started)
+        for code, count in each.handled.items():
+            handled.add_metric((*labels, code), count)
+        if each.started:
+            _add(working, each.working, labels)
+        if each.waiting.count:
+            _add(waiting, each.waiting, labels)
+    yield from (started, handled, working, waiting)
+
+
+def _traffic_families(traffic: Mapping[str, Way]) -> Iterator[Metric]:
+    """Returns the families of bytes and calls by transport."""
+    num_bytes = CounterMetricFamily(
+        "gradserve_transferred_bytes",
+        "Bytes of requests (received) and replies (sent), by way: grpc, bulk or shared_memory.",
+        labels=("way", "direction"),
+    )
+    calls = CounterMetricFamily("gradserve_way_calls", "Calls, by way.", labels=("way",))
+    for name, way in traffic.items():
+        num_bytes.add_metric((name, "received"), way.received)
+        num_bytes.add_metric((name, "sent"), way.sent)
+        calls.add_metric((name,), way.calls)
+    yield from (num_bytes, calls)
+
+
+def _gradient_families(totals: Totals) -> Iterator[Metric]:
+    """Returns the families of gradients and rounds, over all accumulators."""
+    gradients = CounterMetricFamily(
+        "gradserve_gradients", "Gradients, by outcome: accepted, stale, duplicate or refused.", labels=("outcome",)
+    )
+    for outcome in ("accepted", "stale", "duplicate", "refused"):
+        gradients.add_metric((outcome,), getattr(totals, outcome))
+    num_bytes = CounterMetricFamily(
+        "gradserve_gradient_bytes",
+        "Bytes of gradients, by outcome: accepted, which is goodput, or stale, which is work for nothing.",
+        labels=("outcome",),
+    )
+    num_bytes.add_metric(("accepted",), totals.accepted_bytes)
+    num_bytes.add_metric(("stale",), totals.stale_bytes)
+    yield from (gradients, num_bytes)
+    yield from _round_families(totals)
+
+
+def _round_families(totals: Totals) -> Iterator[Metric]:
+    for name, histogram, text in (
+        ("gradserve_round_seconds", totals.rounds, "Seconds from the first gradient of a round to its end."),
+        (
+            "gradserve_round_gathering_seconds",
+            totals.gathering,
+            "Seconds from the first gradient of a round to its last: how long it waited for workers.",
+        ),
+        ("gradserve_gradient_staleness_steps", totals.staleness, "How many steps stale gradients were late."),
+    ):
+        family = HistogramMetricFamily(name, text)
+        _add(family, histogram, ())
+        yield family
+    waited = CounterMetricFamily(
+        "gradserve_round_waited_for_worker_seconds",
+        "Seconds that rounds had all gradients but the last, by the worker that sent it.",
+        labels=("worker",),
+    )
+    for worker, seconds in totals.waited_for.items():
+        waited.add_metric((worker,), seconds)
+    yield waited
+
+
+def _accumulator_families(accumulators: Iterable[AccumulatorFigures]) -> Iterator[Metric]:
+    """Returns the families of single accumulators, only of those whose rounds began or ended last."""
+    labels = ("container", "accumulator")
+    rounds = CounterMetricFamily(
+        "gradserve_accumulator_rounds",
+        f"Rounds of an accumulator, of the {MOST_ACCUMULATORS} whose rounds began or ended last.",
+        labels=labels,
+    )
+    stale = CounterMetricFamily("gradserve_accumulator_stale_gradients", "Its stale gradients.", labels=labels)
+    ended = GaugeMetricFamily(
+        "gradserve_accumulator_last_round_age_seconds", "Seconds since its last round ended, if one has.", labels=labels
+    )
+    arrived = GaugeMetricFamily(
+        "gradserve_accumulator_open_round_age_seconds",
+        "Seconds since the first gradient of its current round; 0 while it has none.",
+        labels=labels,
+    )
+    median = GaugeMetricFamily(
+        "gradserve_accumulator_median_round_seconds",
+        "Median time from the first gradient of its last 20 rounds to their ends, if one has ended.",
+        labels=labels,
+    )
+    for each in accumulators:
+        names = (each.container, each.name)
+        rounds.add_metric(names, each.num_rounds)
+        stale.add_metric(names, each.stale)
+        if each.last_round_age is not None:
+            ended.add_metric(names, each.last_round_age)
+            median.add_metric(names, each.median_round_seconds)
+        arrived.add_metric(names, each.open_round_age)
+    yield from (rounds, stale, ended, arrived, median)
+
+
+def _memory_families(figures: Figures) -> Iterator[Metric]:
+    used = GaugeMetricFamily("gradserve_memory_bytes", "Memory in use, by purpose.", labels=("purpose",))
+    limit = GaugeMetricFamily(
+        "gradserve_memory_limit_bytes", "The limit of memory, for purposes that have one.", labels=("purpose",)
+    )
+    for each in figures.memory:
+        used.add_metric((each.purpose,), each.num_bytes)
+        if each.max_bytes:
+            limit.add_metric((each.purpose,), each.max_bytes)
+    yield from (used, limit)
+
+
+def _resource_families(figures: Figures) -> Iterator[Metric]:
+    used = GaugeMetricFamily(
+        "gradserve_resources",
+        "How many there are of each kind: handles, accumulators, waiting calls, and so on.",
+        labels=("kind",),
+    )
+    limit = GaugeMetricFamily("gradserve_resource_limit", "How many there may be.", labels=("kind",))
+    for kind, (count, most) in figures.resources.items():
+        used.add_metric((kind,), count)
+        if most:
+            limit.add_metric((kind,), most)
+    yield from (used, limit)
+
+
+def _upstream_families(address: str, counts: Mapping[str, int]) -> Iterator[Metric]:
+    """Returns the families of an aggregator, which forwards gradients to the server at an address."""
+    yield InfoMetricFamily(
+        "gradserve_upstream", "Where an aggregator passes gradients on; other servers have none.", {"address": address}
+    )
+    yield CounterMetricFamily(
+        "gradserve_upstream_gradients", "Gradients that have come for accumulators upstream.", counts["gradients"]
+    )
+    sent = CounterMetricFamily(
+        "gradserve_upstream_sent", "What was passed on: sums of several gradients, or one alone.", labels=("kind",)
+    )
+    sent.add_metric(("sum",), counts["sums"])
+    sent.add_metric(("alone",), counts["alone"])
+    yield sent
+    yield CounterMetricFamily("gradserve_upstream_reads", "Averages that readers here were given.", counts["reads"])
+    yield CounterMetricFamily(
+        "gradserve_upstream_downloads", "Averages that were fetched for them.", counts["downloads"]
+    )
+
+
+def _add(family: HistogramMetricFamily, histogram: Histogram, labels: tuple[str, ...]) -> None:
+    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+    family.add_metric(labels, list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.total)

@@ -1,0 +1,233 @@
+"""The source of a server's status and metrics, on the server's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from gradserve.server_status import (
+    ErrorStatus,
+    GradientTotals,
+    MemoryStatus,
+    MethodStatus,
+    ServerStatus,
+    TrafficStatus,
+)
+from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.observe.calls import MethodCalls, Way
+from gradserve_server.observe.observed import Observed
+from gradserve_server.observe.rounds import Histories, History, Totals
+from gradserve_server.observe.status.request import StatusRequest, run_of
+from gradserve_server.observe.status.snapshot import LOOKS_AT_ONCE, LayerSnapshot, Snapshot, in_turns, snapshot_of
+
+MOST_ACCUMULATORS = 100
+"""The most accumulators with separate metrics: those whose rounds began or ended last, excluding internal ones."""
+_SNAPSHOTS_AT_ONCE = 100
+"""The number of snapshots of accumulators taken before other tasks get a turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFacts:
+    """A server's constant facts, and functions that return what other parts of it know.
+
+    Attributes:
+        version: The version of its gradserve distribution.
+        incarnation: The id of this run.
+        device: The name of the device that ops run on.
+        ops_prepared: Returns False while the kernels of ops are being loaded or compiled.
+        memory: Returns bytes in use, by purpose.
+        resources: Returns the number of things of each kind, and its limit; 0 for no limit.
+        layers: Returns snapshots of all layers, in no particular order.
+        upstream: The address to which an aggregator forwards gradients; empty for other servers.
+        passed_on: Returns the counts of an aggregator; see `gradserve_server.upstream.counts.Counts`.
+    """
+
+    version: str
+    incarnation: str
+    device: str
+    ops_prepared: Callable[[], bool]
+    memory: Callable[[], Iterable[MemoryStatus]]
+    resources: Callable[[], Mapping[str, tuple[int, int]]]
+    layers: Callable[[], Iterable[LayerSnapshot]]
+    upstream: str = ""
+    passed_on: Callable[[], Mapping[str, int]] = dict
+
+
+class StatusSource:
+    """Takes snapshots of the server. Used on the server's event loop only."""
+
+    def __init__(
+        self,
+        facts: ServerFacts,
+        registry: AccumulatorRegistry,
+        observed: Observed,
+    ) -> None:
+        """Takes the parts to observe, and starts the clock of `uptime`."""
+        self.facts = facts
+        self._registry = registry
+        self._observed = observed
+        self._histories = observed.histories
+        self._started = observed.histories.totals.clock()
+
+    @property
+    def uptime(self) -> float:
+        """Seconds since the server started."""
+        return self._histories.totals.clock() - self._started
+
+    async def picture(self, request: StatusRequest) -> ServerStatus:
+        """Returns the status of the server. The parts of a large one are from slightly different moments."""
+        return await (await self.snapshot(request)).picture(request)
+
+    async def snapshot(self, request: StatusRequest | None = None) -> Snapshot:
+        """Returns a snapshot of the server, or of the part that a request covers. Other tasks get turns in between."""
+        accumulators = []
+        looks = in_turns(self._registry.all_owned(), LOOKS_AT_ONCE if request else _SNAPSHOTS_AT_ONCE)
+        async for key, owner, accumulator in looks:
+            history = self._histories.of(key)
+            if history is not None and (request is None or request.asks_for(key, owner)):
+                accumulators.append(snapshot_of(key, owner, accumulator, history))
+                if request is not None and len(accumulators) % _SNAPSHOTS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        layers = [each async for each in in_turns(self.facts.layers(), LOOKS_AT_ONCE)]
+        return Snapshot(self._without_parts(), self._started, accumulators, layers)
+
+    async def figures(self) -> Figures:
+        """Returns the metrics of the server."""
+        facts = self.facts
+        return Figures(
+            version=facts.version,
+            calls=tuple([each.copy() for each in self._observed.calls]),
+            traffic={name: replace(way) for name, way in self._observed.traffic.by_name().items()},
+            totals=self._histories.totals.copy(),
+            accumulators=accumulator_figures(self._histories),
+            memory=tuple(facts.memory()),
+            resources=dict(facts.resources()),
+            ops_prepared=facts.ops_prepared(),
+            upstream=facts.upstream,
+            passed_on=dict(facts.passed_on()),
+        )
+
+    def _without_parts(self) -> ServerStatus:
+        facts = self.facts
+        return ServerStatus(
+            version=facts.version,
+            incarnation=facts.incarnation,
+            uptime=self.uptime,
+            device=facts.device,
+            ops_prepared=facts.ops_prepared(),
+            traffic=tuple(
+                [
+                    TrafficStatus(name, way.received, way.sent, way.calls)
+                    for name, way in self._observed.traffic.by_name().items()
+                ]
+            ),
+            memory=tuple(facts.memory()),
+            methods=tuple(self._methods()),
+            errors=tuple(self._errors()),
+            totals=self._totals(),
+        )
+
+    def _methods(self) -> Iterable[MethodStatus]:
+        for each in self._observed.calls:
+            if each.started:
+                yield MethodStatus(
+                    service=each.service,
+                    method=each.method,
+                    started=each.started,
+                    in_progress=each.in_progress,
+                    handled=dict(each.handled),
+                    working_seconds=each.working.total,
+                    waiting_seconds=each.waiting.total,
+                )
+
+    def _errors(self) -> Iterable[ErrorStatus]:
+        for each in self._observed.calls.errors:
+            yield ErrorStatus(each.method, each.code, each.message, each.count, each.at - self._started)
+
+    def _totals(self) -> GradientTotals:
+        totals = self._histories.totals
+        return GradientTotals(
+            accepted=totals.accepted,
+            stale=totals.stale,
+            duplicate=totals.duplicate,
+            refused=totals.refused,
+            accepted_bytes=totals.accepted_bytes,
+            rounds=totals.rounds.count,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulatorFigures:
+    """Metrics of one accumulator.
+
+    Attributes:
+        container: Its container.
+        name: Its name.
+        num_rounds: The rounds that have ended.
+        stale: Its stale gradients.
+        last_round_age: Seconds since its last round ended; None if none has.
+        open_round_age: Seconds since the first gradient of its current round; 0 while it has none.
+        median_round_seconds: The median time from the first gradient of its last rounds to their ends; 0 without any.
+    """
+
+    container: str
+    name: str
+    num_rounds: int
+    stale: int
+    last_round_age: float | None
+    open_round_age: float
+    median_round_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Metrics of the whole server at one moment. They are copies, so other threads may read them.
+
+    Attributes:
+        version: The version of the server.
+        calls: The calls of each method.
+        traffic: Bytes and calls by transport.
+        totals: Counts of gradients and rounds.
+        accumulators: The accumulators whose rounds began or ended last.
+        memory: Bytes in use, by purpose.
+        resources: The number of things of each kind, and its limit; 0 for no limit.
+        ops_prepared: False while the kernels of ops are being loaded or compiled.
+        upstream: The address to which an aggregator forwards gradients; empty for other servers.
+        passed_on: The counts of an aggregator.
+    """
+
+    version: str
+    calls: tuple[MethodCalls, ...]
+    traffic: Mapping[str, Way]
+    totals: Totals
+    accumulators: tuple[AccumulatorFigures, ...]
+    memory: tuple[MemoryStatus, ...]
+    resources: Mapping[str, tuple[int, int]]
+    ops_prepared: bool
+    upstream: str
+    passed_on: Mapping[str, int]
+
+
+def accumulator_figures(histories: Histories) -> tuple[AccumulatorFigures, ...]:
+    """Returns the metrics of the accumulators whose rounds began or ended last."""
+    now = histories.totals.clock()
+    return tuple(
+        [
+            AccumulatorFigures(
+                each.key.container,
+                each.key.name,
+                each.num_rounds,
+                each.stale,
+                now - each.last_round_ended if each.rounds else None,
+                now - each.times[0] if each.times else 0.0,
+                each.median_round_seconds,
+            )
+            for each in islice(filter(_is_of_users, histories.latest()), MOST_ACCUMULATORS)
+        ]
+    )
+
+
+def _is_of_users(history: History) -> bool:
+    return run_of(history.key.name) is None
