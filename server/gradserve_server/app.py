@@ -50,20 +50,14 @@ from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerService
 from gradserve_server.rpc.boundary.interceptors import AccessChecks, FairCalls
 from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.leases.service import LeaseServicer
-from gradserve_server.rpc.listeners.sockets.client_regions import max_regions
-from gradserve_server.rpc.listeners.sockets.context import SocketContext
-from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
-from gradserve_server.rpc.listeners.sockets.gpu_access import GpuAccess
-from gradserve_server.rpc.listeners.sockets.listener import SocketListener
-from gradserve_server.rpc.listeners.sockets.methods import methods_of
-from gradserve_server.rpc.listeners.sockets.places import bind_sockets
-from gradserve_server.rpc.server_info.device_figures import DeviceFigures
+from gradserve_server.rpc.listeners.sockets.context import FairSockets, GpuAccess, SocketContext, methods_of
+from gradserve_server.rpc.listeners.sockets.listener import SocketListener, bind_sockets
+from gradserve_server.rpc.listeners.sockets.regions import max_regions
 from gradserve_server.rpc.server_info.service import ServerServicer
-from gradserve_server.rpc.server_info.usage import Usage
+from gradserve_server.rpc.server_info.usage import DeviceFigures, Usage
 from gradserve_server.rpc.services import Services
-from gradserve_server.rpc.sockets.addresses import SocketAddresses
-from gradserve_server.rpc.sockets.service import SocketServicer
-from gradserve_server.rpc.sockets.tickets import TicketOffice
+from gradserve_server.rpc.sockets.service import SocketAddresses, SocketServicer
+from gradserve_server.rpc.sockets.tickets import TicketRegistry
 from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.rpc.upstream.link import UpstreamLink
 from gradserve_server.rpc.upstream.service import AggregatingServicer
@@ -203,7 +197,7 @@ class Server:
         )
         self.layers = LayerRegistry(self._batch_norm, quotas.layers, self.lifetimes, bookkeeping, run.is_of_another)
         in_flight = InFlight(limits.max_inflight_bytes, limits.min_arrival_rate)
-        tickets, self._socket_addresses = TicketOffice(clock), SocketAddresses()
+        tickets, self._socket_addresses = TicketRegistry(clock), SocketAddresses()
         opener = TensorOpener(self.store, residence)
         longest = DeliveryLimits(limits.inline_limit_bytes, limits.max_message_bytes)
         deliverer = TensorDeliverer(self.store, residence, quotas.call_memory, longest, device_memory)

@@ -29,8 +29,8 @@ from gradserve_server.resources.memory import DeviceMemory, ServerQuotas
 from gradserve_server.rpc.boundary.chain import Interceptor
 from gradserve_server.rpc.listeners.grpc.listener import GrpcListener
 from gradserve_server.rpc.listeners.listener import MakeListener
-from gradserve_server.rpc.listeners.sockets.client_regions import max_regions
-from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
+from gradserve_server.rpc.listeners.sockets.context import FairSockets
+from gradserve_server.rpc.listeners.sockets.regions import max_regions
 from gradserve_server.runtime.files import reason_of
 from gradserve_server.runtime.timing import ServiceClock
 from gradserve_server.state.durability import Durability

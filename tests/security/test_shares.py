@@ -15,7 +15,7 @@ from gradserve_server.config import LimitsConfig, RuntimeConfig, SecurityConfig,
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.quotas import Quota
 from gradserve_server.rpc.boundary.interceptors import FairCalls
-from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
+from gradserve_server.rpc.listeners.sockets.context import FairSockets
 from gradserve_server.security.call_rates import CallRates
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.own_limits import NO_LIMITS, OwnLimits

@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from gradserve_server.errors import NotFoundError, ResourceExhaustedError
-from gradserve_server.rpc.sockets.tickets import LIFETIME_SECONDS, TICKET_BYTES, Grant, TicketOffice
+from gradserve_server.rpc.sockets.tickets import LIFETIME_SECONDS, TICKET_BYTES, Grant, TicketRegistry
 
 
 class Clock:
@@ -21,7 +21,7 @@ def grant(client_id: str = "a") -> Grant:
 
 
 def test_a_ticket_opens_once() -> None:
-    office = TicketOffice(Clock())
+    office = TicketRegistry(Clock())
     ticket = office.issue(grant())
     assert len(ticket) == TICKET_BYTES
     assert office.redeem(ticket, "a") == grant()
@@ -32,7 +32,7 @@ def test_a_ticket_opens_once() -> None:
 
 def test_a_ticket_expires() -> None:
     clock = Clock()
-    office = TicketOffice(clock)
+    office = TicketRegistry(clock)
     first = office.issue(grant())
     clock.now += LIFETIME_SECONDS - 0.5
     second = office.issue(grant())
@@ -44,7 +44,7 @@ def test_a_ticket_expires() -> None:
 
 @pytest.mark.parametrize("client_id", ["b", "", "A", "a\0", "ä"])
 def test_another_client_cannot_use_it_and_it_is_spent(client_id: str) -> None:
-    office = TicketOffice(Clock())
+    office = TicketRegistry(Clock())
     ticket = office.issue(grant())
     for name in (client_id, "a"):
         with pytest.raises(NotFoundError):
@@ -53,7 +53,7 @@ def test_another_client_cannot_use_it_and_it_is_spent(client_id: str) -> None:
 
 @pytest.mark.parametrize("ticket", [b"", b"x", bytes(TICKET_BYTES), bytes(1000)])
 def test_a_made_up_ticket(ticket: bytes) -> None:
-    office = TicketOffice(Clock())
+    office = TicketRegistry(Clock())
     good = office.issue(grant())
     with pytest.raises(NotFoundError):
         office.redeem(ticket, "a")
@@ -62,7 +62,7 @@ def test_a_made_up_ticket(ticket: bytes) -> None:
 
 def test_too_many_wait_until_some_are_used_or_expire() -> None:
     clock, numbers = Clock(), count()
-    office = TicketOffice(clock, lambda size: next(numbers).to_bytes(size, "big"))
+    office = TicketRegistry(clock, lambda size: next(numbers).to_bytes(size, "big"))
     tickets = [office.issue(grant()) for _ in range(4096)]
     with pytest.raises(ResourceExhaustedError, match="4096 wait to be used, 4096 allowed"):
         office.issue(grant())

@@ -36,7 +36,7 @@ from gradserve_server.rpc.batch_norm_layers.messages import (
 )
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of
-from gradserve_server.rpc.gradient_ops.calls import decode_inputs
+from gradserve_server.rpc.gradient_ops.service import decode_inputs
 from gradserve_server.rpc.tensors.messages import decode_placement
 from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener

@@ -1,30 +1,30 @@
-"""GradientOpsService: decodes, runs the op, encodes."""
+"""GradientOpsService: decodes a call, runs the op, and encodes its outputs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 from google.protobuf import message_factory
 from google.protobuf.message import Message
 
-from gradserve.v1 import gradient_ops_service_pb2
+from gradserve.v1 import gradient_ops_service_pb2, tensor_pb2
 from gradserve.wire.tensors import Contents, WithContents
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
+from gradserve_server.limits import MAX_NAME_BYTES, MAX_NETWORK_PARTS, check_count, check_length
 from gradserve_server.ops.operation import AnyOp
-from gradserve_server.ops.runner import OpRunner, arrays_of, check_call, open_inputs
+from gradserve_server.ops.runner import OpRunner, arrays_of, check_call, joined, open_inputs
 from gradserve_server.rpc.boundary.chain import Call
-from gradserve_server.rpc.boundary.messages import PARTS_AT_ONCE
-from gradserve_server.rpc.gradient_ops.calls import (
-    decode_attributes,
-    decode_inputs,
-    encode_response,
-    num_parts,
-    serialize_response,
-)
-from gradserve_server.rpc.tensors.messages import decode_placement, each_delivered, encode_delivered
+from gradserve_server.rpc.boundary.messages import PARTS_AT_ONCE, Serialized, repeated
+from gradserve_server.rpc.tensors.messages import decode_placement, decode_reference, each_delivered, encode_delivered
+from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.delivery import TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
+from gradserve_server.tensors.payload import Payload
+from gradserve_server.tensors.references import Reference
 
+AttributesT = TypeVar("AttributesT")
 SERVICE = gradient_ops_service_pb2.DESCRIPTOR.services_by_name["GradientOpsService"]
 
 
@@ -39,7 +39,7 @@ class GradientOpsServicer:
         deliverer: TensorDeliverer,
         compute: Compute,
     ) -> None:
-        """Adds a method for each RPC of the service, which runs the op of that name.
+        """Adds a method for each RPC of the service that runs the op of that name.
 
         Args:
             ops: The ops by name.
@@ -71,7 +71,79 @@ class GradientOpsServicer:
             if len(delivered) <= PARTS_AT_ONCE:
                 tensors = dict(zip(outputs, encode_delivered(delivered, contents), strict=True))
                 return WithContents(encode_response(response, computed.outputs, tensors), contents)
-            # With contents beside it, a message for gRPC could not be serialized in parts.
+            # For gRPC, a message with contents beside it could not be serialized in parts.
             many = each_delivered(delivered, contents, beside=delivery.is_attached)
             message = await self._compute.run_in_thread(serialize_response, response, computed.outputs, many)
             return WithContents(message, contents)
+
+
+def decode_attributes(request: Message, kind: type[AttributesT]) -> AttributesT:
+    """Returns the attributes of a request, with defaults for unset ones.
+
+    Raises:
+        InvalidArgumentError: A name is too long.
+    """
+    declared: Any = kind
+    given = {field.name: getattr(request, field.name) for field in fields(declared) if _is_set(request, field.name)}
+    for name, value in given.items():
+        if isinstance(value, str):
+            check_length(value, MAX_NAME_BYTES, name)
+    return kind(**given)
+
+
+def _is_set(request: Message, name: str) -> bool:
+    """Returns True if a field is set; a string without presence counts as set if it is not empty."""
+    if request.DESCRIPTOR.fields_by_name[name].has_presence:
+        return request.HasField(name)
+    return bool(getattr(request, name))
+
+
+def num_parts(request: Any, kind: type[Any]) -> int:
+    """Returns the number of tensors in the repeated fields of a request."""
+    declared = request.DESCRIPTOR.fields_by_name
+    return sum(len(getattr(request, field.name)) for field in fields(kind) if declared[field.name].is_repeated)
+
+
+def decode_inputs(request: Any, kind: type[Any], payload: Payload, user: Identity = ANONYMOUS) -> dict[str, Reference]:
+    """Returns the references of required and given inputs, by name; "weights[1]" for a repeated field.
+
+    Raises:
+        InvalidArgumentError: There are too many.
+    """
+    references: dict[str, Reference] = {}
+    for field in fields(kind):
+        value = getattr(request, field.name)
+        if request.DESCRIPTOR.fields_by_name[field.name].is_repeated:
+            check_count(value, MAX_NETWORK_PARTS, "tensors", field.name)
+            references |= {
+                f"{field.name}[{index}]": decode_reference(tensor, payload, user) for index, tensor in enumerate(value)
+            }
+        elif request.HasField(field.name) or field.default is MISSING:
+            references[field.name] = decode_reference(value, payload, user)
+    return references
+
+
+def encode_response(response: type[Message], outputs: Any, tensors: Mapping[str, tensor_pb2.Tensor]) -> Message:
+    """Returns the response of an op.
+
+    Args:
+        response: The type of the response.
+        outputs: The dataclass of the op's outputs.
+        tensors: The messages of the existing outputs, by name, as `arrays_of` names them.
+    """
+    return response(**joined(type(outputs), tensors))
+
+
+def serialize_response(response: type[Message], outputs: Any, tensors: Iterator[tensor_pb2.Tensor]) -> Serialized:
+    """Does what `encode_response` does for very many tensors, which come in the order of `arrays_of`."""
+    parts: list[bytes] = []
+    for field in fields(outputs):
+        value = getattr(outputs, field.name)
+        if value is not None:
+            of_field = islice(tensors, len(value) if isinstance(value, tuple) else 1)
+            parts += repeated(of_field, partial(_with, response, field.name, is_list=isinstance(value, tuple)))
+    return Serialized(b"".join(parts))
+
+
+def _with(response: type[Message], name: str, tensors: Sequence[tensor_pb2.Tensor], *, is_list: bool) -> Message:
+    return response(**{name: tensors if is_list else tensors[0]})

@@ -1,20 +1,30 @@
-"""ServerService: the server's version, devices, limits and load."""
+"""ServerService: the server's version, devices, limits, load and status."""
 
 from collections.abc import Callable
 
+from gradserve.server_status import ServerStatus
 from gradserve.v1 import server_messages_pb2 as messages_pb2
 from gradserve.v1 import status_messages_pb2
-from gradserve.wire.messages import encode_duration
+from gradserve.wire.messages import encode_duration, fill
 from gradserve_server.config import LeaseConfig, LimitsConfig
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.inventory import Inventory
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.observe.status.source import StatusSource
 from gradserve_server.resources.cluster import Member
 from gradserve_server.rpc.boundary.chain import Call
-from gradserve_server.rpc.server_info.device_figures import DeviceFigures
-from gradserve_server.rpc.server_info.status import decode_status_request, encode_status
-from gradserve_server.rpc.server_info.usage import Usage
-from gradserve_server.rpc.sockets.addresses import SocketAddresses
+from gradserve_server.rpc.server_info.usage import DeviceFigures, Usage
+from gradserve_server.rpc.sockets.service import SocketAddresses
+from gradserve_server.security.identity import Identity
+
+_ORDERS = {
+    status_messages_pb2.GetServerStatusRequest.ORDER_UNSPECIFIED: Order.LATEST,
+    status_messages_pb2.GetServerStatusRequest.ORDER_NAME: Order.NAME,
+    status_messages_pb2.GetServerStatusRequest.ORDER_RATE: Order.RATE,
+    status_messages_pb2.GetServerStatusRequest.ORDER_WAITING: Order.WAITING,
+    status_messages_pb2.GetServerStatusRequest.ORDER_BYTES: Order.BYTES,
+}
 
 
 class ServerServicer:
@@ -40,7 +50,7 @@ class ServerServicer:
         member: Member | None,
         upstream: str,
     ) -> None:
-        """Takes the name of the `device` that ops run on, whether they are prepared, and an `uptime` in seconds."""
+        """Takes what the server reports: `device` is the name of the ops' device, `uptime` returns seconds."""
         self._http_url = http_url
         self._upstream = upstream
         self._member = None
@@ -108,3 +118,31 @@ class ServerServicer:
     ) -> status_messages_pb2.GetServerStatusResponse:
         status = await self._status.picture(decode_status_request(request, call.identity))
         return await self._compute.run_in_thread(encode_status, status)
+
+
+def decode_status_request(request: status_messages_pb2.GetServerStatusRequest, user: Identity) -> StatusRequest:
+    """Reads a request for the status.
+
+    Raises:
+        InvalidArgumentError: A maximum is larger than allowed, or the order is unknown.
+    """
+    order = _ORDERS.get(request.order)
+    if order is None:
+        raise InvalidArgumentError(f"expected an order of GetServerStatusRequest, got {request.order}", field="order")
+    default = StatusRequest()
+    return StatusRequest(
+        user=user,
+        container=request.container,
+        name_contains=request.name_contains,
+        order=order,
+        max_accumulators=request.max_accumulators or default.max_accumulators,
+        max_rounds=request.max_rounds or default.max_rounds,
+        max_workers=request.max_workers or default.max_workers,
+    )
+
+
+def encode_status(status: ServerStatus) -> status_messages_pb2.GetServerStatusResponse:
+    """Returns a status as a message."""
+    message = status_messages_pb2.GetServerStatusResponse()
+    fill(message, status)
+    return message

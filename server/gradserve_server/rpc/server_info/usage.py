@@ -1,22 +1,26 @@
-"""What is in use: of the server, by identities, and in containers."""
+"""How much of the limits is in use, by identities, in containers, and on the device of the ops."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import nlargest
 
 from gradserve.v1 import server_messages_pb2 as messages_pb2
+from gradserve.wire.messages import encode_duration
+from gradserve_server.devices.device import Device
+from gradserve_server.resources.memory import Purpose
 from gradserve_server.resources.quotas import FairQuota
 from gradserve_server.security.identity import Identity
+from gradserve_server.tensors.eviction import Evictor
 
 _MOST_IDENTITIES = 1000
 _MOST_CONTAINERS = 100
-_MOST_LOOKED_AT = 1000
-"""The containers that are looked at: a client can make a hundred thousand."""
+_MOST_COMPARED = 1000
+"""The most containers to compare, because a client can make a hundred thousand."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The quotas whose use is reported."""
+    """The use of the quotas of a server."""
 
     memory: FairQuota
     handles: FairQuota
@@ -27,7 +31,7 @@ class Usage:
     device_memory: FairQuota | None = None
 
     def of_all(self) -> messages_pb2.ServerUsage:
-        """Returns what is in use."""
+        """Returns the use by everybody."""
         return messages_pb2.ServerUsage(
             num_bytes=self.memory.used,
             num_handles=self.handles.used,
@@ -38,7 +42,7 @@ class Usage:
         )
 
     def of_identities(self, caller: Identity) -> list[messages_pb2.ShareUsage]:
-        """Returns what the caller uses; for an admin of all containers, what each identity uses that uses anything."""
+        """Returns the use by the caller; for an admin of all containers, by each identity that uses anything."""
         if not caller.name:
             return []
         names = {caller.name}
@@ -50,12 +54,10 @@ class Usage:
         return [self._share(name, lambda quota, name: quota.identities.held_by(name)) for name in largest]
 
     def of_containers(self, caller: Identity) -> list[messages_pb2.ShareUsage]:
-        """Returns what the largest containers use in which the caller has a role."""
-        # Whatever is in a container has some bookkeeping.
+        """Returns the use in the largest containers in which the caller has a role."""
+        # Everything in a container takes some bookkeeping.
         used = self.bookkeeping.containers
-        names = [
-            name for name in used.names(_MOST_LOOKED_AT) if caller.role_in(name) is not None and used.held_by(name)
-        ]
+        names = [name for name in used.names(_MOST_COMPARED) if caller.role_in(name) is not None and used.held_by(name)]
         largest = nlargest(_MOST_CONTAINERS, names, key=self.memory.containers.held_by)
         return [self._share(name, lambda quota, name: quota.containers.held_by(name)) for name in largest]
 
@@ -69,4 +71,40 @@ class Usage:
             num_layers=held_by(self.layers, name),
             bookkeeping_bytes=held_by(self.bookkeeping, name),
             device_bytes=0 if self.device_memory is None else held_by(self.device_memory, name),
+        )
+
+
+@dataclass(frozen=True)
+class DeviceFigures:
+    """The figures of the ops' device and of its memory.
+
+    Attributes:
+        device: The device.
+        evictor: Keeps its memory within the limit; None for a device without memory of its own.
+    """
+
+    device: Device
+    evictor: Evictor | None
+
+    def message(self) -> messages_pb2.DeviceUsage | None:
+        """Returns the figures as a message; None for the host."""
+        usage = self.device.usage()
+        if usage is None or self.evictor is None:
+            return None
+        used = self.evictor.device.used
+        return messages_pb2.DeviceUsage(
+            max_bytes=self.evictor.device.quota.limit,
+            computing_bytes=used[Purpose.COMPUTING],
+            stored_bytes=used[Purpose.STORED],
+            accumulator_bytes=used[Purpose.ACCUMULATORS],
+            layer_bytes=used[Purpose.LAYERS],
+            cached_bytes=usage.cached_bytes,
+            other_bytes=usage.other_bytes,
+            num_evicted=self.evictor.num_evicted,
+            evicted_bytes=self.evictor.evicted_bytes,
+            num_compiled=usage.num_compiled,
+            num_launches=usage.num_launches,
+            bytes_to_device=usage.bytes_to_device,
+            bytes_to_host=usage.bytes_to_host,
+            wait=encode_duration(usage.wait_seconds),
         )

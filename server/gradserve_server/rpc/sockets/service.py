@@ -1,24 +1,48 @@
-"""SocketService: tickets for the sockets beside gRPC."""
+"""SocketService: tickets for the sockets beside gRPC, and where these sockets are."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradserve.address import Address
+from gradserve.memory.machine import machine_id
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
 from gradserve.wire.messages import encode_duration
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.rpc.boundary.chain import Call
-from gradserve_server.rpc.sockets.addresses import SocketAddresses
-from gradserve_server.rpc.sockets.tickets import LIFETIME_SECONDS, Grant, TicketOffice
+from gradserve_server.rpc.sockets.tickets import LIFETIME_SECONDS, Grant, TicketRegistry
 
 _MAX_CLIENT_ID = 256
 _ANY_BYTES = (1 << 63) - 1
-
 _Direction = messages_pb2.IssueTicketRequest.Direction
 _TO_SERVER = (_Direction.DIRECTION_UNSPECIFIED, _Direction.DIRECTION_BOTH, _Direction.DIRECTION_TO_SERVER)
 _TO_CLIENT = (_Direction.DIRECTION_UNSPECIFIED, _Direction.DIRECTION_BOTH, _Direction.DIRECTION_TO_CLIENT)
 
 
+@dataclass
+class SocketAddresses:
+    """The addresses of a server's sockets, once they are bound.
+
+    Attributes:
+        tcp: The TCP sockets. An empty host stands for the host at which the client reaches the server over gRPC.
+        unix_path: The path of the Unix socket, empty if there is none.
+    """
+
+    tcp: Sequence[Address] = ()
+    unix_path: str = ""
+
+    def message(self) -> messages_pb2.SocketAddresses:
+        """Returns the addresses as a message."""
+        return messages_pb2.SocketAddresses(
+            tcp=[messages_pb2.TcpSocket(host=each.host, port=each.port) for each in self.tcp],
+            unix_path=self.unix_path,
+            machine=machine_id(),
+        )
+
+
 class SocketServicer:
     """Issues tickets. The protos say what each method does."""
 
-    def __init__(self, tickets: TicketOffice, addresses: SocketAddresses) -> None:
+    def __init__(self, tickets: TicketRegistry, addresses: SocketAddresses) -> None:
         self._tickets = tickets
         self._addresses = addresses
 

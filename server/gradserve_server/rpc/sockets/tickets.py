@@ -1,4 +1,4 @@
-"""Tickets, which open connections to sockets."""
+"""Tickets that open connections to sockets."""
 
 import hmac
 import secrets
@@ -17,15 +17,15 @@ _MAX_TICKETS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a ticket allows on its connection.
+    """The rights that a ticket gives its connection.
 
     Attributes:
-        client_id: The client to which it was issued.
+        client_id: The client that asked for the ticket.
         to_server: Whether calls may have payloads.
         to_client: Whether replies may have payloads.
         max_payload_bytes: The largest payload of one frame.
-        peer: The certificate that the client showed when it got the ticket.
-        credentials: What the client showed when it asked for the ticket.
+        peer: The certificate that the client showed when it asked.
+        credentials: The credentials that the client showed when it asked.
     """
 
     client_id: str
@@ -36,8 +36,8 @@ class Grant:
     credentials: Credentials = NO_CREDENTIALS
 
 
-class TicketOffice:
-    """Issues tickets, and takes each of them once.
+class TicketRegistry:
+    """Issues tickets, and accepts each of them once.
 
     Not thread-safe: used on the event loop only.
     """
@@ -64,7 +64,7 @@ class TicketOffice:
         return ticket
 
     def redeem(self, ticket: bytes, client_id: str, peer: PeerCertificate | None = None) -> Grant:
-        """Takes a ticket, which cannot be used again, not even by its own client.
+        """Accepts a ticket, which cannot be used again, not even by its own client.
 
         Args:
             ticket: The ticket.
@@ -72,7 +72,7 @@ class TicketOffice:
             peer: The certificate that it shows; None if the socket asks for none.
 
         Raises:
-            NotFoundError: There is no such ticket for this client (any more).
+            NotFoundError: There is no such ticket for this client.
         """
         self._forget_expired()
         found = self._issued.pop(ticket, None)

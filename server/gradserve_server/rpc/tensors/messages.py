@@ -1,11 +1,13 @@
-"""Converts tensor messages to arrays, and back."""
+"""Tensors in messages: references and placements of requests, results and specs of replies."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from gradserve.v1 import tensor_pb2
+from gradserve.wire.frames import aligned
 from gradserve.wire.tensors import Contents, to_data_type, to_dtype
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
@@ -17,6 +19,13 @@ from gradserve_server.tensors.delivery import Delivered, Placement, PlacementMod
 from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
 from gradserve_server.tensors.spec import TensorSpec
+
+_MODES = {
+    tensor_pb2.Placement.MODE_UNSPECIFIED: PlacementMode.INLINE,
+    tensor_pb2.Placement.MODE_INLINE: PlacementMode.INLINE,
+    tensor_pb2.Placement.MODE_KEEP: PlacementMode.KEEP,
+    tensor_pb2.Placement.MODE_AUTO: PlacementMode.AUTO,
+}
 
 
 def decode_spec(data_type: tensor_pb2.DataType, shape: Sequence[int], field: str) -> TensorSpec:
@@ -48,7 +57,7 @@ def decode_reference(tensor: tensor_pb2.Tensor, payload: Payload, user: Identity
     Args:
         tensor: The message of the tensor.
         payload: The payload beside the request.
-        user: The caller, who can only refer to what it reaches.
+        user: The caller, who can only refer to tensors within reach.
     """
     data = tensor.WhichOneof("data")
     if data == "handle":
@@ -76,11 +85,6 @@ def _described(tensor: tensor_pb2.Tensor) -> TensorSpec | Malformed:
         return Malformed(error.message, error.field or "")
 
 
-def encode_spec(spec: TensorSpec | Array) -> tensor_pb2.TensorSpec:
-    """Returns the message of a spec, or of an array's dtype and shape."""
-    return tensor_pb2.TensorSpec(dtype=to_data_type(spec.dtype), shape=spec.shape)
-
-
 def decode_placement(placement: tensor_pb2.Placement, call: Call) -> Placement:
     """Reads the placement of a reply's tensors.
 
@@ -95,6 +99,16 @@ def decode_placement(placement: tensor_pb2.Placement, call: Call) -> Placement:
     return Placement(mode, decode_duration(placement, "lease"), call.identity)
 
 
+def encode_spec(spec: TensorSpec | Array) -> tensor_pb2.TensorSpec:
+    """Returns the message of a spec, or of an array's dtype and shape."""
+    return tensor_pb2.TensorSpec(dtype=to_data_type(spec.dtype), shape=spec.shape)
+
+
+def encode_handle(spec: TensorSpec | Array, handle: str) -> tensor_pb2.Tensor:
+    """Returns the message of a stored tensor."""
+    return tensor_pb2.Tensor(dtype=to_data_type(spec.dtype), shape=spec.shape, handle=handle)
+
+
 def encode_delivered(delivered: Iterable[Delivered], contents: Contents) -> list[tensor_pb2.Tensor]:
     """Returns the messages of results, for a reply with these contents."""
     return list(each_delivered(list(delivered), contents))
@@ -103,7 +117,7 @@ def encode_delivered(delivered: Iterable[Delivered], contents: Contents) -> list
 def each_delivered(
     places: Sequence[Delivered], contents: Contents, *, beside: bool = True
 ) -> Iterator[tensor_pb2.Tensor]:
-    """Yields the messages of results, for a reply that is made bit by bit; see `Contents.each_tensor`."""
+    """Yields the messages of results, for a reply that is serialized in parts; see `Contents.each_tensor`."""
     inline = contents.each_tensor([each.array for each in places if isinstance(each, Inline)], beside=beside)
     for each in places:
         yield next(inline) if isinstance(each, Inline) else _encode_stored(each)
@@ -115,14 +129,27 @@ def _encode_stored(stored: Stored) -> tensor_pb2.Tensor:
     return encode_handle(spec, stored.handle)
 
 
-def encode_handle(spec: TensorSpec | Array, handle: str) -> tensor_pb2.Tensor:
-    """Returns the message of a stored tensor."""
-    return tensor_pb2.Tensor(dtype=to_data_type(spec.dtype), shape=spec.shape, handle=handle)
+@dataclass
+class StreamedContents:
+    """The payload beside a message whose tensors leave the memory of a device while the reply is being sent.
 
+    Attributes:
+        arrays: The arrays that are not empty, in the order of the payload.
+        num_bytes: The length of the payload.
+    """
 
-_MODES = {
-    tensor_pb2.Placement.MODE_UNSPECIFIED: PlacementMode.INLINE,
-    tensor_pb2.Placement.MODE_INLINE: PlacementMode.INLINE,
-    tensor_pb2.Placement.MODE_KEEP: PlacementMode.KEEP,
-    tensor_pb2.Placement.MODE_AUTO: PlacementMode.AUTO,
-}
+    arrays: list[Array] = field(default_factory=list)
+    num_bytes: int = 0
+
+    def tensors(self, arrays: Iterable[Array]) -> list[tensor_pb2.Tensor]:
+        """Returns the tensors of arrays, for the message to which these contents belong."""
+        return [self._add(array) for array in arrays]
+
+    def _add(self, array: Array) -> tensor_pb2.Tensor:
+        dtype = to_data_type(array.dtype)
+        if not array.nbytes:
+            return tensor_pb2.Tensor(dtype=dtype, shape=array.shape, content=b"")
+        offset = aligned(self.num_bytes)
+        self.arrays.append(array)
+        self.num_bytes = offset + array.nbytes
+        return tensor_pb2.Tensor(dtype=dtype, shape=array.shape, payload_offset=offset)

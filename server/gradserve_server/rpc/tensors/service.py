@@ -28,12 +28,12 @@ from gradserve_server.rpc.boundary.chain import Call, Codec, StreamedReply
 from gradserve_server.rpc.boundary.fields import decode_duration, page_of
 from gradserve_server.rpc.boundary.messages import PARTS_AT_ONCE, Serialized, repeated, within
 from gradserve_server.rpc.tensors.messages import (
+    StreamedContents,
     decode_reference,
     decode_spec,
     encode_handle,
     encode_spec,
 )
-from gradserve_server.rpc.tensors.streamed import StreamedContents
 from gradserve_server.runtime.tasks import Begun, OwnTasks
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.downloads import Downloads

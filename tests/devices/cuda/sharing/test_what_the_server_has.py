@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import gradserve
-from gradserve_server.rpc.listeners.sockets import gpu_access
-from gradserve_server.rpc.listeners.sockets.gpu_access import GpuAccess
+from gradserve_server.rpc.listeners.sockets import context as gpu_access
+from gradserve_server.rpc.listeners.sockets.context import GpuAccess
 from gradserve_server.testing import LocalServer
 from tests.devices.cuda.stand_in.gpu.settings import Settings
 from tests.devices.cuda.stand_in.installing import StandIn

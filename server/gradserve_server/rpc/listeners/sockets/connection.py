@@ -1,4 +1,4 @@
-"""One connection to a socket: one call after the other."""
+"""A connection to a socket: opens it, and serves one call after the other."""
 
 import asyncio
 import contextlib
@@ -37,12 +37,9 @@ from gradserve_server.errors import (
 from gradserve_server.observe.call_record import Origin
 from gradserve_server.rpc.boundary.chain import Call, StreamedReply, origin
 from gradserve_server.rpc.boundary.status import status_message, unimplemented
-from gradserve_server.rpc.listeners.sockets.client_regions import ClientRegions
-from gradserve_server.rpc.listeners.sockets.context import SocketContext
-from gradserve_server.rpc.listeners.sockets.methods import Method
-from gradserve_server.rpc.listeners.sockets.payload_receiver import PayloadReceiver, check_payload_bytes
-from gradserve_server.rpc.listeners.sockets.server_regions import ServerRegions
-from gradserve_server.rpc.listeners.sockets.strands import Strands
+from gradserve_server.rpc.listeners.sockets.context import Method, SocketContext, Strands
+from gradserve_server.rpc.listeners.sockets.payloads import PayloadReceiver, check_payload_bytes
+from gradserve_server.rpc.listeners.sockets.regions import ClientRegions, ServerRegions
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
 from gradserve_server.rpc.sockets.tickets import Grant
 from gradserve_server.runtime.tasks import Begun
@@ -56,11 +53,11 @@ _log = logging.getLogger(__name__)
 _HELLO_SECONDS = 10.0
 _MAX_HELLO_BYTES = 4096
 _SHORT_HEAD_BYTES = 64 << 10
-"""Heads of calls up to this length do not wait for room. A connection takes about as much."""
+"""Heads of calls up to this length do not wait for room: a connection takes about as much anyway."""
 
 
 class _LeftError(Exception):
-    """The client has given up the connection."""
+    """The client has abandoned the connection."""
 
 
 class Connection:
@@ -71,8 +68,8 @@ class Connection:
 
         Args:
             stream: The stream.
-            context: What all connections share.
-            has_regions: Whether the client can hand over memory, and read the server's in place.
+            context: The parts that all connections share.
+            has_regions: Whether client and server can read each other's memory in place.
         """
         self._stream = stream
         self._context = context
@@ -80,19 +77,19 @@ class Connection:
         self._way = context.traffic.shared_memory if has_regions else context.traffic.bulk
         self._client_regions = ClientRegions(context.fair)
         self._owner: Identity | None = None
-        """Whose connection it is, once it counts."""
+        """The identity for which the connection counts, once it is open."""
         self._server_regions = ServerRegions()
         self._grant: Grant | None = None
         self._credentials: Callable[[], Credentials] = no_credentials
         self._gpu: GpuSharing | None = None
-        """What opens the client's memory of the GPU; None if it may not hand over any."""
+        """Opens the client's GPU memory; None if it may not hand over any."""
         self._gave_up = False
         self._strands = Strands(context.fair.strands)
         self._strand_key = b""
         self._is_strand = False
         self._payloads = PayloadReceiver(stream, context, self._client_regions)
         self.is_idle = True
-        """Whether no call is under way."""
+        """Whether no call is in flight."""
 
     async def serve(self) -> None:
         """Answers calls until the connection ends, or the server drains. Expects `close` afterwards."""
@@ -108,7 +105,7 @@ class Connection:
         except SilentError as error:
             await self._refuse(DeadlineExceededError(str(error)))
         except TooSlowError as error:
-            await self._refuse(UnavailableError(str(error)))  # it may try again, behind those who wait
+            await self._refuse(UnavailableError(str(error)))  # it may try again, behind those that wait
         except ServiceError as error:
             await self._refuse(error)
 
@@ -118,11 +115,11 @@ class Connection:
         return self._grant is not None
 
     def dismiss(self, error: ServiceError) -> None:
-        """Tells the client why the connection ends, whether a call is under way or not. Does not wait."""
+        """Tells the client why the connection ends, even during a call. Does not wait."""
         self._stream.end_with(_error_frame(status_message(error)))
 
     def close(self) -> None:
-        """Closes the socket, and forgets what belongs to the connection."""
+        """Closes the socket, and releases everything that belongs to the connection."""
         if self._grant is not None and self._has_regions:
             self._context.readers.count -= 1
         self._server_regions.close()
@@ -171,7 +168,7 @@ class Connection:
         return await self._stream.write([FrameHeader(FrameKind.REPLY, message_bytes=len(message)).pack() + message])
 
     def _offer_gpu(self, welcome: messages_pb2.Welcome) -> None:
-        """Says which GPU's memory the client may hand over, or why it may not."""
+        """Adds the GPU whose memory the client may hand over, or the reason why it may not."""
         gpu = self._context.gpu
         welcome.why_no_gpu = gpu.why_not(self._stream.peer_uid(), self._stream.peer_pid())
         if gpu.sharing is not None and not welcome.why_no_gpu:
@@ -247,7 +244,7 @@ class Connection:
             await self._stream.write([FrameHeader(FrameKind.REPLY).pack()])
 
     async def _open_memory(self, gpu: GpuSharing, region: messages_pb2.GpuRegion, num_bytes: int) -> Array:
-        # As the result of a thread's work, it would stay open until the next garbage collection.
+        # As the result of the thread's work, the memory would stay open until the next garbage collection.
         opened: list[Array] = []
         run = self._context.compute.run_in_thread
         await run(lambda: opened.append(gpu.open_memory(region.handle, region.buffer_id, num_bytes)))
@@ -314,7 +311,7 @@ class Connection:
         return Origin(self._stream.peer_name())
 
     async def _read_head(self, header: FrameHeader) -> memoryview:
-        """Reads what comes before the payload; if that is long, once there is room for what arrives."""
+        """Reads the bytes before the payload; if they are long, waits for room first."""
         if header.head_bytes <= _SHORT_HEAD_BYTES:
             return await self._stream.read(header.head_bytes)
         messages, stream = self._context.messages, self._stream
@@ -343,17 +340,17 @@ class Connection:
         finally:
             call.payload.close()
             if self._payloads.is_busy and (failure is None or self._payloads.is_lent):
-                # Whatever the answer is: with it, the client has its memory back.
+                # With the answer, whatever it is, the client gets its memory back.
                 await self._payloads.wait()
         return await (self._reply(response, call) if failure is None else self._reply_error(failure))
 
     async def _receive_and_begin(self, method: Method, request: Any, call: Call) -> Begun[Any]:
-        """Begins a call with a payload: when that is there, or before if it is large and the method can."""
+        """Begins a call with a payload: once that has arrived, or earlier if it is large and the method can."""
         uses_payload = _uses_payload(request)
         if not (self._payloads.takes_time and method.begins_early and uses_payload):
             await self._payloads.fill()
             if not uses_payload:
-                # A call that waits, and never looks at its payload, would keep other payloads waiting.
+                # A call that never looks at its payload would keep other payloads waiting for as long as it waits.
                 call.payload.close()
             return Begun(method.handle(request, call))
         begun = asyncio.ensure_future(method.handle(request, call))
@@ -366,17 +363,17 @@ class Connection:
         return Begun(begun)
 
     async def _rest(self, begun: Begun[Any], call: Call) -> Any:
-        """Returns the response of a call that has to wait, unless the client gives it up.
+        """Waits for the response of a call, unless the client gives the call up.
 
         Raises:
-            TimeoutError: Its time is over.
-            ServiceError: It failed.
+            TimeoutError: The time of the call is over.
+            ServiceError: The call failed.
         """
         task = asyncio.current_task()
         assert task is not None
 
         def give_up() -> None:
-            # Whatever the client sends now, or does not send any more, gives up the call.
+            # The client gives up the call by sending anything, or by leaving.
             self._stream.unwatch()
             self._gave_up = True
             task.cancel()
@@ -410,11 +407,11 @@ class Connection:
         if contents.num_bytes > self._grant.max_payload_bytes:
             return await self._reply_too_large(contents.num_bytes, call)
         if self._has_regions:
-            shown = self._server_regions.show(contents.buffers)
-            pieces, segments = shown.pieces, pack_segments(shown.segments)
+            placed = self._server_regions.place(contents.buffers)
+            pieces, segments = placed.pieces, pack_segments(placed.segments)
             for frame in self._server_regions.forget_unused():
                 await self._stream.write([frame])
-            for block in shown.new:
+            for block in placed.new:
                 header = FrameHeader(FrameKind.REGION, number=block.number, size=block.num_bytes)
                 await self._stream.write([header.pack()], block.descriptor)
         else:
@@ -445,7 +442,7 @@ class Connection:
         except Exception:
             _log.exception("%s failed while its reply was leaving", call.method)
             self._context.on_fault()
-            # The client waits for the rest of the payload: an error would be taken for a part of it.
+            # The client expects the rest of the payload, and would take an error for a part of it.
             raise _LeftError("its reply could not be finished") from None
         return None
 
@@ -465,7 +462,7 @@ class Connection:
         await self._stream.write([_error_frame(status)])
 
     async def _refuse(self, error: ServiceError) -> None:
-        """Says why the connection ends, if the client is still there."""
+        """Tells the client why the connection ends, if it is still there."""
         with contextlib.suppress(OSError):
             await self._reply_error(error)
             self._stream.finish()

@@ -1,6 +1,9 @@
-"""What all connections to the sockets of a server share."""
+"""The parts that all connections to a server's sockets share: methods, limits, access to the GPU, keys of strands."""
 
-from collections.abc import Callable, Mapping
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,51 +11,274 @@ import numpy as np
 from google.protobuf.descriptor import MethodDescriptor
 from numpy.typing import NDArray
 
+from gradserve.wire.frames import MAX_STRANDS, FrameError
+from gradserve_server.config import GpuSharingUsers
 from gradserve_server.devices.compute import Compute
+from gradserve_server.devices.device import GpuSharing
 from gradserve_server.devices.host.shared_blocks import Readers, SharedMemory
-from gradserve_server.errors import ServiceError
+from gradserve_server.errors import InvalidArgumentError, NotFoundError, ServiceError
 from gradserve_server.observe.call_record import Origin
 from gradserve_server.observe.calls import WireTraffic
 from gradserve_server.resources.quotas import Quota
+from gradserve_server.rpc.boundary.chain import Handle, Service
 from gradserve_server.rpc.boundary.interceptors import Admission
-from gradserve_server.rpc.listeners.sockets.fair_sockets import FairSockets
-from gradserve_server.rpc.listeners.sockets.gpu_access import GpuAccess
-from gradserve_server.rpc.listeners.sockets.methods import Method
-from gradserve_server.rpc.listeners.sockets.strands import StrandKeys
-from gradserve_server.rpc.sockets.tickets import TicketOffice
+from gradserve_server.rpc.boundary.messages import RequestReader
+from gradserve_server.rpc.listeners.sockets.stream import FrameStream
+from gradserve_server.rpc.sockets.tickets import TicketRegistry
 from gradserve_server.security.credentials import Credentials
 from gradserve_server.security.identity import Identity
+from gradserve_server.security.shares import ShareRules, Shares
 from gradserve_server.tensors.inflight import InFlight
+
+_ON_GRPC_ONLY = frozenset({"gradserve.v1.SocketService.IssueTicket", "gradserve.v1.LeaseService.HoldClientLease"})
+_ADDING_GRADIENTS = frozenset(
+    {
+        "gradserve.v1.AccumulatorService.ApplyGradient",
+        "gradserve.v1.AccumulatorService.PushPull",
+        "gradserve.v1.AccumulatorService.StageGradient",
+    }
+)
+_WAITING_FOR_PAYLOAD = _ADDING_GRADIENTS | {"gradserve.v1.TensorService.StoreTensors"}
+_WITH_GPU_MEMORY = frozenset({"gradserve.v1.TensorService.StoreTensors", "gradserve.v1.TensorService.ReadTensors"})
+_OPS = "gradserve.v1.GradientOpsService."
+_OPS_WITH_LENGTHS = f"{_OPS}CudnnRNN"
+"""The prefix of ops that check some inputs before they use them: lengths, and what their own forward has left."""
+_STRAND_KEY_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A unary method.
+
+    Attributes:
+        name: The full name.
+        descriptor: The descriptor.
+        read: Reads a request.
+        handle: Answers a call.
+        reads_in_place: Whether it may read tensors in memory that the client can change during the call.
+        begins_early: Whether it may begin before a large payload has arrived.
+        reads_gpu_in_place: Whether it may use tensors in GPU memory that the client can change during the call.
+    """
+
+    name: str
+    descriptor: MethodDescriptor
+    read: Callable[[bytes], Awaitable[Any]]
+    handle: Handle
+    reads_in_place: bool
+    begins_early: bool
+    reads_gpu_in_place: bool
+
+
+def methods_of(services: Sequence[Service]) -> Mapping[bytes, Method]:
+    """Returns the methods that can be called on a socket, by name."""
+    found = {}
+    for service in services:
+        for method in service.descriptor.methods:
+            if method.client_streaming or method.server_streaming or method.full_name in _ON_GRPC_ONLY:
+                continue
+            found[method.full_name.encode()] = Method(
+                method.full_name,
+                method,
+                RequestReader(method.input_type).read,
+                service.handle(method),
+                reads_in_place=method.full_name in _ADDING_GRADIENTS and not service.keeps_gradients,
+                begins_early=method.full_name in _WAITING_FOR_PAYLOAD,
+                reads_gpu_in_place=_reads_gpu_in_place(method.full_name) and not service.keeps_gradients,
+            )
+    return found
+
+
+def _reads_gpu_in_place(name: str) -> bool:
+    if name.startswith(_OPS):
+        return not name.startswith(_OPS_WITH_LENGTHS)
+    return name in _ADDING_GRADIENTS or name in _WITH_GPU_MEMORY
+
+
+class FairSockets:
+    """Limits connections, strands and the regions of clients, with fair shares for identities.
+
+    Used on the event loop only.
+    """
+
+    def __init__(
+        self, max_connections: int, region_bytes: Quota, gpu_bytes: Quota, regions: Quota, rules: ShareRules
+    ) -> None:
+        """Takes the quotas of regions in host and GPU memory, and the rules for each identity's share."""
+        self.region_bytes = region_bytes
+        self.gpu_bytes = gpu_bytes
+        self.regions = regions
+        self.connections = Quota(max_connections, "connections to sockets")
+        self.strands = Quota(max_connections, "strands of connections to sockets")
+        self._connections = Shares(self.connections, rules, lambda limits: limits.max_connections)
+        self._bytes_of = Shares(region_bytes, rules, lambda limits: limits.max_region_bytes)
+        self._gpu_bytes_of = Shares(gpu_bytes, rules, lambda _: None)
+        self._regions_of = Shares(regions, rules, lambda _: None)
+
+    def open(self, identity: Identity) -> None:
+        """Counts a connection.
+
+        Raises:
+            ResourceExhaustedError: The identity has too many connections.
+        """
+        self._connections.of(identity).take()
+        self.connections.change(1)
+
+    def close(self, identity: Identity) -> None:
+        """Stops counting a connection."""
+        self.connections.change(-1)
+        self._connections.of(identity).give_back()
+
+    def add_region(self, identity: Identity, num_bytes: int, *, on_gpu: bool = False) -> None:
+        """Counts a region.
+
+        Raises:
+            ResourceExhaustedError: The regions of the identity, or of everybody, would be too many or too large.
+        """
+        with ExitStack() as on_failure:
+            quota, shares = self._memory(on_gpu=on_gpu)
+            regions, region_bytes = self._regions_of.of(identity), shares.of(identity)
+            regions.take()
+            on_failure.callback(regions.give_back)
+            region_bytes.take(num_bytes)
+            on_failure.callback(region_bytes.give_back, num_bytes)
+            self.regions.acquire()
+            on_failure.callback(self.regions.release)
+            quota.acquire(num_bytes)
+            on_failure.pop_all()
+
+    def drop_region(self, identity: Identity, num_bytes: int, *, on_gpu: bool = False) -> None:
+        """Stops counting a region."""
+        quota, shares = self._memory(on_gpu=on_gpu)
+        quota.release(num_bytes)
+        self.regions.release()
+        shares.of(identity).give_back(num_bytes)
+        self._regions_of.of(identity).give_back()
+
+    def _memory(self, *, on_gpu: bool) -> tuple[Quota, Shares]:
+        return (self.gpu_bytes, self._gpu_bytes_of) if on_gpu else (self.region_bytes, self._bytes_of)
+
+
+@dataclass(frozen=True)
+class GpuAccess:
+    """The rule that says whose GPU memory the server opens.
+
+    Attributes:
+        sharing: Opens the memory; None if there is no GPU.
+        users: The users whose processes may hand over memory.
+    """
+
+    sharing: GpuSharing | None
+    users: GpuSharingUsers
+
+    def why_not(self, uid: int | None, pid: int | None) -> str:
+        """Returns why a user's process may not hand over memory; empty if it may."""
+        if self.users == "off":
+            return "the server does not allow it (gpu_sharing: off)"
+        if self.sharing is None:
+            return "the server computes on the CPU, or its driver does not say on which GPU"
+        if pid == os.getpid():
+            return "the server is in the same process, where CUDA does not open its handles"
+        if self.users == "user" and uid != os.getuid():
+            return "the server is another user's, and allows it to that user only (gpu_sharing: user)"
+        return ""
+
+
+class Strands:
+    """The strands of one connection: further sockets over which its large payloads are split."""
+
+    def __init__(self, quota: Quota) -> None:
+        """Takes the quota of the strands of all connections."""
+        self._quota = quota
+        self._streams: dict[int, FrameStream] = {}
+
+    def add(self, number: int, stream: FrameStream) -> None:
+        """Takes over a stream.
+
+        Raises:
+            InvalidArgumentError: The number is out of range or taken.
+            ResourceExhaustedError: There are too many strands.
+        """
+        if not 0 < number <= MAX_STRANDS:
+            raise InvalidArgumentError(f"expected 1 to {MAX_STRANDS}, got {number}", field="strand")
+        if number in self._streams:
+            raise InvalidArgumentError(f"strand {number} is there already", field="strand")
+        self._quota.acquire()
+        self._streams[number] = stream
+
+    def first(self, count: int) -> list[FrameStream]:
+        """Returns the first `count` strands.
+
+        Raises:
+            FrameError: There are fewer.
+        """
+        try:
+            return [self._streams[number] for number in range(1, count + 1)]
+        except KeyError as error:
+            raise FrameError(f"expected a call over strands that are open, strand {error} is not") from None
+
+    def close(self) -> None:
+        """Closes all strands."""
+        while self._streams:
+            self._streams.popitem()[1].close()
+            self._quota.release()
+
+
+class StrandKeys:
+    """The keys that turn new sockets into strands of a connection. Used on the event loop only."""
+
+    def __init__(self) -> None:
+        self._strands: dict[bytes, Strands] = {}
+
+    def issue(self, strands: Strands) -> bytes:
+        """Returns a key to the strands of a connection, until it is revoked."""
+        key = secrets.token_bytes(_STRAND_KEY_BYTES)
+        self._strands[key] = strands
+        return key
+
+    def revoke(self, key: bytes) -> None:
+        """Forgets a key."""
+        self._strands.pop(key, None)
+
+    def strands_of(self, key: bytes) -> Strands:
+        """Returns the strands of a connection.
+
+        Raises:
+            NotFoundError: There is no such key.
+        """
+        strands = self._strands.get(key)
+        if strands is None:
+            raise NotFoundError("no such connection: it has ended, or belongs to another server", field="strand_key")
+        return strands
 
 
 @dataclass(frozen=True, kw_only=True)
 class SocketContext:
-    """What all connections share.
+    """The parts that all connections share.
 
     Attributes:
         methods: The methods that can be called, by name.
         tickets: The tickets that open connections.
         admission: Admits calls until the server drains.
-        memory: The quota of bytes of tensors.
-        fair: The connections and regions of all clients.
-        in_flight: Bounds the payloads that are arriving.
-        messages: Bounds the long messages that are arriving.
-        allocate: Returns uninitialised memory.
+        memory: The quota of the bytes of tensors.
+        fair: Limits connections and regions.
+        in_flight: Limits the payloads that are arriving.
+        messages: Limits the long messages that are arriving.
+        allocate: Returns uninitialized memory.
         compute: Copies large tensors.
         shared_memory: Makes the server's regions.
         readers: Counts the clients that read averages in place.
         max_message_bytes: The longest message, without its payload.
-        identify: Returns who has shown some credentials; raises UnauthenticatedError if nobody has these.
-        user_key: Returns the key with which the user of a connection makes calls over gRPC; empty if it needs none.
-        on_fault: Called after a fault of the server that no answer tells of.
+        identify: Returns the identity with some credentials; raises UnauthenticatedError if there is none.
+        user_key: Returns the key that lets the user of a connection make calls over gRPC; empty if none is needed.
+        on_fault: Called after a fault of the server that no answer can report.
         traffic: Counts bytes and calls.
-        refuse: Notes calls whose payloads cannot be received: takes the method, where it came from, and the error.
+        refuse: Counts calls whose payloads cannot be received; takes the method, the origin and the error.
         gpu: The GPU of the ops, for clients that have tensors on it.
-        strand_keys: The keys to connections that get strands.
+        strand_keys: The keys of connections that can get strands.
     """
 
     methods: Mapping[bytes, Method]
-    tickets: TicketOffice
+    tickets: TicketRegistry
     admission: Admission
     memory: Quota
     fair: FairSockets

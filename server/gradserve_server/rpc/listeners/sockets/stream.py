@@ -16,8 +16,7 @@ from gradserve.security.secure_socket import SecureSocket
 from gradserve.transport.sockets.all_of import all_of
 from gradserve.transport.sockets.buffers import Buffers
 from gradserve.wire.frames import HEADER_BYTES, FrameError, FrameHeader, FrameKind, shares, split
-from gradserve_server.rpc.listeners.sockets.in_order import InOrder
-from gradserve_server.rpc.listeners.sockets.transfers import Discarding, Receiving, Sending, Transfers
+from gradserve_server.rpc.listeners.sockets.transfers import Discarding, InOrder, Receiving, Sending, Transfers
 from gradserve_server.security.peer import PeerCertificate
 
 _SMALL_BYTES = 1 << 16
@@ -26,7 +25,7 @@ _READ_BYTES = 20 << 10
 """What one system call reads at most: a frame whose tensors are in its message, as small ones are."""
 _ONE_DESCRIPTOR = socket.CMSG_LEN(array.array("i").itemsize)
 _CUT_OFF = int(socket.MSG_CTRUNC)
-_CREDENTIALS = struct.Struct("@iII")
+_PEER_CREDENTIALS = struct.Struct("@iII")
 """struct ucred of Linux: process, user and group."""
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 _IOV_MAX = 1024
@@ -96,8 +95,8 @@ class FrameStream:
     def _peer(self) -> tuple[int | None, int | None]:
         if self._sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
             return None, None
-        pid, uid, _ = _CREDENTIALS.unpack(
-            self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _PEER_CREDENTIALS.unpack(
+            self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
         )
         return pid, uid
 

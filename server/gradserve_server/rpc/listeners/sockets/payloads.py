@@ -10,8 +10,8 @@ from gradserve.wire.frames import FrameError, FrameHeader, Segment, unpack_segme
 from gradserve_server.devices.device import SharedEvent, SharingError
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.resources.quotas import Account
-from gradserve_server.rpc.listeners.sockets.client_regions import ClientRegions
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
+from gradserve_server.rpc.listeners.sockets.regions import ClientRegions
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
 from gradserve_server.tensors.arrival import Arrival
 from gradserve_server.tensors.payload import NO_PAYLOAD, Payload, PayloadSegment
