@@ -13,7 +13,7 @@ from gradserve.accumulators import (
 )
 from gradserve.batch_norm_layer import BatchNormLayer
 from gradserve.calls.client import ClientCalls
-from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS
+from gradserve.calls.exchange import DEFAULT_TIMEOUT_SECONDS
 from gradserve.discovery.schemes import servers_to_connect
 from gradserve.errors import InvalidArgumentError
 from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making

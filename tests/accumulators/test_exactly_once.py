@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import gradserve
+from gradserve.calls.exchange import TimeLimits
 from gradserve.calls.retries import RetryPolicy
-from gradserve.calls.time_limits import TimeLimits
 from gradserve.testing import ConnectionFault, ConnectionFaults, Faults
 from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import ServerConfig

@@ -14,8 +14,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve.calls.identity import RequestIds
-from gradserve.calls.open_calls import CallId, OpenCalls
+from gradserve.calls.identity import CallId, OpenCalls, RequestIds
 from gradserve.v1 import accumulator_pb2
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.testing import LocalServer

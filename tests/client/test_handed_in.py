@@ -7,10 +7,9 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve.calls.client import ClientCalls
-from gradserve.calls.exchange import Background, Exchange, Operation, Unary
+from gradserve.calls.combinators import together
+from gradserve.calls.exchange import Background, Exchange, Operation, TimeLimits, Unary
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.time_limits import TimeLimits
-from gradserve.calls.together import together
 from gradserve.v1 import accumulator_messages_pb2, lease_messages_pb2, server_messages_pb2
 from tests.client.fake_transport import FakeAsyncTransport, FakeTransport
 

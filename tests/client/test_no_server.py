@@ -12,7 +12,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve.calls.time_limits import TimeLimits
+from gradserve.calls.exchange import TimeLimits
 from gradserve.testing import FaultyProxy, ServerProcess
 from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import ServerConfig

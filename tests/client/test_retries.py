@@ -18,13 +18,13 @@ from gradserve.calls.exchange import (
     Introduce,
     Operation,
     Pause,
+    TimeLimits,
     Together,
     Track,
     Unary,
     Upload,
 )
 from gradserve.calls.retries import Contact, RetryPolicy, Step, with_retries
-from gradserve.calls.time_limits import TimeLimits
 from gradserve.errors import (
     AbortedError,
     GradserveError,

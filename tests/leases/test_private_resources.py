@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 import gradserve
-from gradserve.calls.exchange import Background, Operation, Pause, Unary
+from gradserve.calls.exchange import Background, Operation, Pause, TimeLimits, Unary
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.private_resources import PrivateResources
-from gradserve.calls.time_limits import TimeLimits
 from gradserve.v1.lease_messages_pb2 import EndClientLeaseResponse, HoldClientLeaseResponse
 
 CREATE = Unary("AccumulatorService", "CreateAccumulator", EndClientLeaseResponse())

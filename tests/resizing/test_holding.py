@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.calls.time_limits import TimeLimits
+from gradserve.calls.exchange import TimeLimits
 from gradserve.testing import ServerProcess
 from gradserve_server.accumulators.round_hold import HeldRounds
 from tests.servers.connecting import change_times

@@ -16,8 +16,8 @@ from google.protobuf.descriptor import MethodDescriptor
 
 import gradserve
 import gradserve.aio
+from gradserve.calls.exchange import TimeLimits
 from gradserve.calls.retries import RetryPolicy
-from gradserve.calls.time_limits import TimeLimits
 from gradserve.testing import FaultyProxy
 from gradserve.transport.settings import ConnectionSettings, Keepalive, Reconnecting, Transport
 from gradserve_server.commands.cli import cli

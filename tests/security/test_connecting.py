@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
 import gradserve
-from gradserve.calls.time_limits import TimeLimits
+from gradserve.calls.exchange import TimeLimits
 from gradserve.memory.pool import BufferPool
 from gradserve.security.certificates import client_certificates
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport, Way

@@ -10,8 +10,8 @@ import gradserve
 import gradserve.aio
 from gradserve.address import Address
 from gradserve.calls.client import ClientCalls
+from gradserve.calls.exchange import TimeLimits
 from gradserve.calls.retries import RetryPolicy
-from gradserve.calls.time_limits import TimeLimits
 from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.settings import ConnectionSettings, Transport

@@ -40,7 +40,7 @@ def tensors(draw: st.DrawFn) -> NDArray[Any]:
     return draw(arrays.arrays(dtype, shape, elements=arrays.from_dtype(dtype)))
 
 
-def passed_on(client: gradserve.Client, name: str, state: State) -> tuple[State, int]:
+def map_steps(client: gradserve.Client, name: str, state: State) -> tuple[State, int]:
     """Returns what another worker receives."""
     Joining(client, name, "", "sender").answer(Carried.of(state), 7)
     received = Joining(client, name, "", "receiver").receive(None, lambda _step: True)
@@ -50,7 +50,7 @@ def passed_on(client: gradserve.Client, name: str, state: State) -> tuple[State,
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(tensors(), min_size=1, max_size=3))
 def test_tensors(client: gradserve.Client, name: str, sent: list[NDArray[Any]]) -> None:
-    state, step = passed_on(client, name, State({f"layer/{number}": each for number, each in enumerate(sent)}))
+    state, step = map_steps(client, name, State({f"layer/{number}": each for number, each in enumerate(sent)}))
     assert step == 7
     for number, each in enumerate(sent):
         received = np.asarray(state.tensors[f"layer/{number}"])
@@ -65,13 +65,13 @@ def test_tensors(client: gradserve.Client, name: str, sent: list[NDArray[Any]]) 
 )
 def test_dtypes_that_numpy_has_not_by_itself(client: gradserve.Client, name: str, dtype: str) -> None:
     sent = np.array([1.5, 0.25, 3.0, 1e-40]).astype(np.dtype(getattr(ml_dtypes, dtype))).reshape(2, 2)
-    received = np.asarray(passed_on(client, name, State({"w": sent}))[0].tensors["w"])
+    received = np.asarray(map_steps(client, name, State({"w": sent}))[0].tensors["w"])
     assert (received.dtype, received.shape, received.tobytes()) == (sent.dtype, sent.shape, sent.tobytes())
 
 
 def test_more_tensors_than_an_accumulator_has_components(client: gradserve.Client, name: str) -> None:
     sent = {f"layer/{number}": np.full(1, number, np.float32) for number in range((1 << 16) + 1)}
-    received = passed_on(client, name, State(sent))[0].tensors
+    received = map_steps(client, name, State(sent))[0].tensors
     assert list(received) == list(sent)
     assert all(float(np.asarray(each)[0]) == number for number, each in enumerate(received.values()))
 
@@ -144,14 +144,14 @@ SURVIVES: dict[str, Any] = {
 
 @pytest.mark.parametrize("metadata", list(SURVIVES.values()), ids=list(SURVIVES))
 def test_metadata(client: gradserve.Client, name: str, metadata: dict[str, Any]) -> None:
-    received = passed_on(client, name, State({"w": np.zeros(1, np.float32)}, metadata))[0].metadata
+    received = map_steps(client, name, State({"w": np.zeros(1, np.float32)}, metadata))[0].metadata
     assert received == metadata
     assert repr(received) == repr(metadata)  # which tells types
 
 
 def test_metadata_without_equality_or_notation(client: gradserve.Client, name: str) -> None:
     metadata = {"x": math.nan, "y": np.arange(6.0).reshape(2, 3), "z": -(1 << 20_000)}
-    received = passed_on(client, name, State({"w": np.zeros(1, np.float32)}, metadata))[0].metadata
+    received = map_steps(client, name, State({"w": np.zeros(1, np.float32)}, metadata))[0].metadata
     assert math.isnan(received["x"])
     np.testing.assert_array_equal(received["y"], metadata["y"], strict=True)
     assert received["z"] == metadata["z"]

@@ -7,10 +7,10 @@ from gradserve_server.upstream.batches import Batches
 
 
 async def test_what_comes_after_the_end_does_not_wait_for_others() -> None:
-    passed_on: list[list[str]] = []
-    batches: Batches[str] = Batches(2, 60, passed_on.append)
+    map_steps: list[list[str]] = []
+    batches: Batches[str] = Batches(2, 60, map_steps.append)
     batches.add("a", "first", 1)
     assert batches.close(UnavailableError("the end")) == ["first"]
     with pytest.raises(UnavailableError, match="the end"):
         batches.add("a", "second", 1)
-    assert (batches.num_waiting, passed_on) == (0, [])
+    assert (batches.num_waiting, map_steps) == (0, [])

@@ -12,7 +12,7 @@ from gradserve.aio.accumulators import (
 from gradserve.aio.batch_norm_layer import BatchNormLayer
 from gradserve.aio.raw_ops import RawOps
 from gradserve.calls.client import ClientCalls
-from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS
+from gradserve.calls.exchange import DEFAULT_TIMEOUT_SECONDS
 from gradserve.discovery.schemes import servers_to_connect
 from gradserve.face import AsyncFace, BriefErrors, awaiting, awaiting_making
 from gradserve.local_aggregator import aggregator_for

@@ -5,9 +5,8 @@ import math
 import threading
 from typing import Any, TypeVar
 
-from gradserve.calls.exchange import Background, Operation, Pause, Unary, encode_idle_lease
+from gradserve.calls.exchange import Background, Operation, Pause, TimeLimits, Unary, encode_idle_lease
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.time_limits import TimeLimits
 from gradserve.errors import (
     CallCancelledError,
     DeadlineExceededError,

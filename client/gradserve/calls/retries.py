@@ -14,13 +14,12 @@ from gradserve.calls.exchange import (
     Local,
     Operation,
     Pause,
+    TimeLimits,
     Together,
     Unary,
     Upload,
     Whole,
 )
-from gradserve.calls.restarts import is_of_another_run
-from gradserve.calls.time_limits import TimeLimits
 from gradserve.conversion.argument import Argument
 from gradserve.errors import (
     AbortedError,
@@ -33,12 +32,17 @@ from gradserve.patience import has_all_patience
 from gradserve.variables import RESTART_PATIENCE_VARIABLE
 from gradserve.wire.frames import Metadata
 
+_FIELD = "accumulator.server_incarnation"
 T = TypeVar("T")
-
 _Failure: TypeAlias = UnavailableError | ResourceExhaustedError | AbortedError | UnauthenticatedError
 """An error after which an exchange may be repeated."""
 _Sent: TypeAlias = Unary | Whole | Upload | Download
 _NEVER_REPEATED = Pause | Background | Together | Local
+
+
+def is_of_another_run(error: GradserveError) -> bool:
+    """Returns True if a server refused a call because it was for an earlier run of it."""
+    return error.field == _FIELD
 
 
 @dataclass(frozen=True)

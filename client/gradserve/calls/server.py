@@ -1,18 +1,88 @@
-"""Operations on the server itself."""
+"""Operations on the server itself, and the servers of a client that has several."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from google.protobuf.duration_pb2 import Duration
 
-from gradserve.calls.cluster import member_text
 from gradserve.calls.exchange import DescribeTransport, Operation, Unary
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice, as_integer, as_text
+from gradserve.errors import InvalidArgumentError
 from gradserve.results import Device, ServerInfo, TransportInfo
 from gradserve.server_status import ServerStatus
 from gradserve.v1 import server_messages_pb2 as messages_pb2
 from gradserve.v1 import socket_messages_pb2, status_messages_pb2
-from gradserve.wire.messages import read
+from gradserve.wire.homes import home_of
+from gradserve.wire.records import read
+
+_FIELD = "address"
+_ORDERS = ("latest", "name", "rate", "waiting", "bytes")
+_MAXIMUM = range(1, 1001)
+_Request = status_messages_pb2.GetServerStatusRequest
+
+
+class Cluster:
+    """The servers in the order of the client's list. A single one need not be in a cluster.
+
+    Safe to use from several threads: servers may be asked twice.
+    """
+
+    def __init__(self, addresses: Sequence[str] = ("",)) -> None:
+        """Takes the servers' addresses, as messages name them."""
+        self._addresses = addresses
+        self._members: dict[int, messages_pb2.ClusterMember] = {}
+
+    @property
+    def size(self) -> int:
+        """The number of servers."""
+        return len(self._addresses)
+
+    def home_of(self, container: str, name: str) -> int:
+        """Returns the index of the server that has an accumulator."""
+        return 0 if self.size == 1 else home_of(container, name, self.size)
+
+    def member(self, target: int) -> Operation[str]:
+        """Returns the text by which requests name a server, after it was asked once; empty for a single server.
+
+        Raises:
+            InvalidArgumentError: It is not the server that the client's list says, or in another cluster.
+        """
+        if self.size == 1:
+            return ""
+        if target not in self._members:
+            request = messages_pb2.GetServerInfoRequest()
+            call = Unary("ServerService", "GetServerInfo", request, target=target)
+            reply: messages_pb2.GetServerInfoResponse = yield call
+            self._check(target, reply)
+            self._members[target] = reply.member
+        return member_text(self._members[target])
+
+    def _check(self, target: int, reply: messages_pb2.GetServerInfoResponse) -> None:
+        found, where = reply.member, f"the server at {self._addresses[target]}"
+        if not reply.HasField("member"):
+            raise InvalidArgumentError(
+                f"{where} is in no cluster, and the client has a list of {self.size} servers: start it with "
+                f"--cluster NAME --cluster-index {target} --cluster-size {self.size}",
+                field=_FIELD,
+            )
+        if (found.index, found.size) != (target, self.size):
+            raise InvalidArgumentError(
+                f"{where} is server {found.index} of {found.size} in cluster {found.cluster!r}, and {target} of "
+                f"{self.size} in the client's list: give all servers of the cluster in their order",
+                field=_FIELD,
+            )
+        for other, member in list(self._members.items()):
+            if member.cluster != found.cluster:
+                raise InvalidArgumentError(
+                    f"{where} is in cluster {found.cluster!r}, and {self._addresses[other]} in cluster "
+                    f"{member.cluster!r}",
+                    field=_FIELD,
+                )
+
+
+def member_text(member: messages_pb2.ClusterMember) -> str:
+    """Returns the text by which requests name a member of a cluster."""
+    return f"{member.cluster} {member.index}/{member.size}"
 
 
 def server_info() -> Operation[ServerInfo]:
@@ -39,11 +109,6 @@ def server_info() -> Operation[ServerInfo]:
         member=member_text(reply.member) if reply.HasField("member") else "",
         upstream=reply.upstream,
     )
-
-
-_ORDERS = ("latest", "name", "rate", "waiting", "bytes")
-_MAXIMUM = range(1, 1001)
-_Request = status_messages_pb2.GetServerStatusRequest
 
 
 def server_status(

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gradserve.calls.combinators import map_steps
 from gradserve.calls.exchange import DescribeTransport, Download, Unary, Upload, Whole
-from gradserve.calls.passing_on import passed_on
 from gradserve.calls.retries import Attempt, Attempts, Step
 from gradserve.errors import CODE_NAMES, GradserveError
 from gradserve.tracing.describing import ERROR_TYPE, STATUS_CODE, AttributeValue, call_attributes, message_attributes
@@ -32,7 +32,7 @@ def traced(steps: Attempts[T], tracer: "CallTracer") -> Attempts[T]:
             return (yield from _with_span(step, step.exchange, tracer))
         return (yield step)
 
-    return passed_on(steps, spanned)
+    return map_steps(steps, spanned)
 
 
 def _with_span(attempt: Attempt, exchange: Unary | Whole | Upload | Download, tracer: "CallTracer") -> Attempts[object]:

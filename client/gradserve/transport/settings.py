@@ -6,9 +6,8 @@ from enum import StrEnum
 from typing import Literal, Self, TypeAlias
 
 from gradserve.calls.accumulators.kept import DEFAULT_KEPT_BYTES
-from gradserve.calls.exchange import check_timeout
+from gradserve.calls.exchange import TimeLimits, check_timeout
 from gradserve.calls.retries import RetryPolicy
-from gradserve.calls.time_limits import TimeLimits
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice
 from gradserve.security.certificates import CertificateFiles, client_certificates

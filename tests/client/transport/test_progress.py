@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.calls.exchange import Track
+from gradserve.calls.exchange import TimeLimits, Track
 from gradserve.calls.progress import CallbackError
-from gradserve.calls.time_limits import TimeLimits
 from gradserve.face import BlockingFace
 from gradserve.progress_line import ProgressLine
 from gradserve.security.certificates import client_certificates

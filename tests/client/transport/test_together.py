@@ -14,10 +14,9 @@ import gradserve
 from gradserve.address import Address
 from gradserve.calls.accumulators.operations import ConditionalAccumulatorCalls
 from gradserve.calls.client import ClientCalls
-from gradserve.calls.exchange import Operation, Pause, Unary
+from gradserve.calls.combinators import at_target, together
+from gradserve.calls.exchange import Operation, Pause, TimeLimits, Unary
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.time_limits import TimeLimits
-from gradserve.calls.together import at_target, together
 from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.settings import ConnectionSettings

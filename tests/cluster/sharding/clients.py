@@ -8,8 +8,8 @@ from unittest.mock import patch
 import numpy as np
 
 import gradserve
-from gradserve.calls.accumulators.sharding import choice
-from gradserve.wire import placement
+from gradserve.calls.accumulators.sharding import parts as choice
+from gradserve.wire import shard_plan
 from gradserve_server.testing import LocalServer
 from tests.cluster.servers import addresses_of
 

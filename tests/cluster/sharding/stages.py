@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import gradserve
 from gradserve.address import Address
 from gradserve.calls.client import ClientCalls
+from gradserve.calls.combinators import map_steps
 from gradserve.calls.exchange import Exchange, Operation, Pause, Together, Unary, Whole
-from gradserve.calls.passing_on import passed_on
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.settings import ConnectionSettings
 
@@ -68,7 +68,7 @@ class StoppingTransport:
 
     def run(self, operation: Operation[T], /) -> T:
         """See `BlockingTransport`."""
-        return self._network.run(passed_on(operation, self._form))
+        return self._network.run(map_steps(operation, self._form))
 
     def close(self) -> None:
         """See `BlockingTransport`."""
@@ -76,7 +76,7 @@ class StoppingTransport:
 
     def _form(self, exchange: Exchange) -> Operation[Any]:
         if isinstance(exchange, Together):
-            return (yield Together(tuple([passed_on(each, self._form) for each in exchange.operations])))
+            return (yield Together(tuple([map_steps(each, self._form) for each in exchange.operations])))
         call = exchange.call if isinstance(exchange, Whole) else exchange
         if self.has_happened or not isinstance(call, Unary) or call.method not in self._stage.methods:
             return (yield exchange)

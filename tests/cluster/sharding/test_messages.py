@@ -11,8 +11,7 @@ import gradserve
 from gradserve import DenseSpec, IndexedSlices, SparseSpec
 from gradserve.calls.accumulators.sharding.shard import LOST_FIELD
 from gradserve.calls.client import ClientCalls
-from gradserve.calls.exchange import Background, Exchange, Pause, Unary, Whole
-from gradserve.calls.time_limits import TimeLimits
+from gradserve.calls.exchange import Background, Exchange, Pause, TimeLimits, Unary, Whole
 from gradserve.errors import (
     AbortedError,
     DeadlineExceededError,

@@ -13,9 +13,8 @@ import gradserve
 import gradserve.aio
 from gradserve import TensorHandle
 from gradserve.calls.client import ClientCalls
-from gradserve.calls.exchange import Background, Download, Exchange, Pause, Unary, Upload
+from gradserve.calls.exchange import Background, Download, Exchange, Pause, TimeLimits, Unary, Upload
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.time_limits import TimeLimits
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import layer_pb2, lease_messages_pb2, tensor_messages_pb2, tensor_pb2

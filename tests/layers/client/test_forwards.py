@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import gradserve
-from gradserve.calls.batch_norm import forwards as batch_norm_forwards
+from gradserve.calls.batch_norm import wire as batch_norm_forwards
 from tests.layers.client.fake_server import DY, Context, FakeLayerServer, X, result_of
 from tests.layers.client.sent import forward_ids, released, went_back
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gradserve.calls.accumulators.made import MadeAccumulators
+from gradserve.calls.accumulators.cache import AccumulatorCache
 from gradserve_server.accumulators import changes
 from gradserve_server.accumulators.averages import AverageHistory, KeptAverages
 from gradserve_server.accumulators.changes import RoundChanges
@@ -97,7 +97,7 @@ def delete_at_the_home_only(patch: pytest.MonkeyPatch) -> None:
     def delete(self: Any, container: str, name: str) -> Any:
         return self._home_of(container, name).delete(container, name)
 
-    patch.setattr(MadeAccumulators, "delete", delete)
+    patch.setattr(AccumulatorCache, "delete", delete)
 
 
 def forget_by_steps_of_an_earlier_epoch(patch: pytest.MonkeyPatch) -> None:

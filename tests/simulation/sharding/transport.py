@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gradserve.calls.exchange import Allocate, Background, Operation, Pause, Reply, Together, Unary, Whole
+from gradserve.calls.exchange import Allocate, Background, Operation, Pause, Reply, TimeLimits, Together, Unary, Whole
 from gradserve.calls.retries import Attempt, Attempts, Contact, RetryPolicy, Step, with_retries
-from gradserve.calls.time_limits import TimeLimits
 from gradserve.errors import CallCancelledError, GradserveError
 from gradserve.transport.aio.together import ConcurrentSteps
 from gradserve.transport.carrying import carry_out_async

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.calls.open_calls import CallId
+from gradserve.calls.identity import CallId
 from gradserve.v1 import accumulator_pb2
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import PartKey

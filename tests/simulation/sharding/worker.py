@@ -9,9 +9,8 @@ import gradserve
 import gradserve.aio
 from gradserve.calls.accumulators.sharding.shard import is_of_earlier
 from gradserve.calls.client import ClientCalls
-from gradserve.calls.cluster import Cluster
-from gradserve.calls.identity import RequestIds
-from gradserve.calls.open_calls import CallId
+from gradserve.calls.identity import CallId, RequestIds
+from gradserve.calls.server import Cluster
 from tests.simulation.promises import BrokenPromiseError, check
 from tests.simulation.sharding.transport import TIMES, SimulatedTransport
 from tests.simulation.sharding.truth import SHAPES, gradient_of

@@ -1,6 +1,6 @@
-"""The components of an accumulator, and trees of them."""
+"""The components of an accumulator, trees of them, and their values in requests and replies."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias
@@ -8,6 +8,9 @@ from typing import Any, Literal, Self, TypeAlias
 import numpy as np
 
 from gradserve.abbreviation import first_items
+from gradserve.calls.exchange import Operation, Reply
+from gradserve.calls.progress import Progress
+from gradserve.calls.tensors import receive_results
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.casting import as_array_of, as_tensor_of
@@ -19,19 +22,21 @@ from gradserve.conversion.trees import Structure, Tree, leaves_of, taken_apart
 from gradserve.errors import InvalidArgumentError
 from gradserve.gpu.arrays import GpuArray
 from gradserve.results import DenseSpec, IndexedSlices, SparseSpec, TensorHandle, Value
-from gradserve.wire.arrays import DType
+from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve.wire.dtypes import DType
+from gradserve.wire.payload import AnyArray
 
 ComponentSpec: TypeAlias = DenseSpec | SparseSpec
 Sent: TypeAlias = Value | GpuArray | TensorHandle
 """A gradient of a component, as it is sent."""
 Missing: TypeAlias = Literal["error", "zeros"]
-
 ONLY = ""
 """The name of the component of an accumulator of one tensor."""
-
 _FIELD = "gradient"
 _GRADIENT = Argument("the gradient", _FIELD)
 _INT64 = np.dtype(np.int64)
+_NOTHING = np.empty(0)
 
 
 @dataclass(frozen=True)
@@ -203,3 +208,75 @@ def _component(name: str, spec: ComponentSpec, *, dtype: Argument, shape: Argume
         None if spec.shape is None else as_shape(spec.shape, shape),
         isinstance(spec, SparseSpec),
     )
+
+
+def arrays_of(values: Mapping[str, Sent]) -> tuple[list[AnyArray], bool]:
+    """Returns the arrays of a gradient, in the order in which `add_gradient` takes their messages.
+
+    Also returns whether it has handles.
+    """
+    arrays: list[AnyArray] = []
+    has_handles = False
+    for value in values.values():
+        if isinstance(value, np.ndarray | GpuArray):
+            arrays.append(value)
+        elif isinstance(value, IndexedSlices):
+            arrays += [value.indices, value.values]
+        else:
+            has_handles = True
+    return arrays, has_handles
+
+
+def without_arrays(values: Mapping[str, Sent]) -> dict[str, Sent]:
+    """Returns what `add_gradient` needs of a gradient beside the messages of its arrays."""
+    return {
+        name: value
+        if isinstance(value, TensorHandle)
+        else IndexedSlices(_NOTHING, _NOTHING, value.dense_shape)
+        if isinstance(value, IndexedSlices)
+        else _NOTHING
+        for name, value in values.items()
+    }
+
+
+def add_gradient(
+    request: messages_pb2.ApplyGradientRequest | messages_pb2.PushPullRequest | messages_pb2.StageGradientRequest,
+    values: Mapping[str, Sent],
+    tensors: Sequence[tensor_pb2.Tensor],
+) -> None:
+    """Adds a gradient to a request, with the messages of its arrays."""
+    supply = iter(tensors)
+    for name, value in values.items():
+        part = request.gradient.add(name=name)
+        if isinstance(value, np.ndarray | GpuArray):
+            part.dense.CopyFrom(next(supply))
+        elif isinstance(value, IndexedSlices):
+            part.sparse.indices.CopyFrom(next(supply))
+            part.sparse.values.CopyFrom(next(supply))
+            if value.dense_shape is not None:
+                part.sparse.dense_shape.dims.extend(value.dense_shape)
+                part.sparse.dense_shape.SetInParent()
+        else:
+            part.dense.handle = value.handle
+
+
+def receive_values(reply: Reply, progress: Progress | None, *, in_place: bool) -> Operation[dict[str, Value]]:
+    """Returns the components of the average in a reply, by name; read-only ones if they may be memory of the server."""
+    message: accumulator_pb2.Average = reply.message.average
+    tensors: list[tensor_pb2.Tensor] = []
+    for part in message.components:
+        tensors += [part.sparse.indices, part.sparse.values] if part.HasField("sparse") else [part.dense]
+    received = yield from receive_results(reply, tensors, progress)
+    if in_place:
+        # Whichever way they came, so that programs do not depend on it.
+        for array in received:
+            array.flags.writeable = False
+    arrays = iter(received)
+    components: dict[str, Value] = {}
+    for part in message.components:
+        if part.HasField("sparse"):
+            indices = next(arrays)
+            components[part.name] = IndexedSlices(next(arrays), indices, tuple(part.sparse.dense_shape.dims))
+        else:
+            components[part.name] = next(arrays)
+    return components

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from gradserve.array_like import DTypeLike
 from gradserve.calls.accumulators.components import Component, Components
-from gradserve.calls.durability import as_durability
+from gradserve.calls.arguments import as_durability, plain_fields
 from gradserve.calls.exchange import Operation, Unary
-from gradserve.calls.fields import plain_fields
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import as_choice, as_text, as_texts

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from gradserve.calls.open_calls import CallId
+from gradserve.calls.identity import CallId
 from gradserve.memory.pool import BufferPool
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_pb2

@@ -7,24 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from numpy.typing import NDArray
 
 from gradserve.array_like import ArrayLike
 from gradserve.calls.accumulators.components import ONLY
-from gradserve.calls.accumulators.handles import handle_of
 from gradserve.calls.accumulators.wire import AccumulatorWire, Contribution
+from gradserve.calls.combinators import tracked
 from gradserve.calls.exchange import Operation, check_timeout
-from gradserve.calls.tracking import tracked
 from gradserve.results import (
     AccumulatorHandle,
     AccumulatorInfo,
+    AccumulatorKind,
     ApplyResult,
     Average,
     IndexedSlices,
     TensorLike,
 )
+
+
+class HasAccumulatorRef(Protocol):
+    """An accumulator of one tensor: a ConditionalAccumulator or a SparseConditionalAccumulator."""
+
+    @property
+    def accumulator_ref(self) -> AccumulatorHandle:
+        """The accumulator's handle."""
+        ...
+
+
+def handle_of(wire: AccumulatorWire) -> AccumulatorHandle:
+    """Returns the handle of an accumulator of one tensor."""
+    (component,) = wire.components
+    kind = AccumulatorKind.SPARSE if component.is_sparse else AccumulatorKind.DENSE
+    return AccumulatorHandle(wire.ref.container, wire.ref.name, wire.ref.incarnation, component.dtype, kind)
 
 
 class AccumulatorCalls:

@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 from gradserve.calls.accumulators.kept import KeptGradients, KeptMemory, MakeRequest
 from gradserve.calls.exchange import Operation, Pause, Reply, Unary
-from gradserve.calls.open_calls import CallId
-from gradserve.calls.restarts import is_of_another_run
-from gradserve.calls.tensors.operations import call_with_arrays
+from gradserve.calls.identity import CallId
+from gradserve.calls.retries import is_of_another_run
+from gradserve.calls.tensors import call_with_arrays
 from gradserve.errors import AbortedError, GradserveError, InvalidArgumentError, LostError, NotFoundError
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2

@@ -7,16 +7,21 @@ from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf.message import Message
 
-from gradserve.calls.accumulators.components import Components, Sent
+from gradserve.calls.accumulators.components import (
+    Components,
+    Sent,
+    add_gradient,
+    arrays_of,
+    receive_values,
+    without_arrays,
+)
 from gradserve.calls.accumulators.creation import delete, described
-from gradserve.calls.accumulators.gradients import add_gradient, arrays_of, receive_values, without_arrays
 from gradserve.calls.accumulators.session import AccumulatorSession, RequestOfAccumulator
+from gradserve.calls.arguments import plain_fields
 from gradserve.calls.exchange import Operation, Reply, Unary, Whole, encode_timeout
-from gradserve.calls.fields import plain_fields
-from gradserve.calls.identity import RequestIds
-from gradserve.calls.open_calls import AccumulatorKey, CallId
+from gradserve.calls.identity import AccumulatorKey, CallId, RequestIds
 from gradserve.calls.progress import Progress
-from gradserve.calls.tensors.operations import call_with_arrays, placement_of
+from gradserve.calls.tensors import call_with_arrays, placement_of
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag, as_integer
 from gradserve.conversion.trees import Tree

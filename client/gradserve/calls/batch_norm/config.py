@@ -7,10 +7,8 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
-from gradserve.calls.durability import as_durability
-from gradserve.calls.fields import plain_field
-from gradserve.calls.tensors.inputs import as_op_input
-from gradserve.calls.tensors.operations import OpInput
+from gradserve.calls.arguments import as_durability, as_op_input, plain_field
+from gradserve.calls.tensors import OpInput
 from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.plain import as_list, as_mapping, as_number, is_text
 from gradserve.errors import InvalidArgumentError

@@ -1,17 +1,22 @@
 """Creates batch normalization layers, or finds existing ones."""
 
+import threading
+import weakref
 from dataclasses import dataclass
 
 from gradserve.array_like import DTypeLike
-from gradserve.calls.argument_names import arguments_named
+from gradserve.calls.arguments import IgnoredArguments, arguments_named
 from gradserve.calls.batch_norm.config import BatchNormArguments
 from gradserve.calls.batch_norm.layer import BatchNormLayerCalls
-from gradserve.calls.batch_norm.made import MadeLayers
-from gradserve.calls.batch_norm.wire import BatchNormLayerWire, Creation, create_layer, ignored_arguments
+from gradserve.calls.batch_norm.wire import (
+    BatchNormLayerWire,
+    Creation,
+    create_layer,
+    ignored_arguments,
+    run_collection_updates,
+)
 from gradserve.calls.exchange import Operation
-from gradserve.calls.identity import RequestIds
-from gradserve.calls.ignored_arguments import IgnoredArguments
-from gradserve.calls.naming import private_name
+from gradserve.calls.identity import RequestIds, private_name
 from gradserve.calls.private_resources import PrivateResources
 from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.dtypes import as_dtype
@@ -21,7 +26,35 @@ from gradserve.results import Shape
 from gradserve.v1 import layer_pb2, tensor_pb2
 from gradserve.wire.tensors import to_data_type
 
+_DEFAULT_CONTAINER = "default"
 _PRIVATE_SCOPE = "BatchNorm"
+
+
+class LiveLayers:
+    """The layer objects that the program still uses.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._objects: weakref.WeakSet[BatchNormLayerCalls] = weakref.WeakSet()
+
+    def add(self, layer: BatchNormLayerCalls) -> None:
+        """Adds an object."""
+        with self._lock:
+            self._objects.add(layer)
+
+    def run_updates(self, container: str, collection: str) -> Operation[int]:
+        """Runs the updates of the layers of a collection; returns the number of forwards whose updates were run now."""
+        with self._lock:
+            objects = list(self._objects)
+        # Listed before the request, because a forward in another thread may end after it.
+        pending = [(each, each.pending(container or _DEFAULT_CONTAINER, collection)) for each in objects]
+        num_run = yield from run_collection_updates(container, collection)
+        for each, forward_ids in pending:
+            each.updated(forward_ids)
+        return num_run
 
 
 @dataclass(frozen=True)
@@ -40,7 +73,7 @@ def make_layer(
     arguments: BatchNormArguments,
     place: LayerPlace,
     ids: RequestIds,
-    made: MadeLayers,
+    made: LiveLayers,
     private: PrivateResources,
 ) -> Operation[BatchNormLayerCalls]:
     """Creates a layer, or finds the one with this scope and equal arguments.

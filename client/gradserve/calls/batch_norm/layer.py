@@ -13,19 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.batch_norm_results import BatchNormForward, BatchNormGradients, BatchNormLayerInfo
-from gradserve.calls.argument_names import arguments_named
-from gradserve.calls.batch_norm.forwards import Forwards, UnusedForward, in_requests
+from gradserve.calls.arguments import IgnoredArguments, arguments_named, as_op_input
 from gradserve.calls.batch_norm.wire import (
     BatchNormLayerWire,
     ForwardOptions,
+    Forwards,
+    UnusedForward,
+    in_requests,
     receive_forward,
     receive_gradients,
 )
 from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.ignored_arguments import IgnoredArguments
-from gradserve.calls.tensors.inputs import as_op_input
-from gradserve.calls.tensors.operations import OpInput
+from gradserve.calls.tensors import OpInput
 from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.casting import as_array_of
 from gradserve.conversion.plain import as_flag, as_list, as_mapping, as_text

@@ -10,9 +10,9 @@ import contextlib
 from gradserve.calls.client.accumulators import AccumulatorsOfClient
 from gradserve.calls.client.layers import LayersOfClient
 from gradserve.calls.client.tensors import TensorsOfClient
+from gradserve.calls.combinators import at_target
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.calls.server import server_info, server_status
-from gradserve.calls.together import at_target
 from gradserve.errors import GradserveError
 from gradserve.results import ServerInfo
 from gradserve.server_status import ServerStatus
@@ -59,7 +59,7 @@ class ClientCalls(AccumulatorsOfClient, LayersOfClient, TensorsOfClient):
         return server_status(container, name_contains, order, max_accumulators, max_rounds, max_workers)
 
     def settle(self, timeout: float | None) -> Operation[None]:
-        """Waits until the gradients that the client keeps are durable; see `gradserve.calls.accumulators.settling`."""
+        """Waits until the gradients that the client keeps are durable; see `gradserve.calls.accumulators.watch`."""
         return self._accumulators.settle(self._closing if timeout is None else check_timeout(timeout))
 
     def note_on(self, error: BaseException) -> None:

@@ -6,14 +6,14 @@ import uuid
 from collections.abc import Sequence
 from typing import Self
 
+from gradserve.calls.accumulators.cache import AccumulatorCache
 from gradserve.calls.accumulators.kept import DEFAULT_KEPT_BYTES, KeptMemory
-from gradserve.calls.accumulators.made import MadeAccumulators
-from gradserve.calls.batch_norm.made import MadeLayers
-from gradserve.calls.cluster import Cluster
+from gradserve.calls.batch_norm.creation import LiveLayers
+from gradserve.calls.exchange import TimeLimits
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.private_resources import PrivateResources
 from gradserve.calls.raw_ops import RawOpsCalls
-from gradserve.calls.time_limits import TimeLimits
+from gradserve.calls.server import Cluster
 
 
 class ClientState:
@@ -36,8 +36,8 @@ class ClientState:
         self._closing = times.closing
         self._private_by_server = [PrivateResources(ids, times) for _ in range(cluster.size)]
         self._private = self._private_by_server[0]
-        self._accumulators = MadeAccumulators(ids, cluster, self._private_by_server, KeptMemory(kept_bytes))
-        self._layers = MadeLayers()
+        self._accumulators = AccumulatorCache(ids, cluster, self._private_by_server, KeptMemory(kept_bytes))
+        self._layers = LiveLayers()
         self.raw_ops = RawOpsCalls(ids, self._timeout, self._accumulators)
 
     @classmethod

@@ -9,10 +9,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gradserve.array_like import ArrayLike, DTypeLike
+from gradserve.calls import tensors
 from gradserve.calls.client.state import ClientState
+from gradserve.calls.combinators import tracked
 from gradserve.calls.exchange import Allocate, Operation
-from gradserve.calls.tensors import arguments as tensors
-from gradserve.calls.tracking import tracked
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.gpu_arrays import as_output, as_tensor

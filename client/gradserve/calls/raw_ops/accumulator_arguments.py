@@ -1,13 +1,16 @@
 """Checks of the arguments of accumulator ops, with TensorFlow's messages where it has them."""
 
-from collections.abc import Sequence
-from typing import TypeAlias
+import functools
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from gradserve.array_like import ArrayLike, DTypeLike
-from gradserve.calls.accumulators.handles import HasAccumulatorRef
-from gradserve.calls.tensorflow_text import check_attribute, check_text_attribute, dtype_text, shape_text
+from gradserve.calls.accumulators.operations import HasAccumulatorRef
+from gradserve.calls.arguments import check_attribute, check_text_attribute, dtype_text, shape_text
 from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.dtypes import as_dtype
@@ -18,8 +21,9 @@ from gradserve.wire.arrays import BFLOAT16, Array, DType
 
 AccumulatorLike: TypeAlias = AccumulatorHandle | HasAccumulatorRef
 """The handle of an accumulator, or an accumulator that has one."""
-
 _FLOATING = (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
+DOC = "name: Has no effect: TensorFlow's name of a node."
+_END_OF_ARGUMENTS = re.compile(r"\n\n(?=(Returns|Raises):\n)")
 
 
 def as_handle(
@@ -163,3 +167,26 @@ def _check_signature(signature: str, dtype: DType, handle: AccumulatorHandle, fi
     if dtype != handle.dtype:
         have, expected = (signature.format(dtype_text(each)) for each in (dtype, handle.dtype))
         raise InvalidArgumentError(f"Signature mismatch, have: {have} expected: {expected}", field=field)
+
+
+def accept_names(ops: type) -> None:
+    """Lets ops without an argument `name` take one."""
+    for op_name, op in inspect.getmembers(ops, inspect.isfunction):
+        if op_name[0].isupper() and "name" not in inspect.signature(op).parameters:
+            setattr(ops, op_name, _with_name(op))
+
+
+def _with_name(op: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(op)
+    def method(self: object, /, *positional: Any, name: str | None = None, **given: Any) -> Any:
+        optional_text(name, "name")
+        return op(self, *positional, **given)
+
+    signature = inspect.signature(op)
+    parameter = inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, annotation="str | None", default=None)
+    method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), parameter]
+    )
+    method.__annotations__ = {**op.__annotations__, "name": "str | None"}
+    method.__doc__ = _END_OF_ARGUMENTS.sub(f"\n    {DOC}\n\n", inspect.getdoc(op) or "", count=1)
+    return method

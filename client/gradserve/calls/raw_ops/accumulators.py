@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.array_like import ArrayLike, DTypeLike
+from gradserve.calls.accumulators.cache import AccumulatorCache
 from gradserve.calls.accumulators.components import Components, ComponentSpec
 from gradserve.calls.accumulators.creation import AccumulatorOptions
-from gradserve.calls.accumulators.handles import handle_of
-from gradserve.calls.accumulators.made import MadeAccumulators
+from gradserve.calls.accumulators.operations import handle_of
 from gradserve.calls.accumulators.wire import AccumulatorWire, Contribution
+from gradserve.calls.arguments import as_op_input
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.raw_ops.accumulator_arguments import (
@@ -29,7 +30,6 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
     optional_text,
     scalar,
 )
-from gradserve.calls.tensors.inputs import as_op_input
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag
 from gradserve.errors import NotFoundError
@@ -41,7 +41,7 @@ _REFERENCE, _RESOURCE = "string_ref", "resource"
 class AccumulatorOpsBase:
     """The base class of the accumulator ops."""
 
-    def __init__(self, ids: RequestIds, timeout: float, made: MadeAccumulators) -> None:
+    def __init__(self, ids: RequestIds, timeout: float, made: AccumulatorCache) -> None:
         """Takes the state of the client.
 
         Args:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gradserve.calls.exchange import Operation, Reply
-from gradserve.calls.tensors.arguments import receive_results
+from gradserve.calls.tensors import receive_results
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Average, SparseSlices, Value
 

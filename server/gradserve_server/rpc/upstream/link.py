@@ -7,11 +7,10 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from gradserve.calls.cluster import Cluster
-from gradserve.calls.exchange import Operation, Reply, Unary, Whole
-from gradserve.calls.tensors.operations import call_with_arrays
-from gradserve.calls.time_limits import DEFAULT_TIMEOUT_SECONDS
-from gradserve.calls.together import at_target
+from gradserve.calls.combinators import at_target
+from gradserve.calls.exchange import DEFAULT_TIMEOUT_SECONDS, Operation, Reply, Unary, Whole
+from gradserve.calls.server import Cluster
+from gradserve.calls.tensors import call_with_arrays
 from gradserve.discovery.schemes import servers_to_connect
 from gradserve.errors import GradserveError
 from gradserve.security.tls import TLS

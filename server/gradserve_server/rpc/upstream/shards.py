@@ -8,16 +8,13 @@ from typing import Any
 
 from gradserve.calls.accumulators.components import Component, Sent
 from gradserve.calls.accumulators.creation import create, describe
-from gradserve.calls.accumulators.sharding.choice import is_sharded
-from gradserve.calls.accumulators.sharding.parts import Parts
-from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Shard, Step
-from gradserve.calls.accumulators.sharding.specs import add_plan
-from gradserve.calls.accumulators.sharding.uncounted import Uncounted
+from gradserve.calls.accumulators.sharding.parts import Parts, add_plan, is_sharded
+from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Shard, Step, Uncounted
 from gradserve.calls.accumulators.sharding.wire import EPOCH_FIELD, USES_PER_LEASE
-from gradserve.calls.cluster import Cluster
+from gradserve.calls.combinators import aimed_call, all_ended, at_target, together, with_beside
 from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.together import aimed_call, all_ended, at_target, together, with_beside
+from gradserve.calls.server import Cluster
 from gradserve.errors import AbortedError, GradserveError, NotFoundError
 from gradserve.results import IndexedSlices
 from gradserve.results import Value as Received

@@ -5,8 +5,8 @@ from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from gradserve.calls.cluster import Cluster
 from gradserve.calls.exchange import Operation
+from gradserve.calls.server import Cluster
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.arrays import Array
 from gradserve_server.accumulators.gradient import Average

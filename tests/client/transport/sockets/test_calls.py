@@ -17,10 +17,9 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve.calls.exchange import Unary
+from gradserve.calls.combinators import together
+from gradserve.calls.exchange import TimeLimits, Unary
 from gradserve.calls.retries import Attempt
-from gradserve.calls.time_limits import TimeLimits
-from gradserve.calls.together import together
 from gradserve.results import TransportInfo
 from gradserve.testing import FaultyProxy
 from gradserve.transport.settings import ConnectionSettings, Keepalive, SocketSettings, Transport

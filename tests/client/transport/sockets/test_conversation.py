@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import gradserve
 from gradserve.calls.exchange import Reply, Unary, Whole
-from gradserve.calls.tensors.arguments import array_of
+from gradserve.calls.tensors import array_of
 from gradserve.memory.pool import BufferPool
 from gradserve.transport.sockets.conversation import call, check_strand_answer, hello
 from gradserve.transport.sockets.inbox import Inbox

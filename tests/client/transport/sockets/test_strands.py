@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.calls.time_limits import TimeLimits
+from gradserve.calls.exchange import TimeLimits
 from gradserve.memory.pool import BufferPool
 from gradserve.transport.settings import ConnectionSettings, Keepalive, SocketSettings, Transport, Way
 from gradserve.transport.sockets.aio import AsyncConnection

@@ -4,22 +4,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
 
 from google.protobuf.message import Message
 
-from gradserve.calls.accumulators.components import Sent
+from gradserve.calls.accumulators.components import Sent, arrays_of
 from gradserve.calls.accumulators.creation import delete, describe
-from gradserve.calls.accumulators.gradients import arrays_of
 from gradserve.calls.accumulators.session import RequestOfAccumulator
 from gradserve.calls.accumulators.sharding.parts import Parts
-from gradserve.calls.accumulators.sharding.progress import received_together, sent_together
-from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Shard
-from gradserve.calls.accumulators.sharding.uncounted import Uncounted
+from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Shard, Uncounted
 from gradserve.calls.accumulators.wire import AccumulatorWire, Awaiting, Given
+from gradserve.calls.combinators import aimed_call, all_ended, at_target, together, with_beside
 from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
-from gradserve.calls.progress import Progress
-from gradserve.calls.together import aimed_call, all_ended, at_target, with_beside
+from gradserve.calls.progress import CallbackError, Progress
 from gradserve.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -34,12 +32,138 @@ from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.arrays import AnyArray
 from gradserve.wire.messages import decode_duration
 
+T = TypeVar("T")
+_INTERVAL_SECONDS = 0.02
 EPOCH_FIELD = "epoch"
 """The field of the error of a home that is in another epoch than the one in which a gradient was staged."""
 _NOT_COUNTED_FIELD = "worker_id"
 """The field of the error of a push_pull in vain whose gradient does not count, as another one of its worker does."""
 USES_PER_LEASE = 3
 """How often a call that waits uses the parts of other servers, in the time of their idle lease."""
+
+
+class PartOfTransfer:
+    """Counts the bytes that are moved to or from one server; see `Progress`.
+
+    Transfers run in threads of their own. So this tells nobody: `moved_together` does, in the thread of the call.
+
+    Attributes:
+        num_bytes: How many bytes have been moved.
+        num_received: How many bytes the reply has; None before that is known.
+    """
+
+    def __init__(self) -> None:
+        self.failure: CallbackError | None = None
+        self.num_bytes = 0
+        self.num_received: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None, /
+    ) -> None:
+        pass
+
+    def sends(self, num_bytes: int, /) -> None:
+        """See `Progress`."""
+
+    def receives(self, num_bytes: int, /) -> None:
+        """See `Progress`."""
+        if self.num_received is None:
+            self.num_received, self.num_bytes = num_bytes, 0
+
+    def begin(self, overhead: int = 0, /) -> None:
+        """See `Progress`."""
+        self.num_bytes = -overhead
+
+    def moved(self, num_bytes: int, /) -> None:
+        """See `Progress`."""
+        self.num_bytes += num_bytes
+
+    def add(self, num_bytes: int, /) -> bool:
+        """See `Progress`."""
+        self.num_bytes += num_bytes
+        return False
+
+    def tell(self) -> None:
+        """See `Progress`."""
+
+    def end(self) -> None:
+        """See `Progress`."""
+
+
+def sent_together(
+    progress: Progress | None, num_bytes: int, operations: Sequence[Callable[[Progress | None], Operation[T]]]
+) -> Operation[list[T]]:
+    """Runs operations that send arrays, at the same time; returns their results.
+
+    Args:
+        progress: Told how far they are; None for nobody.
+        num_bytes: How many bytes they send.
+        operations: Begin the operations, each with its own part of the progress.
+    """
+    if progress is None:
+        return (yield from _together([begin(None) for begin in operations]))
+    progress.sends(num_bytes)
+    return (yield from _reported(progress, operations, lambda parts: True))
+
+
+def received_together(
+    progress: Progress | None, operations: Sequence[Callable[[Progress | None], Operation[T]]]
+) -> Operation[list[T]]:
+    """Runs operations that receive arrays, at the same time; returns their results.
+
+    Args:
+        progress: Told how far they are, from when all know how much they receive; None for nobody.
+        operations: Begin the operations, each with its own part of the progress.
+    """
+    if progress is None:
+        return (yield from _together([begin(None) for begin in operations]))
+
+    def is_known(parts: Sequence[PartOfTransfer]) -> bool:
+        sizes = [each.num_received for each in parts if each.num_received is not None]
+        if len(sizes) < len(parts):
+            return False
+        progress.receives(sum(sizes))
+        return True
+
+    return (yield from _reported(progress, operations, is_known))
+
+
+def _reported(
+    progress: Progress,
+    operations: Sequence[Callable[[Progress | None], Operation[T]]],
+    is_known: Callable[[Sequence[PartOfTransfer]], bool],
+) -> Operation[list[T]]:
+    parts = [PartOfTransfer() for _ in operations]
+    left = set(range(len(operations)))
+
+    def tell() -> None:
+        if is_known(parts):
+            progress.begin()
+            progress.moved(sum([max(each.num_bytes, 0) for each in parts]))
+
+    def ended(number: int) -> Operation[list[T]]:
+        result = yield from operations[number](parts[number])
+        left.discard(number)
+        return [result]
+
+    def reports() -> Operation[list[T]]:
+        while left:
+            yield Pause(_INTERVAL_SECONDS)
+            tell()
+        return []
+
+    results = yield from together(*map(ended, range(len(operations))), reports())
+    tell()
+    return [each for result in results for each in result]
+
+
+def _together(operations: Sequence[Operation[T]]) -> Operation[list[T]]:
+    if len(operations) == 1:
+        return [(yield from operations[0])]
+    return (yield from together(*operations))
 
 
 class _Staged(NamedTuple):

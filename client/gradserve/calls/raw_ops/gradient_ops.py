@@ -1,21 +1,31 @@
-"""Computes declared ops on the server."""
+"""The gradient ops of `RawOps`: methods made from declared ops, with signatures and docstrings like written ones."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, get_type_hints
 
 import numpy as np
 
+from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.batch_norm_results import IgnoredArgument
-from gradserve.calls.argument_names import arguments_named
+from gradserve.calls.arguments import (
+    arguments_named,
+    as_op_input,
+    check_attribute,
+    check_text_attribute,
+    depth_in_package,
+    dtype_text,
+    plain_field,
+    warn_of_ignored,
+)
 from gradserve.calls.exchange import Operation
-from gradserve.calls.fields import plain_field
-from gradserve.calls.ignored_arguments import warn_of_ignored
 from gradserve.calls.raw_ops.accumulator_arguments import optional_text
-from gradserve.calls.raw_ops.graphs import warn_of_graph
-from gradserve.calls.tensorflow_text import check_attribute, check_text_attribute, dtype_text
-from gradserve.calls.tensors.arguments import delete_quietly
-from gradserve.calls.tensors.inputs import as_op_input
-from gradserve.calls.tensors.operations import OpInputs, call_with_inputs, listed, placement_of, receive_outputs
+from gradserve.calls.tensors import OpInputs, call_with_inputs, delete_quietly, listed, placement_of, receive_outputs
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.casting import as_tensor_of
 from gradserve.conversion.plain import INT32, as_integer, as_list, as_number
@@ -32,8 +42,33 @@ from gradserve.ops.declaration import (
     fields_of,
 )
 from gradserve.ops.declaration import INT32 as INT32_DTYPE
-from gradserve.results import TensorHandle
-from gradserve.wire.arrays import DType
+from gradserve.ops.signature import docstring_of, signature_of
+from gradserve.results import Tensor, TensorHandle, TensorLike
+from gradserve.wire.dtypes import DType
+
+_NAMES_IN_SIGNATURES = {
+    "ArrayLike": ArrayLike,
+    "DTypeLike": DTypeLike,
+    "Operation": Operation,
+    "Sequence": Sequence,
+    "Tensor": Tensor,
+    "TensorLike": TensorLike,
+}
+
+
+def warn_of_graph(value: Any, name: str) -> None:
+    """Warns about a tensor that requires a gradient: the results of raw ops are arrays, in which the graph ends."""
+    if getattr(value, "requires_grad", False) is not True:
+        return
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    warnings.warn(
+        f"{name} requires a gradient, but raw ops return arrays, through which there is none; use "
+        "gradserve.torch.functions, or pass the tensor's detach()",
+        UserWarning,
+        stacklevel=depth_in_package(),
+    )
 
 
 def run(op: Op, arguments: Mapping[str, Any]) -> Operation[Any]:
@@ -149,3 +184,55 @@ def _returned(op: Op, sent: Mapping[str, object], outputs: dict[str, Any]) -> Op
     unknown = [outputs[name] for name in outputs.keys() - set(fields.values())]
     yield from delete_quietly([each.handle for each in unknown if isinstance(each, TensorHandle)])
     return made(**{name: outputs[field] for name, field in fields.items()})
+
+
+def method_of(op: Op) -> Callable[..., Operation[Any]]:
+    """Returns an op as a method that takes the op's arguments and returns the operation that computes it."""
+    signature = signature_of(op)
+    defaults = {name: each.default for name, each in signature.parameters.items() if each.default is not each.empty}
+    required = signature.parameters.keys() - defaults.keys() - {"self"}
+
+    def method(self: object, /, *positional: object, **given: Any) -> Operation[Any]:
+        arguments = defaults | given
+        if positional or not required <= given.keys() or len(arguments) != len(defaults) + len(required):
+            _refuse(method, signature, positional, given)
+        return run(op, arguments)
+
+    method.__name__ = method.__qualname__ = op.name
+    method.__doc__ = docstring_of(op)
+    method.__signature__ = signature  # type: ignore[attr-defined]
+    method.__annotations__ = _annotations(op, signature)
+    return method
+
+
+def _refuse(
+    method: Callable[..., Any], signature: inspect.Signature, positional: Sequence[object], given: Mapping[str, Any]
+) -> None:
+    """Raises the TypeError for a call that does not fit the signature."""
+    try:
+        signature.bind(None, *positional, **given)
+    except TypeError as error:
+        raise TypeError(f"{method.__qualname__}() {error}") from None
+
+
+def _annotations(op: Op, signature: inspect.Signature) -> dict[str, Any]:
+    """Returns the annotations of a signature, evaluated."""
+    outputs = {each.__name__: each for each in op.output_tuples}
+    return {
+        name: _evaluated(each.annotation)
+        for name, each in signature.parameters.items()
+        if each.annotation is not each.empty
+    } | {"return": _evaluate(signature.return_annotation, outputs)}
+
+
+@cache
+def _evaluated(annotation: str) -> Any:
+    """Returns the annotation of an argument, evaluated. All ops together have a dozen, and each takes time."""
+    return _evaluate(annotation, {})
+
+
+def _evaluate(annotation: str, outputs: Mapping[str, Any]) -> Any:
+    def written() -> None: ...
+
+    written.__annotations__ = {"return": annotation}
+    return get_type_hints(written, localns={**_NAMES_IN_SIGNATURES, **outputs})["return"]

@@ -1,5 +1,6 @@
-"""Operations on one of several servers, and operations that run at the same time."""
+"""Operations made of other operations: several at the same time, on one of several servers, or with progress."""
 
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,10 +17,60 @@ from gradserve.calls.exchange import (
     Unary,
     Whole,
 )
-from gradserve.calls.passing_on import passed_on
+from gradserve.calls.progress import Progress, Told, checked_progress
 from gradserve.errors import CallCancelledError, GradserveError
 
+StepT = TypeVar("StepT")
 T = TypeVar("T")
+
+
+def map_steps(
+    steps: Generator[StepT, Any, T], form: Callable[[StepT], Generator[StepT, Any, Any]]
+) -> Generator[StepT, Any, T]:
+    """Returns a generator of steps with the same result as another one, and closes that one at the end.
+
+    Args:
+        steps: The other one. It gets the answers to its steps, and the errors of gradserve in place of answers.
+        form: Takes one of its steps; yields what is to be done instead, and returns the answer.
+    """
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = yield from form(step)
+            except GradserveError as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        steps.close()
+
+
+def tracked(
+    progress: Callable[[int, int], object] | bool | None, begin: Callable[[Progress | None], Operation[T]]
+) -> Operation[T]:
+    """Returns an operation that tells the argument `progress` of its caller how far it is.
+
+    Args:
+        progress: The argument.
+        begin: Begins the operation, with what it has to tell how many bytes were moved; None for nobody.
+
+    Raises:
+        InvalidArgumentError: The argument cannot be used.
+    """
+    told = checked_progress(progress)
+    return begin(None) if told is None else _tracked(told, begin)
+
+
+def _tracked(told: Told, begin: Callable[[Progress | None], Operation[T]]) -> Operation[T]:
+    progress: Progress = yield Track(told)
+    with progress:
+        result = yield from begin(progress)
+        progress.end()
+    return result
 
 
 def together(*operations: Operation[T]) -> Operation[list[T]]:
@@ -85,7 +136,7 @@ def at_target(target: int, operation: Operation[T]) -> Operation[T]:
             return lambda clean_up: begin(lambda: at_target(target, clean_up()))
         return (yield _aimed(target, exchange))
 
-    return passed_on(operation, aimed)
+    return map_steps(operation, aimed)
 
 
 def _outcome(operation: Operation[T]) -> Operation[tuple[Any, GradserveError | None]]:

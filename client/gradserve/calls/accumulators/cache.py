@@ -1,13 +1,14 @@
-"""The accumulators that a client makes."""
+"""The accumulators that a client has created or found."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from itertools import chain
+from typing import Any
 
-from gradserve.calls.accumulators.aimed import AimedWire
 from gradserve.calls.accumulators.components import Components
 from gradserve.calls.accumulators.creation import (
     AccumulatorOptions,
@@ -19,31 +20,51 @@ from gradserve.calls.accumulators.creation import (
 )
 from gradserve.calls.accumulators.kept import KeptMemory
 from gradserve.calls.accumulators.session import AccumulatorSession
-from gradserve.calls.accumulators.settling import not_durable, settle
-from gradserve.calls.accumulators.sharding.choice import as_wish, is_sharded
-from gradserve.calls.accumulators.sharding.parts import Parts
-from gradserve.calls.accumulators.sharding.shard import is_of_earlier
-from gradserve.calls.accumulators.sharding.specs import add_plan
-from gradserve.calls.accumulators.sharding.uncounted import Uncounted
+from gradserve.calls.accumulators.sharding.parts import Parts, add_plan, as_wish, is_sharded
+from gradserve.calls.accumulators.sharding.shard import Uncounted, is_of_earlier
 from gradserve.calls.accumulators.sharding.wire import ShardedWire
-from gradserve.calls.accumulators.watch import Watch
+from gradserve.calls.accumulators.watch import Watch, not_durable, settle
 from gradserve.calls.accumulators.wire import AccumulatorWire
-from gradserve.calls.cluster import Cluster
+from gradserve.calls.combinators import all_ended, at_target, together
 from gradserve.calls.exchange import Operation
-from gradserve.calls.identity import RequestIds
-from gradserve.calls.naming import private_name
+from gradserve.calls.identity import RequestIds, private_name
 from gradserve.calls.private_resources import PrivateResources
-from gradserve.calls.together import all_ended, at_target, together
+from gradserve.calls.server import Cluster
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_text
-from gradserve.errors import AbortedError, NotDurableError, NotFoundError
+from gradserve.errors import AbortedError, InvalidArgumentError, NotDurableError, NotFoundError
 from gradserve.results import AccumulatorHandle, AccumulatorInfo, AccumulatorKind, DenseSpec, SparseSpec
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2
 from gradserve.wire.placement import DEFAULT_CONTAINER, Plan, plan_of
 
 
-class MadeAccumulators:
+class AimedWire(AccumulatorWire):
+    """The operations on one accumulator, sent to its home. Those of a single server take no such detour."""
+
+    def _gradient_fields(self, *args: Any, has_handles: bool) -> dict[str, Any]:
+        if has_handles:
+            raise InvalidArgumentError(
+                f"expected arrays, got the handle of a tensor: tensors are on server 0 of the cluster, and accumulator "
+                f"{self.ref.name!r} is on server {self.target}",
+                field="gradient",
+            )
+        return super()._gradient_fields(*args, has_handles=has_handles)
+
+
+def _aimed(operation: Callable[..., Operation[Any]]) -> Callable[..., Operation[Any]]:
+    @wraps(operation)
+    def at_home(self: AimedWire, *args: Any, **kwargs: Any) -> Operation[Any]:
+        return at_target(self.target, operation(self, *args, **kwargs))
+
+    return at_home
+
+
+for _name in ("apply", "take", "push_pull", "read_average", "num_accumulated", "set_global_step", "info", "delete"):
+    setattr(AimedWire, _name, _aimed(getattr(AccumulatorWire, _name)))
+
+
+class AccumulatorCache:
     """Creates a client's accumulators, each on its home among the servers. Safe to use from several threads."""
 
     def __init__(self, ids: RequestIds, cluster: Cluster, private: list[PrivateResources], memory: KeptMemory) -> None:
@@ -124,7 +145,7 @@ class MadeAccumulators:
         return sorted(at_home, key=lambda info: info.name)
 
     def settle(self, seconds: float) -> Operation[None]:
-        """Waits until no gradient is kept on any server; see `gradserve.calls.accumulators.settling`."""
+        """Waits until no gradient is kept on any server; see `gradserve.calls.accumulators.watch`."""
         if self._cluster.size == 1:
             return (yield from settle(self._servers[0].watch, seconds))
         yield from all_ended(*[at_target(each.target, settle(each.watch, seconds)) for each in self._servers])

@@ -1,1 +1,0 @@
-"""Tensors as arguments and results of calls."""
