@@ -14,18 +14,19 @@ from gradserve.accumulators import (
     GradientAccumulator,
     SparseConditionalAccumulator,
 )
-from gradserve.array_like import ArrayLike, DTypeLike
-from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
-from gradserve.batch_norm_layer import BatchNormLayer
-from gradserve.batch_norm_results import (
+from gradserve.batch_norm import (
     BatchNormForward,
     BatchNormGradients,
     BatchNormImplementation,
     BatchNormLayerInfo,
     IgnoredArgument,
     IgnoredArgumentWarning,
+    Initializer,
+    RandomAdjustment,
+    Regularizer,
     VariableInfo,
 )
+from gradserve.batch_norm_layer import BatchNormLayer
 from gradserve.calls.raw_ops.accumulator_arguments import AccumulatorLike
 from gradserve.client import Client, connect
 from gradserve.conversion.trees import Tree
@@ -49,16 +50,21 @@ from gradserve.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from gradserve.ops.batch_norm import (
+from gradserve.ops.gru import GRUBlockCellAllGradOutputs, GRUBlockCellGradOutputs, GRUBlockCellOutputs
+from gradserve.ops.normalization import (
     FusedBatchNormGradOutputs,
     FusedBatchNormGradV3Outputs,
     FusedBatchNormOutputs,
     FusedBatchNormV3Outputs,
+    LayerNormGradOutputs,
+    LayerNormOutputs,
 )
-from gradserve.ops.cudnn_rnn import CudnnRNNBackpropOutputs, CudnnRNNOutputs, CudnnRNNV3Outputs
-from gradserve.ops.cudnn_rnn_params import CudnnRNNParamsToCanonicalOutputs
-from gradserve.ops.gru import GRUBlockCellAllGradOutputs, GRUBlockCellGradOutputs, GRUBlockCellOutputs
-from gradserve.ops.layer_norm import LayerNormGradOutputs, LayerNormOutputs
+from gradserve.ops.recurrent import (
+    CudnnRNNBackpropOutputs,
+    CudnnRNNOutputs,
+    CudnnRNNParamsToCanonicalOutputs,
+    CudnnRNNV3Outputs,
+)
 from gradserve.public_names import publish as _publish
 from gradserve.raw_ops import RawOps
 from gradserve.results import (
@@ -68,9 +74,11 @@ from gradserve.results import (
     AccumulatorInfo,
     AccumulatorKind,
     ApplyResult,
+    ArrayLike,
     Average,
     DenseSpec,
     Device,
+    DTypeLike,
     IndexedSlices,
     Outcome,
     PushPullResult,

@@ -23,7 +23,7 @@ GradserveError
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gradserve.visible import visible_lines
+from gradserve.printing import visible_lines
 
 if TYPE_CHECKING:
     from gradserve.results import PushPullResult

@@ -3,17 +3,35 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
-from gradserve.abbreviation import abbreviated
-from gradserve.array_like import ArrayLike, DTypeLike
+from gradserve.printing import abbreviated
 from gradserve.wire.arrays import Array
 
+DTypeLike: TypeAlias = npt.DTypeLike | Any
+"""A dtype of NumPy, its name, or a dtype of another library: torch.float32, tf.float32, jnp.float32."""
 Shape: TypeAlias = tuple[int | None, ...]
 """A shape, with None for a dimension of any size."""
+
+
+class SupportsDLPack(Protocol):
+    """A tensor of any library that exports its memory as https://dmlc.github.io/dlpack says."""
+
+    def __dlpack__(self) -> Any:
+        """Returns the DLPack capsule."""
+        ...
+
+    def __dlpack_device__(self) -> tuple[Any, Any]:
+        """Returns the device of the tensor."""
+        ...
+
+
+ArrayLike: TypeAlias = npt.ArrayLike | SupportsDLPack
+"""An array or tensor of any library, or numbers in lists of any depth."""
 
 
 class Outcome(Enum):

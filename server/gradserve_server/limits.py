@@ -7,16 +7,16 @@ from gradserve_server.errors import InvalidArgumentError
 
 
 def visible(text: str) -> str:
-    """See `gradserve.visible`."""
+    """See `gradserve.printing`."""
     if text.isascii() and text.isprintable():
         return text
-    from gradserve.visible import visible
+    from gradserve.printing import visible
 
     return visible(text)
 
 
 def visible_lines(text: str) -> str:
-    """See `gradserve.visible`."""
+    """See `gradserve.printing`."""
     return "\n  ".join(map(visible, text.split("\n")))
 
 

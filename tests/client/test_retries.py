@@ -34,9 +34,9 @@ from gradserve.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from gradserve.patience import with_all_patience
 from gradserve.transport.status import may_pass
 from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
+from gradserve.workers import with_all_patience
 
 UNARY = Unary("ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest())
 WAITING = Unary("AccumulatorService", "TakeGradient", server_messages_pb2.GetServerInfoRequest(), wait=50)

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradserve
 from gradserve.testing import ServerThread
-from gradserve.torch import comm_hook, groups
+from gradserve.torch import backward_pass, comm_hook
 from tests.servers.polling import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("process_group")
 @pytest.fixture
 def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each parameter is a group of its own."""
-    monkeypatch.setattr(groups, "_LEAST_BYTES", 1)
-    monkeypatch.setattr(groups, "_MOST_GROUPS", 1 << 20)
+    monkeypatch.setattr(backward_pass, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(backward_pass, "_MOST_GROUPS", 1 << 20)
 
 
 def network(seed: int = 0) -> torch.nn.Module:

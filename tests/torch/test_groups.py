@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradserve.torch.groups import groups_of
+from gradserve.torch.backward_pass import groups_of
 
 MIB = 1 << 20
 

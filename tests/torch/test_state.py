@@ -13,8 +13,7 @@ from torch.optim.swa_utils import SWALR
 
 import gradserve
 from gradserve.torch import average_gradients, broadcast_parameters
-from gradserve.torch.nested import put_together, taken_apart
-from gradserve.torch.state import TrainingState
+from gradserve.torch.state import TrainingState, put_together, taken_apart
 from gradserve.training import State
 from gradserve.training.state import Arrived, Carried
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradserve
 import gradserve.torch
-from gradserve.torch import groups
+from gradserve.torch import backward_pass
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.torch.process_group import alone
 
@@ -65,7 +65,7 @@ def work(address: str, file: Path, rank: int, num_workers: int, way: str, begun:
         else:
             gradserve.torch.broadcast_parameters(client, model, name=name)
             begun()
-            groups._LEAST_BYTES = 256  # several groups, as a large model has
+            backward_pass._LEAST_BYTES = 256  # several groups, as a large model has
             with alone(Path(folder)):
                 # MiB in a bucket, different for each worker: from one parameter in each bucket to all in one.
                 replica = DistributedDataParallel(model, bucket_cap_mb=[0.00001, 25, 0.001, 0.002][rank])

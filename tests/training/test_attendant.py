@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.training.attendant import Attendant
+from gradserve.training.joining import Attendant
 from gradserve.training.state import Carried, State
 from tests.servers.polling import PATIENCE_SECONDS
 

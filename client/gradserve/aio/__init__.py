@@ -6,14 +6,15 @@ async with gradserve.aio.connect("localhost:50051") as client:
     mean = await acc.take_grad(1)
 """
 
-from gradserve.aio.accumulators import (
+from gradserve.aio.batch_norm_layer import BatchNormLayer
+from gradserve.aio.client import (
     Accumulator,
+    Client,
     ConditionalAccumulator,
     GradientAccumulator,
     SparseConditionalAccumulator,
+    connect,
 )
-from gradserve.aio.batch_norm_layer import BatchNormLayer
-from gradserve.aio.client import Client, connect
 from gradserve.aio.raw_ops import RawOps
 from gradserve.public_names import publish as _publish
 

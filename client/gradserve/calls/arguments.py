@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from gradserve.batch_norm_results import IgnoredArgument, IgnoredArgumentWarning
+from gradserve.batch_norm import IgnoredArgument, IgnoredArgumentWarning
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.casting import as_tensor_or_numbers
 from gradserve.conversion.handles import as_handle
@@ -20,8 +20,7 @@ from gradserve.conversion.plain import INT32, INT64, UINT64, as_choice, as_flag,
 from gradserve.errors import InvalidArgumentError, NotFoundError
 from gradserve.results import TensorHandle, TensorLike
 from gradserve.v1 import accumulator_pb2
-from gradserve.wire.dtypes import DType
-from gradserve.wire.payload import AnyArray
+from gradserve.wire.arrays import AnyArray, DType
 
 _PACKAGE = __name__.partition(".")[0]
 _DURABILITIES = {

@@ -17,7 +17,7 @@ from gradserve.errors import (
     UnavailableError,
 )
 from gradserve.v1 import accumulator_pb2
-from gradserve.worker_ids import new_worker_id
+from gradserve.workers import new_worker_id
 
 AccumulatorKey = tuple[str, str]
 """Container and name of an accumulator."""

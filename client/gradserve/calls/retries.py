@@ -28,9 +28,9 @@ from gradserve.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from gradserve.patience import has_all_patience
 from gradserve.variables import RESTART_PATIENCE_VARIABLE
 from gradserve.wire.frames import Metadata
+from gradserve.workers import has_all_patience
 
 _FIELD = "accumulator.server_incarnation"
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from gradserve.results import Device, ServerInfo, TransportInfo
 from gradserve.server_status import ServerStatus
 from gradserve.v1 import server_messages_pb2 as messages_pb2
 from gradserve.v1 import socket_messages_pb2, status_messages_pb2
-from gradserve.wire.homes import home_of
-from gradserve.wire.records import read
+from gradserve.wire.messages import read
+from gradserve.wire.placement import home_of
 
 _FIELD = "address"
 _ORDERS = ("latest", "name", "rate", "waiting", "bytes")

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.array_like import DTypeLike
 from gradserve.conversion.argument import Argument, described
+from gradserve.results import DTypeLike
 from gradserve.wire.arrays import KNOWN_NAMES, DType, parse_dtype
 
 

@@ -13,7 +13,7 @@ Needs JAX and Optax: `pip install '.[jax]'` in a checkout of gradserve.
 import gradserve.jax.installed  # noqa: F401, I001  says what to install, before JAX is imported
 
 from gradserve.jax import functions
-from gradserve.jax.average_by import average_by
+from gradserve.jax.transformation import average_by
 from gradserve.jax.training_state import AverageByState
 from gradserve.jax.transformation import AverageBy
 from gradserve.public_names import publish as _publish

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from gradserve.errors import InvalidArgumentError
-from gradserve.jax.named_leaves import PyTree, from_host, named_leaves, placed_like, to_host
+from gradserve.jax.leaves import PyTree, from_host, named_leaves, placed_like, to_host
 from gradserve.training import State
 
 _PARAMETERS, _OPTIMIZER = "parameters", "optimizer"

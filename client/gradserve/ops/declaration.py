@@ -1,8 +1,10 @@
-"""Declarations of ops: their arguments, outputs and documentation."""
+"""How gradient ops are declared: inputs, attributes and outputs, and the signature and docstring made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, TypeAlias, get_type_hints
@@ -10,13 +12,23 @@ from typing import Any, TypeAlias, get_type_hints
 import numpy as np
 from google.protobuf.message import Message
 
-from gradserve.batch_norm_results import IgnoredArgument
+from gradserve.batch_norm import IgnoredArgument
 from gradserve.conversion.argument import Argument
 from gradserve.wire.arrays import DType
 
-FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 """The dtypes of the inputs from which those of others follow."""
+Outputs: TypeAlias = type[tuple[Any, ...]]
+"""A named tuple. Its annotations describe each output: Annotated[TensorT_co, "T, the shape of x."]."""
+_WIDTH = 112
+_ERRORS = {
+    "InvalidArgumentError": "An argument is not valid; `field` names it.",
+    "NotFoundError": "The tensor of a handle does not exist.",
+    "ResourceExhaustedError": "The outputs do not fit into the server's memory.",
+}
+
+
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 INT32, INT8 = np.dtype(np.int32), np.dtype(np.int8)
 
 
@@ -112,10 +124,6 @@ class Field:
     """The field of the response for an output, if it is not the output's name."""
 
     name: str
-
-
-Outputs: TypeAlias = type[tuple[Any, ...]]
-"""A named tuple. Its annotations describe each output: Annotated[TensorT_co, "T, the shape of x."]."""
 
 
 @dataclass(frozen=True)
@@ -239,3 +247,74 @@ def _annotated(outputs: Outputs, kind: type[Any]) -> Mapping[str, Any]:
 @cache
 def _hints_of(outputs: Outputs) -> Mapping[str, Any]:
     return get_type_hints(outputs, include_extras=True)
+
+
+def signature_of(op: Op) -> inspect.Signature:
+    """Returns the signature of an op as a method: its arguments, `name`, `keep` and `lease`, all of them keywords."""
+    return inspect.Signature(
+        [
+            inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+            *(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+                for name, annotation, default in _parameters(op)
+            ),
+        ],
+        return_annotation=f"Operation[{_result(op)}]",
+    )
+
+
+def docstring_of(op: Op) -> str:
+    """Returns the docstring of an op, in the sections of Google's style."""
+    is_single = isinstance(op.outputs, SingleOutput)
+    arguments = {each.name: each.doc for each in op.arguments} | {
+        "name": "Has no effect: TensorFlow's name of a node.",
+        "keep": f"Whether to leave the output{'' if is_single else 's'} on the server and return "
+        f"{'its handle' if is_single else 'their handles'}.",
+        "lease": f"Seconds that {'it lives' if is_single else 'they live'} there without use; None for the "
+        "server's default.",
+    }
+    parts = [
+        op.summary,
+        inspect.cleandoc(op.text),
+        _section("Args", arguments),
+        _returns(op),
+        _section("Raises", _ERRORS),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _parameters(op: Op) -> Iterator[tuple[str, str, object]]:
+    for each in op.arguments:
+        if isinstance(each, Attribute):
+            default = inspect.Parameter.empty if isinstance(each.default, Required) else each.default
+            yield each.name, each.kind if isinstance(each.default, Required) else f"{each.kind} | None", default
+        else:
+            yield each.name, _annotation(each), None if each.is_optional else inspect.Parameter.empty
+    yield "name", "str | None", None
+    yield "keep", "bool", False
+    yield "lease", "float | None", None
+
+
+def _annotation(tensor: Input) -> str:
+    if tensor.is_list:
+        return "Sequence[TensorLike]"
+    return "TensorLike | None" if tensor.is_optional else "TensorLike"
+
+
+def _result(op: Op) -> str:
+    return " | ".join(f"{each.__name__}[Tensor]" for each in op.output_tuples) or "Tensor"
+
+
+def _section(title: str, entries: dict[str, str]) -> str:
+    return "\n".join([f"{title}:", *(_wrapped(f"{name}: {doc}", "    " * 2) for name, doc in entries.items())])
+
+
+def _returns(op: Op) -> str:
+    if isinstance(op.outputs, SingleOutput):
+        return f"Returns:\n{_wrapped(op.outputs.doc, '    ')}"
+    return _section("Returns", {name: op.output_doc(name) for name in fields_of(op.output_tuples[-1])})
+
+
+@cache
+def _wrapped(text: str, later_indent: str) -> str:
+    return textwrap.fill(text, _WIDTH, initial_indent="    ", subsequent_indent=later_indent)

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Annotated, Generic, NamedTuple
 
-from gradserve.abbreviation import abbreviated
 from gradserve.ops.declaration import FLOAT32, Attribute, Input, Op, SameAs
+from gradserve.printing import abbreviated
 from gradserve.results import TensorT_co
-from gradserve.v1 import gru_block_cell_messages_pb2 as messages_pb2
+from gradserve.v1 import gru_block_cell_messages_pb2 as gru_messages_pb2
 
-_T = SameAs("x")
+_LIKE_X = SameAs("x")
 
 
 @abbreviated
@@ -47,7 +47,7 @@ class GRUBlockCellAllGradOutputs(NamedTuple, Generic[TensorT_co]):
 
 GRU_BLOCK_CELL = Op(
     name="GRUBlockCell",
-    request=messages_pb2.GRUBlockCellRequest,
+    request=gru_messages_pb2.GRUBlockCellRequest,
     summary="Computes one step of a GRU for a batch.",
     text="""
         [r, u] = sigmoid([x, h_prev] . w_ru + b_ru)
@@ -59,11 +59,11 @@ GRU_BLOCK_CELL = Op(
     """,
     arguments=(
         Input("x", FLOAT32, "T, shape [B, I]."),
-        Input("h_prev", _T, "T, shape [B, H]: the previous state."),
-        Input("w_ru", _T, "T, shape [I + H, 2H]: rows for x, then for h_prev; columns for r, then for u."),
-        Input("w_c", _T, "T, shape [I + H, H]: rows as in w_ru."),
-        Input("b_ru", _T, "T, shape [2H]: for r, then for u."),
-        Input("b_c", _T, "T, shape [H]."),
+        Input("h_prev", _LIKE_X, "T, shape [B, H]: the previous state."),
+        Input("w_ru", _LIKE_X, "T, shape [I + H, 2H]: rows for x, then for h_prev; columns for r, then for u."),
+        Input("w_c", _LIKE_X, "T, shape [I + H, H]: rows as in w_ru."),
+        Input("b_ru", _LIKE_X, "T, shape [2H]: for r, then for u."),
+        Input("b_c", _LIKE_X, "T, shape [H]."),
     ),
     outputs=GRUBlockCellOutputs,
 )
@@ -72,7 +72,7 @@ _BIASES = ("b_ru", "b_c")
 
 GRU_BLOCK_CELL_GRAD = Op(
     name="GRUBlockCellGrad",
-    request=messages_pb2.GRUBlockCellGradRequest,
+    request=gru_messages_pb2.GRUBlockCellGradRequest,
     summary="Computes the gradients of GRUBlockCell.",
     text="B, I, H and T are as in `GRUBlockCell`.",
     arguments=(
@@ -80,10 +80,10 @@ GRU_BLOCK_CELL_GRAD = Op(
             replace(each, doc=f"As in the forward call{'; only its shape counts' * (each.name in _BIASES)}.")
             for each in GRU_BLOCK_CELL.inputs
         ),
-        Input("r", _T, "T, shape [B, H]: the forward call's r."),
-        Input("u", _T, "T, shape [B, H]: the forward call's u."),
-        Input("c", _T, "T, shape [B, H]: the forward call's c."),
-        Input("d_h", _T, "T, shape [B, H]: the gradient with respect to h."),
+        Input("r", _LIKE_X, "T, shape [B, H]: the forward call's r."),
+        Input("u", _LIKE_X, "T, shape [B, H]: the forward call's u."),
+        Input("c", _LIKE_X, "T, shape [B, H]: the forward call's c."),
+        Input("d_h", _LIKE_X, "T, shape [B, H]: the gradient with respect to h."),
         Attribute(
             "weight_gradients",
             "bool",

@@ -1,30 +1,29 @@
 """The client's ops."""
 
-from gradserve.ops.batch_norm import (
+from gradserve.ops.gru import GRU_BLOCK_CELL, GRU_BLOCK_CELL_GRAD
+from gradserve.ops.normalization import (
     FUSED_BATCH_NORM,
     FUSED_BATCH_NORM_GRAD,
     FUSED_BATCH_NORM_GRAD_V2,
     FUSED_BATCH_NORM_GRAD_V3,
     FUSED_BATCH_NORM_V2,
     FUSED_BATCH_NORM_V3,
+    LAYER_NORM,
+    LAYER_NORM_GRAD,
 )
-from gradserve.ops.cudnn_rnn import (
+from gradserve.ops.recurrent import (
     CUDNN_RNN,
     CUDNN_RNN_BACKPROP,
     CUDNN_RNN_BACKPROP_V2,
     CUDNN_RNN_BACKPROP_V3,
-    CUDNN_RNN_V2,
-    CUDNN_RNN_V3,
-)
-from gradserve.ops.cudnn_rnn_params import (
     CUDNN_RNN_CANONICAL_TO_PARAMS,
     CUDNN_RNN_CANONICAL_TO_PARAMS_V2,
     CUDNN_RNN_PARAMS_SIZE,
     CUDNN_RNN_PARAMS_TO_CANONICAL,
     CUDNN_RNN_PARAMS_TO_CANONICAL_V2,
+    CUDNN_RNN_V2,
+    CUDNN_RNN_V3,
 )
-from gradserve.ops.gru import GRU_BLOCK_CELL, GRU_BLOCK_CELL_GRAD
-from gradserve.ops.layer_norm import LAYER_NORM, LAYER_NORM_GRAD
 
 OPS = (
     FUSED_BATCH_NORM,

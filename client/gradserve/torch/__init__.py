@@ -9,7 +9,7 @@ from gradserve.public_names import publish as _publish
 from gradserve.torch import functions
 from gradserve.torch.all_reduce_hook import all_reduce_hook
 from gradserve.torch.averaging import Averaging, average_gradients
-from gradserve.torch.broadcasting import broadcast_parameters
+from gradserve.torch.averaging import broadcast_parameters
 from gradserve.torch.comm_hook import CommHook, comm_hook
 
 __all__ = [

@@ -1,16 +1,125 @@
-"""The buckets and groups of one backward pass."""
+"""One backward pass of DistributedDataParallel: its buckets, and the groups of parameters that are averaged together.
+
+Groups depend on the model alone, so they are the same for all workers, however a worker's DistributedDataParallel packs
+gradients into buckets.
+
+"""
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
-from gradserve.torch.gradients import without_gradient
-from gradserve.torch.group_average import GroupAverage
-from gradserve.torch.groups import Group
+from gradserve.torch.parameters import without_gradient
+from gradserve.torch.rounds import Rounds
+from gradserve.torch.tensors import array_of, tensor_of
+from gradserve.training.extra_components import PRESENCE, presence_of, present_names
+
+_LEAST_BYTES = 4 << 20
+"""A group of fewer bytes takes in the next parameter: below this, a call takes longer than the copying that it "
+"saves."""
+_MOST_GROUPS = 16
+"""The most groups of a dtype: each is a call of its own, and all of them may wait for other workers at once."""
+
+
+class GroupAverage:
+    """Averages the gradients of a group, in place. For one thread at a time."""
+
+    def __init__(self, rounds: Rounds, names: Sequence[str]) -> None:
+        """Takes the rounds of the group's accumulator, which has component PRESENCE too, and its members' names."""
+        self._rounds = rounds
+        self._names = names
+        self._stream: Any = None
+
+    @property
+    def step(self) -> int:
+        """The step at which the group's next gradients are computed."""
+        return self._rounds.step
+
+    def average(
+        self, gradients: Mapping[str, torch.Tensor], ready: Sequence[Any], used: Container[str]
+    ) -> frozenset[str]:
+        """Replaces gradients by their averages over the workers. Waits for the other workers.
+
+        Args:
+            gradients: The gradient of each member of the group, all on the CPU or all on one GPU.
+            ready: For those on a GPU, the events after which they are there.
+            used: The members that this worker has used. The gradients of the others are zeros.
+
+        Returns:
+            The names of the members that at least one worker of the round has used.
+
+        Raises:
+            GradserveError: See `Rounds.average`.
+        """
+        if next(iter(gradients.values())).is_cuda:
+            return self._average_on_gpu(gradients, ready, used)
+        average = self._rounds.average(self._sent(gradients, used))
+        for name, gradient in gradients.items():
+            # NumPy copies in this thread alone. PyTorch would start threads of its own, beside those of the backward
+            # pass.
+            np.copyto(array_of(gradient), average[name])
+        return present_names(self._names, average)
+
+    def _average_on_gpu(
+        self, gradients: Mapping[str, torch.Tensor], ready: Sequence[Any], used: Container[str]
+    ) -> frozenset[str]:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(next(iter(gradients.values())).device)
+        with torch.cuda.stream(self._stream):
+            for event in ready:
+                self._stream.wait_event(event)
+            average = self._rounds.average(self._sent(gradients, used))
+            for name, gradient in gradients.items():
+                gradient.copy_(tensor_of(average[name]))
+        self._stream.synchronize()
+        return present_names(self._names, average)
+
+    def _sent(self, gradients: Mapping[str, torch.Tensor], used: Container[str]) -> dict[str, Any]:
+        return {**gradients, PRESENCE: presence_of(self._names, used)}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters of one dtype whose gradients are averaged by one call.
+
+    Attributes:
+        number: Its number among the groups.
+        dtype: The dtype of the parameters.
+        names: The names of the parameters.
+    """
+
+    number: int
+    dtype: torch.dtype
+    names: tuple[str, ...]
+
+
+def groups_of(parameters: Iterable[tuple[str, torch.Tensor]]) -> tuple[Group, ...]:
+    """Returns the groups of a model's parameters, from the last parameter to the first: the order of a backward pass.
+
+    Args:
+        parameters: The names and parameters, in the model's order.
+    """
+    by_dtype: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
+    for name, parameter in reversed(list(parameters)):
+        by_dtype.setdefault(parameter.dtype, []).append((name, parameter))
+    groups: list[Group] = []
+    for dtype, same in by_dtype.items():
+        total = sum(parameter.nbytes for _, parameter in same)
+        enough = max(_LEAST_BYTES, -(-total // _MOST_GROUPS))
+        names: list[str] = []
+        num_bytes = 0
+        for index, (name, parameter) in enumerate(same):
+            names.append(name)
+            num_bytes += parameter.nbytes
+            if num_bytes >= enough or index == len(same) - 1:
+                groups.append(Group(len(groups), dtype, tuple(names)))
+                names, num_bytes = [], 0
+    return tuple(groups)
 
 
 @dataclass(eq=False)

@@ -10,12 +10,10 @@ import torch
 from gradserve.client import Client
 from gradserve.errors import AbortedError, InvalidArgumentError
 from gradserve.results import DenseSpec
-from gradserve.torch.backward_pass import BackwardPass
-from gradserve.torch.group_average import GroupAverage
-from gradserve.torch.groups import Group, groups_of
+from gradserve.torch.backward_pass import BackwardPass, Group, GroupAverage, groups_of
+from gradserve.torch.parameters import trained_parameters
 from gradserve.torch.rounds import IDLE_SECONDS, Membership, Rounds
-from gradserve.torch.trained import trained_parameters
-from gradserve.training.presence import PRESENCE, presence_spec
+from gradserve.training.extra_components import PRESENCE, presence_spec
 from gradserve.training.progress import DropLog
 
 

@@ -16,10 +16,9 @@ from gradserve.errors import (
     OutOfRangeError,
     StaleGradientError,
 )
-from gradserve.patience import with_all_patience, without_request_id
 from gradserve.results import Average, DenseSpec, Outcome, PushPullResult
 from gradserve.training.progress import OUT_OF_BATCHES, DropLog
-from gradserve.worker_ids import new_worker_id
+from gradserve.workers import new_worker_id, with_all_patience, without_request_id
 
 _log = logging.getLogger(__name__)
 

@@ -10,10 +10,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.array_like import ArrayLike
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
-from gradserve.results import DenseSpec
+from gradserve.results import ArrayLike, DenseSpec
 from gradserve.training.values import Json, as_json, from_json
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from gradserve.accumulators import GradientAccumulator
-from gradserve.array_like import ArrayLike
 from gradserve.client import Client
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice, as_integer
@@ -21,19 +20,28 @@ from gradserve.errors import (
     NotFoundError,
     OutOfRangeError,
 )
-from gradserve.patience import with_all_patience, without_request_id
-from gradserve.results import AccumulatorInfo, Average, DenseSpec, Outcome, PushPullResult
-from gradserve.training.attendant import Attendant
-from gradserve.training.initial import agreed_initial_state
-from gradserve.training.joining import ATTEMPTS, GONE, Joining, Received
-from gradserve.training.presence import PRESENCE, presence_of, presence_spec, present_names
+from gradserve.results import AccumulatorInfo, ArrayLike, Average, DenseSpec, Outcome, PushPullResult
+from gradserve.training.agreement import (
+    PAUSE_SECONDS,
+    agree_on_settings,
+    agreed_initial_state,
+    checked_settings,
+    is_successor,
+    resume,
+)
+from gradserve.training.extra_components import (
+    DIGESTS,
+    DIGESTS_SPEC,
+    PRESENCE,
+    WeightsCheck,
+    presence_of,
+    presence_spec,
+    present_names,
+)
+from gradserve.training.joining import ATTEMPTS, GONE, Attendant, Joining, Received
 from gradserve.training.progress import OUT_OF_BATCHES, DropLog, WaitLog
-from gradserve.training.resuming import resume
-from gradserve.training.settings import agree_on_settings, checked_settings
 from gradserve.training.state import Carried, State
-from gradserve.training.succession import PAUSE_SECONDS, is_successor
-from gradserve.training.weights_check import DIGESTS, DIGESTS_SPEC, WeightsCheck
-from gradserve.worker_ids import new_worker_id
+from gradserve.workers import new_worker_id, with_all_patience, without_request_id
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeAlias
 
-from gradserve.visible import visible
+from gradserve.printing import visible
 from gradserve_server.accumulators.averages import AverageHistory
 from gradserve_server.accumulators.gradient import Average, Contribution
 from gradserve_server.accumulators.identity import RequestId

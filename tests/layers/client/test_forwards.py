@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import gradserve
-from gradserve.calls.batch_norm import wire as batch_norm_forwards
+from gradserve.calls.batch_norm import wire
 from tests.layers.client.fake_server import DY, Context, FakeLayerServer, X, result_of
 from tests.layers.client.sent import forward_ids, released, went_back
 
@@ -177,15 +177,15 @@ def test_what_is_left_after_a_failure(
     assert (second == older.forward_id) is not is_left
 
 
-MANY = 5 * batch_norm_forwards.MAX_NAMED
+MANY = 5 * wire.MAX_NAMED
 """More than one request names, and than an object remembers."""
 
 
-REMEMBERED = batch_norm_forwards.MAX_REMEMBERED
+REMEMBERED = wire.MAX_REMEMBERED
 
 
-def forward(number: int, *, replaceable: bool = False) -> batch_norm_forwards.UnusedForward:
-    return batch_norm_forwards.UnusedForward(str(number), X.dtype, replaceable)
+def forward(number: int, *, replaceable: bool = False) -> wire.UnusedForward:
+    return wire.UnusedForward(str(number), X.dtype, replaceable)
 
 
 def numbers(names: Iterable[str]) -> list[int]:
@@ -193,7 +193,7 @@ def numbers(names: Iterable[str]) -> list[int]:
 
 
 def test_the_newest_of_very_many_are_remembered() -> None:
-    forwards = batch_norm_forwards.Forwards()
+    forwards = wire.Forwards()
     newest = list(range(MANY - REMEMBERED, MANY))
     for number in range(MANY):
         forwards.add_unused(forward(number))
@@ -202,13 +202,11 @@ def test_the_newest_of_very_many_are_remembered() -> None:
     for number in range(MANY, 2 * MANY):
         forwards.add_lost(str(number))
     assert numbers(forwards.outstanding()) == newest + [MANY + number for number in newest]
-    assert numbers(forwards.useless(replacing=True)) == [
-        MANY + each for each in newest[: batch_norm_forwards.MAX_NAMED]
-    ]
+    assert numbers(forwards.useless(replacing=True)) == [MANY + each for each in newest[: wire.MAX_NAMED]]
 
 
 def test_a_request_names_so_many(server: FakeLayerServer, bn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_norm_forwards, "MAX_NAMED", 3)
+    monkeypatch.setattr(wire, "MAX_NAMED", 3)
     forwards = [result_of(bn.forward(X)) for _ in range(7)]
     ids = [each.forward_id for each in forwards]
     parts = [ids[:3], ids[3:6], ids[6:]]
@@ -228,7 +226,7 @@ def test_a_request_names_so_many(server: FakeLayerServer, bn: Any, monkeypatch: 
 def test_updates_that_were_run_before_a_failure_do_not_wait(
     server: FakeLayerServer, bn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_norm_forwards, "MAX_NAMED", 3)
+    monkeypatch.setattr(wire, "MAX_NAMED", 3)
     for _ in range(5):
         result_of(bn(X))
     run = server._RunBatchNormUpdates
@@ -247,7 +245,7 @@ def test_updates_that_were_run_before_a_failure_do_not_wait(
 def test_lost_forwards_are_let_go_of_a_request_at_a_time(
     server: FakeLayerServer, bn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_norm_forwards, "MAX_NAMED", 3)
+    monkeypatch.setattr(wire, "MAX_NAMED", 3)
     server.failures["BatchNormForward"] = [KeyboardInterrupt() for _ in range(5)]
     for _ in range(5):
         with pytest.raises(KeyboardInterrupt):

@@ -7,7 +7,6 @@ from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
-from gradserve.abbreviation import first_items
 from gradserve.calls.exchange import Operation, Reply
 from gradserve.calls.progress import Progress
 from gradserve.calls.tensors import receive_results
@@ -21,11 +20,11 @@ from gradserve.conversion.slices import as_slices
 from gradserve.conversion.trees import Structure, Tree, leaves_of, taken_apart
 from gradserve.errors import InvalidArgumentError
 from gradserve.gpu.arrays import GpuArray
+from gradserve.printing import first_items
 from gradserve.results import DenseSpec, IndexedSlices, SparseSpec, TensorHandle, Value
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.dtypes import DType
-from gradserve.wire.payload import AnyArray
+from gradserve.wire.arrays import AnyArray, DType
 
 ComponentSpec: TypeAlias = DenseSpec | SparseSpec
 Sent: TypeAlias = Value | GpuArray | TensorHandle

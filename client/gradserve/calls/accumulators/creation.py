@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gradserve.array_like import DTypeLike
 from gradserve.calls.accumulators.components import Component, Components
 from gradserve.calls.arguments import as_durability, plain_fields
 from gradserve.calls.exchange import Operation, Unary
@@ -11,7 +10,7 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import as_choice, as_text, as_texts
 from gradserve.errors import InvalidArgumentError
-from gradserve.results import AccumulatorInfo
+from gradserve.results import AccumulatorInfo, DTypeLike
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, lease_pb2
 from gradserve.wire.messages import decode_duration

@@ -11,7 +11,6 @@ from typing import Any, Protocol, cast
 
 from numpy.typing import NDArray
 
-from gradserve.array_like import ArrayLike
 from gradserve.calls.accumulators.components import ONLY
 from gradserve.calls.accumulators.wire import AccumulatorWire, Contribution
 from gradserve.calls.combinators import tracked
@@ -21,6 +20,7 @@ from gradserve.results import (
     AccumulatorInfo,
     AccumulatorKind,
     ApplyResult,
+    ArrayLike,
     Average,
     IndexedSlices,
     TensorLike,

@@ -27,7 +27,6 @@ from gradserve.conversion.plain import as_flag, as_integer
 from gradserve.conversion.trees import Tree
 from gradserve.errors import DeadlineExceededError, GradserveError
 from gradserve.gpu.arrays import GpuArray
-from gradserve.patience import TO_WAIT_ON
 from gradserve.results import (
     AccumulatorInfo,
     ApplyResult,
@@ -39,6 +38,7 @@ from gradserve.results import (
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.arrays import AnyArray
+from gradserve.workers import TO_WAIT_ON
 
 _NumberedRequest: TypeAlias = (
     messages_pb2.ApplyGradientRequest

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
+from gradserve.batch_norm import Initializer, RandomAdjustment, Regularizer
 from gradserve.calls.arguments import as_durability, as_op_input, plain_field
 from gradserve.calls.tensors import OpInput
 from gradserve.conversion.argument import Argument, described

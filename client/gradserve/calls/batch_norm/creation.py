@@ -4,7 +4,6 @@ import threading
 import weakref
 from dataclasses import dataclass
 
-from gradserve.array_like import DTypeLike
 from gradserve.calls.arguments import IgnoredArguments, arguments_named
 from gradserve.calls.batch_norm.config import BatchNormArguments
 from gradserve.calls.batch_norm.layer import BatchNormLayerCalls
@@ -22,7 +21,7 @@ from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import as_shape, is_text
 from gradserve.errors import InvalidArgumentError
-from gradserve.results import Shape
+from gradserve.results import DTypeLike, Shape
 from gradserve.v1 import layer_pb2, tensor_pb2
 from gradserve.wire.tensors import to_data_type
 

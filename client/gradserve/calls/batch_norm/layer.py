@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.batch_norm_results import BatchNormForward, BatchNormGradients, BatchNormLayerInfo
+from gradserve.batch_norm import BatchNormForward, BatchNormGradients, BatchNormLayerInfo
 from gradserve.calls.arguments import IgnoredArguments, arguments_named, as_op_input
 from gradserve.calls.batch_norm.wire import (
     BatchNormLayerWire,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gradserve.batch_norm_results import (
+from gradserve.batch_norm import (
     BatchNormForward,
     BatchNormGradients,
     BatchNormImplementation,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from gradserve.array_like import DTypeLike
 from gradserve.calls.accumulators.components import Components
 from gradserve.calls.accumulators.creation import AccumulatorOptions
 from gradserve.calls.accumulators.models import GradientAccumulatorCalls
@@ -18,7 +17,7 @@ from gradserve.calls.exchange import Operation
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag, as_text
 from gradserve.conversion.trees import Tree
-from gradserve.results import AccumulatorInfo, DenseSpec, Shape, SparseSpec
+from gradserve.results import AccumulatorInfo, DenseSpec, DTypeLike, Shape, SparseSpec
 
 
 class AccumulatorsOfClient(ClientState):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gradserve.array_like import DTypeLike
-from gradserve.batch_norm_arguments import Initializer, RandomAdjustment, Regularizer
-from gradserve.batch_norm_results import BatchNormLayerInfo
+from gradserve.batch_norm import BatchNormLayerInfo, Initializer, RandomAdjustment, Regularizer
 from gradserve.calls.batch_norm.config import BatchNormArguments
 from gradserve.calls.batch_norm.creation import LayerPlace, make_layer
 from gradserve.calls.batch_norm.layer import BatchNormLayerCalls
@@ -15,7 +13,7 @@ from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Operation
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_text
-from gradserve.results import Shape, TensorLike
+from gradserve.results import DTypeLike, Shape, TensorLike
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 
 

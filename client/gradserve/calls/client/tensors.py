@@ -8,7 +8,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.calls import tensors
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.combinators import tracked
@@ -19,7 +18,7 @@ from gradserve.conversion.gpu_arrays import as_output, as_tensor
 from gradserve.conversion.handles import as_handle, as_handles
 from gradserve.conversion.plain import as_list, as_shape, as_text
 from gradserve.gpu.arrays import GpuArray
-from gradserve.results import TensorHandle
+from gradserve.results import ArrayLike, DTypeLike, TensorHandle
 from gradserve.wire.arrays import Array
 
 

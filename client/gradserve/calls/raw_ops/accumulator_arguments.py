@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.calls.accumulators.operations import HasAccumulatorRef
 from gradserve.calls.arguments import check_attribute, check_text_attribute, dtype_text, shape_text
 from gradserve.conversion.argument import Argument, described
@@ -16,7 +15,7 @@ from gradserve.conversion.arrays import as_array
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import as_text, is_text
 from gradserve.errors import InvalidArgumentError
-from gradserve.results import AccumulatorHandle, AccumulatorKind
+from gradserve.results import AccumulatorHandle, AccumulatorKind, ArrayLike, DTypeLike
 from gradserve.wire.arrays import BFLOAT16, Array, DType
 
 AccumulatorLike: TypeAlias = AccumulatorHandle | HasAccumulatorRef

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.calls.accumulators.cache import AccumulatorCache
 from gradserve.calls.accumulators.components import Components, ComponentSpec
 from gradserve.calls.accumulators.creation import AccumulatorOptions
@@ -33,7 +32,16 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag
 from gradserve.errors import NotFoundError
-from gradserve.results import AccumulatorHandle, AccumulatorKind, Average, DenseSpec, Shape, TensorLike
+from gradserve.results import (
+    AccumulatorHandle,
+    AccumulatorKind,
+    ArrayLike,
+    Average,
+    DenseSpec,
+    DTypeLike,
+    Shape,
+    TensorLike,
+)
 
 _REFERENCE, _RESOURCE = "string_ref", "resource"
 

@@ -11,8 +11,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from gradserve.array_like import ArrayLike, DTypeLike
-from gradserve.batch_norm_results import IgnoredArgument
+from gradserve.batch_norm import IgnoredArgument
 from gradserve.calls.arguments import (
     arguments_named,
     as_op_input,
@@ -39,12 +38,13 @@ from gradserve.ops.declaration import (
     SameAs,
     SingleOutput,
     StatisticsOf,
+    docstring_of,
     fields_of,
+    signature_of,
 )
 from gradserve.ops.declaration import INT32 as INT32_DTYPE
-from gradserve.ops.signature import docstring_of, signature_of
-from gradserve.results import Tensor, TensorHandle, TensorLike
-from gradserve.wire.dtypes import DType
+from gradserve.results import ArrayLike, DTypeLike, Tensor, TensorHandle, TensorLike
+from gradserve.wire.arrays import DType
 
 _NAMES_IN_SIGNATURES = {
     "ArrayLike": ArrayLike,

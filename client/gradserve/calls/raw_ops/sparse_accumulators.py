@@ -8,7 +8,6 @@ from typing import cast
 
 import numpy as np
 
-from gradserve.array_like import ArrayLike, DTypeLike
 from gradserve.calls.accumulators.wire import Contribution
 from gradserve.calls.exchange import Operation
 from gradserve.calls.raw_ops.accumulator_arguments import (
@@ -29,6 +28,8 @@ from gradserve.errors import InvalidArgumentError
 from gradserve.results import (
     AccumulatorHandle,
     AccumulatorKind,
+    ArrayLike,
+    DTypeLike,
     IndexedSlices,
     Shape,
     SparseAccumulatorTakeGradientOutputs,

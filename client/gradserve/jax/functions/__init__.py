@@ -8,10 +8,8 @@ refused. Inside `jax.jit` a call is a `jax.pure_callback` on the host: JAX leave
 arrays.
 """
 
-from gradserve.jax.functions.batch_norm import FusedBatchNorm, fused_batch_norm
-from gradserve.jax.functions.cudnn_rnn import CudnnRNN, cudnn_rnn
-from gradserve.jax.functions.gru import gru_block_cell
-from gradserve.jax.functions.layer_norm import layer_norm
+from gradserve.jax.functions.normalization import FusedBatchNorm, fused_batch_norm, layer_norm
+from gradserve.jax.functions.recurrent import CudnnRNN, cudnn_rnn, gru_block_cell
 from gradserve.public_names import publish as _publish
 
 __all__ = ["CudnnRNN", "FusedBatchNorm", "cudnn_rnn", "fused_batch_norm", "gru_block_cell", "layer_norm"]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from gradserve.errors import InvalidArgumentError
-from gradserve.jax.places import place_of
+from gradserve.jax.leaves import place_of
 
 Arrays: TypeAlias = Sequence[Any]
 

@@ -11,8 +11,8 @@ from gradserve.conversion.plain import as_flag
 from gradserve.errors import GradserveError, InvalidArgumentError
 from gradserve.results import Value
 from gradserve.v1 import accumulator_pb2
-from gradserve.wire.payload import AnyArray, host_array
-from gradserve.wire.shard_plan import Plan, dense_bytes
+from gradserve.wire.arrays import AnyArray, host_array
+from gradserve.wire.placement import Plan, dense_bytes
 
 SMALLEST_BYTES = 1 << 20
 """The least size of the dense gradients of an accumulator that is sharded unasked.

@@ -1,8 +1,13 @@
-"""Finds out whether the parameters of workers have come to differ: a digest of them travels with some gradients."""
+"""Components that travel beside the gradients: which parameters had a gradient, and digests of the parameters.
+
+An average that is zero everywhere does not say whether nobody had a gradient, or those of all workers were zero. An
+optimizer with weight decay or momentum has to know.
+
+"""
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +17,6 @@ from gradserve.errors import AbortedError
 from gradserve.results import DenseSpec
 
 _log = logging.getLogger(__name__)
-
 DIGESTS = "gradserve/digests"
 """The component: a one in the place of the digest, so that the average has the share of each digest in the round."""
 _NUM_PLACES = 256
@@ -20,6 +24,8 @@ _NUM_PLACES = 256
 _ROUNDING = 1e-5
 """Shares that differ by less are equal: they are sums of weights in float32."""
 DIGESTS_SPEC = DenseSpec("float32", (_NUM_PLACES,))
+PRESENCE = "gradserve/present"
+"""The component that says so: 1 for each parameter with a gradient, 0 for each without one, in their order."""
 
 
 class WeightsCheck:
@@ -95,3 +101,18 @@ def _place_of(parameters: Mapping[str, Any]) -> int:
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(parameters[name]).reshape(-1).view(np.uint8).data)
     return int.from_bytes(digest.digest()) % _NUM_PLACES
+
+
+def presence_spec(num_parameters: int) -> DenseSpec:
+    """Returns the component for a number of parameters."""
+    return DenseSpec("float32", (num_parameters,))
+
+
+def presence_of(names: Sequence[str], present: Container[str]) -> NDArray[np.float32]:
+    """Returns what a worker sends: float32, [number of names], 1 for those that are present and 0 for the others."""
+    return np.asarray([name in present for name in names], np.float32)
+
+
+def present_names(names: Sequence[str], average: Mapping[str, NDArray[Any]]) -> frozenset[str]:
+    """Returns the names of the parameters of which at least one worker of a round had a gradient."""
+    return frozenset(name for name, share in zip(names, average[PRESENCE], strict=True) if share > 0)

@@ -1,14 +1,28 @@
-"""For how long calls try again while their server may be starting, and how to wait on after their time is up."""
+"""The ids of workers that the user has not named, and their patience with a server that may be starting."""
 
+import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from gradserve.errors import DeadlineExceededError
 
+_RANDOM_BYTES = 6
 TO_WAIT_ON = "; to wait on, make the same call again"
 """What the error of a call whose time is up says; a request id may follow."""
+
+
+def new_worker_id() -> str:
+    """Returns an id that no other worker has, and that says where the worker runs: HOST-PROCESS-RANDOM.
+
+    Containers may share a host's name, and each has a process 1; a fork has the generators of its parent. So the random
+    part comes from the operating system.
+    """
+    return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(_RANDOM_BYTES).hex()}"
+
+
 _has_all: ContextVar[bool] = ContextVar("has_all_patience", default=False)
 
 

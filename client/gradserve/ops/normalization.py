@@ -1,19 +1,22 @@
-"""FusedBatchNorm and its gradient, in TensorFlow's three versions: the older two are views of the newest."""
+"""The ops of batch and layer normalization.
+
+TensorFlow has FusedBatchNorm and its gradient in three versions: the older two are views of the newest. LayerNorm and
+its gradient are PyTorch's, because TensorFlow has no such ops.
+
+"""
 
 from dataclasses import replace
 from typing import Annotated, Generic, NamedTuple
 
-from gradserve.abbreviation import abbreviated
 from gradserve.ops.declaration import FLOAT32, Attribute, Field, Input, Op, SameAs, StatisticsOf
+from gradserve.printing import abbreviated
 from gradserve.results import TensorT_co
-from gradserve.v1 import fused_batch_norm_messages_pb2 as messages_pb2
+from gradserve.v1 import fused_batch_norm_messages_pb2, layer_norm_messages_pb2
 
-_T, _U = SameAs("x"), StatisticsOf("x")
-
+_GROUPED = Input("x", FLOAT32, "T, any shape that ends with S; the shape S itself makes one group.")
 _X = Input("x", FLOAT32, "float16, bfloat16, float32 or float64, of rank 4, or 5 for the formats with a D.")
 _IMAGES = replace(_X, doc="float16, bfloat16, float32 or float64, of rank 4.")
 _FLOAT_IMAGES = replace(_X, doc="float32, of rank 4.", allowed_dtypes=("float",))
-_SCALE = Input("scale", _U, "U, shape [C].")
 _EPSILON = Attribute("epsilon", "float", "Added to the variance.", 0.0001)
 _DATA_FORMAT = Attribute("data_format", "str", '"NHWC", "NCHW", "NDHWC" or "NCDHW".', "NHWC")
 _FORMAT_OF_IMAGES = replace(_DATA_FORMAT, doc='"NHWC" or "NCHW".', allowed=("NHWC", "NCHW"))
@@ -21,6 +24,63 @@ _IS_TRAINING = Attribute(
     "is_training", "bool", "Whether to normalise by the moments of x, or by `mean` and `variance`.", True
 )
 _AS_IN_FORWARD = "As in the forward call."
+
+
+_T, _U = SameAs("x"), StatisticsOf("x")
+_LAYER_SCALE = Input("scale", _U, "U, shape S.")
+
+
+@abbreviated
+class LayerNormOutputs(NamedTuple, Generic[TensorT_co]):
+    """Outputs of LayerNorm; see `RawOps.LayerNorm`."""
+
+    y: Annotated[TensorT_co, "T, the shape of x: (x - mean) rstd scale + offset."]
+    mean: Annotated[TensorT_co, "U, the shape of x without the dimensions of S."]
+    rstd: Annotated[TensorT_co, "U, the shape of mean: 1 / sqrt(variance + epsilon), with the population variance."]
+
+
+@abbreviated
+class LayerNormGradOutputs(NamedTuple, Generic[TensorT_co]):
+    """Outputs of LayerNormGrad; see `RawOps.LayerNormGrad`."""
+
+    x_backprop: Annotated[TensorT_co, "T, the shape of x."]
+    scale_backprop: Annotated[TensorT_co, "U, shape S."]
+    offset_backprop: Annotated[TensorT_co, "U, shape S."]
+
+
+LAYER_NORM = Op(
+    name="LayerNorm",
+    request=layer_norm_messages_pb2.LayerNormRequest,
+    summary="Normalizes each group of elements of x, as PyTorch's native_layer_norm does.",
+    text="""
+    In the following, T is the dtype of x: float16, bfloat16, float32 or float64. U is float32, or float64 if T
+    is. S is the shape of scale, with at least one dimension. A group is all elements of x with the same indices
+    in the dimensions before S.
+    """,
+    arguments=(
+        _GROUPED,
+        _LAYER_SCALE,
+        Input("offset", _U, "U, shape S."),
+        Attribute("epsilon", "float", "Added to the variance.", 0.00001),
+    ),
+    outputs=LayerNormOutputs,
+)
+
+LAYER_NORM_GRAD = Op(
+    name="LayerNormGrad",
+    request=layer_norm_messages_pb2.LayerNormGradRequest,
+    summary="Computes the gradients of LayerNorm with respect to x, scale and offset.",
+    text="T, U and S are as in `LayerNorm`.",
+    arguments=(
+        Input("y_backprop", _T, "T, the shape of x: the gradient with respect to y."),
+        replace(_GROUPED, doc="T, as in the forward call."),
+        replace(_LAYER_SCALE, doc="U, shape S, as in the forward call."),
+        Input("mean", _U, "U: the forward call's mean."),
+        Input("rstd", _U, "U: the forward call's rstd."),
+    ),
+    outputs=LayerNormGradOutputs,
+)
+_SCALE = Input("scale", _U, "U, shape [C].")
 
 
 @abbreviated
@@ -77,7 +137,7 @@ class FusedBatchNormGradV3Outputs(NamedTuple, Generic[TensorT_co]):
 
 FUSED_BATCH_NORM_V3 = Op(
     name="FusedBatchNormV3",
-    request=messages_pb2.FusedBatchNormRequest,
+    request=fused_batch_norm_messages_pb2.FusedBatchNormRequest,
     summary="Normalises a batch of images or volumes over all axes but the channels.",
     text="""
     In the following, C is the number of channels, M the number of elements in a channel, T the dtype of x, and U
@@ -122,7 +182,7 @@ FUSED_BATCH_NORM = FUSED_BATCH_NORM_V2.older(
 
 FUSED_BATCH_NORM_GRAD_V3 = Op(
     name="FusedBatchNormGradV3",
-    request=messages_pb2.FusedBatchNormGradRequest,
+    request=fused_batch_norm_messages_pb2.FusedBatchNormGradRequest,
     summary="Computes the gradients of FusedBatchNormV3 with respect to x, scale and offset.",
     text="C, T and U are as in `FusedBatchNormV3`.",
     arguments=(

@@ -8,10 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.errors import InvalidArgumentError
-from gradserve.jax.places import place_of
 
 PyTree: TypeAlias = Any
 _ALONE = "value"
+
+
+def place_of(array: Any) -> Any:
+    """Returns the devices of an array, for `jax.device_put`; None if it is not committed to them.
+
+    JAX moves arrays that are not committed to where others are that they are used with.
+    """
+    return array.sharding if array.committed else None
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:

@@ -1,0 +1,250 @@
+"""How the workers of a run agree, without talking to each other: what the first one sends counts for all.
+
+They agree on the state with which they begin, on their settings, on which of them ends an earlier run of the same name,
+and on the step from which they go on after a restart of the server.
+
+"""
+
+import functools
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gradserve.accumulators import GradientAccumulator
+from gradserve.client import Client
+from gradserve.errors import AlreadyExistsError, InvalidArgumentError
+from gradserve.results import Average, DenseSpec, Outcome
+from gradserve.training.state import COMPONENTS, TEXT, Arrived, Carried, State, as_text, of_text
+
+DAY_SECONDS = 24 * 3600.0
+PAUSE_SECONDS = 0.1
+"""The pause between two looks for what another worker does."""
+_KEPT_SECONDS = 30 * 24 * 3600.0
+"""How long after the last worker began they are kept: a worker may join after weeks, and they are small."""
+_SHOWN = 5
+_NEVER_STALE = 1 << 62
+_CHOICE = DenseSpec("float64", ())
+_PROPOSALS_SECONDS = 1.0
+"""How long steps are proposed: those who wait for a round notice a restart at once, others with their next call."""
+_SETTING_SECONDS = 5.0
+"""How long others wait until the one whose step was chosen has set it."""
+_PAUSE_SECONDS = 0.05
+GONE_ON = -1
+"""In place of a step: workers that know nothing of the earlier steps have trained already."""
+
+
+def of_first_worker(
+    client: Client,
+    name: str,
+    container: str,
+    worker_id: str,
+    components: Mapping[str, DenseSpec],
+    own: Callable[[], Mapping[str, Any]],
+    *,
+    idle_lease: float = DAY_SECONDS,
+    durability: str | None = None,
+) -> Average | None:
+    """Returns what the first worker has sent; None if this worker is the first.
+
+    It is the average of the first round of an accumulator, which has one gradient.
+
+    Args:
+        client: The client.
+        name: The name of the accumulator.
+        container: The namespace of the name.
+        worker_id: The id of this worker.
+        components: The components of the accumulator.
+        own: Returns what this worker sends; called only if no worker has sent anything yet.
+        idle_lease: Seconds for which it is kept after its last use.
+        durability: As in `Client.gradient_accumulator`.
+    """
+    accumulator = client.gradient_accumulator(
+        dict(components),
+        shared_name=name,
+        container=container,
+        idle_lease=idle_lease,
+        durability=durability,
+        device="cpu",
+        sharded=False,
+    )
+    if accumulator.info().global_step:
+        return accumulator.read_average(1)
+    result = accumulator.push_pull(own(), 1, worker_id=worker_id, on_stale="return")
+    return None if result.outcome is Outcome.ACCEPTED else result
+
+
+def is_successor(client: Client, name: str, container: str, worker_id: str) -> bool:
+    """Returns True for exactly one of the workers that ask: the one that deletes the accumulator of a run that is over.
+
+    It is the worker with the only gradient of the first round of accumulator NAME/successor.
+
+    Args:
+        client: The client.
+        name: The name of the run that is over, with what distinguishes it from others of the same name.
+        container: The namespace of the name.
+        worker_id: The id of this worker.
+    """
+    components, claim = {"claim": DenseSpec("float32", ())}, {"claim": np.float32(1)}
+    return of_first_worker(client, f"{name}/successor", container, worker_id, components, lambda: claim) is None
+
+
+def agree_on_settings(
+    client: Client, name: str, container: str, worker_id: str, settings: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Compares the settings of this worker with those of the first worker that came.
+
+    They are the average of the first round of accumulator NAME/settings-KIND, which has one gradient.
+
+    Args:
+        client: The client.
+        name: The name of the training run, with what distinguishes it from earlier runs of the same name.
+        container: The namespace of the name.
+        worker_id: The id of this worker.
+        settings: Texts by name, by kind of worker: workers of other kinds have other settings. Only the settings that
+            both workers have are compared.
+
+    Raises:
+        AlreadyExistsError: The first worker has other settings; the message has both values of each.
+    """
+    for kind, own in settings.items():
+        theirs = _first(client, f"{name}/settings-{kind}", container, worker_id, own)
+        different = [each for each in own if theirs.get(each, own[each]) != own[each]]
+        if different:
+            shown = "; ".join(f"{each} is {theirs[each]} there and {own[each]} here" for each in different[:_SHOWN])
+            more = f"; and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+            raise AlreadyExistsError(
+                f"worker {worker_id!r} has other settings than the worker that began this training run: {shown}{more}. "
+                "All workers need the same ones, as their weights would differ otherwise; give another run another name"
+            )
+
+
+def checked_settings(settings: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """Returns a copy of settings.
+
+    Raises:
+        InvalidArgumentError: They are not texts by name, by kind of worker.
+    """
+    copied = {kind: dict(each) for kind, each in settings.items()}
+    for kind, own in copied.items():
+        for name, text in own.items():
+            if not isinstance(name, str) or not isinstance(text, str):
+                raise InvalidArgumentError(
+                    f"expected texts by name for settings[{kind!r}], got {text!r} for {name!r}", field="settings"
+                )
+    return copied
+
+
+def _first(client: Client, name: str, container: str, worker_id: str, own: Mapping[str, str]) -> Mapping[str, str]:
+    sent = of_first_worker(
+        client,
+        name,
+        container,
+        worker_id,
+        {"text": TEXT},
+        lambda: {"text": as_text(dict(own))},
+        idle_lease=_KEPT_SECONDS,
+    )
+    found: Mapping[str, str] = own if sent is None else of_text(sent["text"])
+    return found
+
+
+def agreed_initial_state(client: Client, name: str, container: str, worker_id: str, own: State) -> State | None:
+    """Makes the state of the first worker that comes that of all.
+
+    It is the average of the first round of accumulator NAME/initial, which has one gradient.
+
+    Args:
+        client: The client.
+        name: The name of the training run, with what distinguishes it from earlier runs of the same name.
+        container: The namespace of the name.
+        worker_id: The id of this worker.
+        own: The state of this worker.
+
+    Returns:
+        The tensors of the first worker, with this worker's metadata; None if this worker is the first.
+
+    Raises:
+        AlreadyExistsError: The first worker has other tensors.
+        InvalidArgumentError: The state cannot travel.
+    """
+    carried = Carried.of(own)
+    if not carried.layout:
+        return None
+    # Kept for a day after the last worker began: it takes as much memory as the model.
+    first = of_first_worker(client, f"{name}/initial", container, worker_id, COMPONENTS, carried.gradient)
+    return None if first is None else _as_all(first, carried, own)
+
+
+def _as_all(average: Average, carried: Carried, own: State) -> State:
+    """Returns what the first worker began with, for a worker whose own state has the same tensors."""
+    first = Arrived.of(average)
+    for name in {**first.layout, **carried.layout}:
+        if first.layout.get(name) != carried.layout.get(name):
+            raise AlreadyExistsError(
+                f"the first worker of the training run began with {_described(first, name)}, and this worker has "
+                f"{_described(carried, name)}; all workers must begin with the same tensors",
+                field="state",
+            )
+    return State(first.state.tensors, own.metadata)
+
+
+def _described(state: Arrived | Carried, name: str) -> str:
+    if name not in state.layout:
+        return f"no tensor {name!r}"
+    dtype, shape = state.layout[name]
+    return f"tensor {name!r} of dtype {dtype} and shape {tuple(shape)}"
+
+
+def resume(client: Client, run: str, container: str, accumulator: GradientAccumulator, step: int) -> int:
+    """Chooses one step for all, the highest that is proposed within a second, and lets the new accumulator begin there.
+
+    Two workers at different steps have not the same history of the next one: whoever is at another step than the one
+    that was chosen, earlier or later, has to take the state of a worker that is at that.
+
+    Proposals are the senders in accumulator NAME/steps; the choice is the average of the first round of NAME/resumed.
+
+    Args:
+        client: The client.
+        run: The name of the training run, with what distinguishes the new accumulator from the one that was lost.
+        container: The namespace of the name.
+        accumulator: The new accumulator of the gradients.
+        step: The step of this worker.
+
+    Returns:
+        The step, or GONE_ON. Takes a second for those who choose.
+    """
+
+    @functools.cache
+    def own() -> dict[str, np.float64]:
+        candidate = _highest(client, run, container, step)
+        has_gone_on = accumulator.info().global_step >= max(candidate, 1)
+        return {"step": np.float64(GONE_ON if has_gone_on else candidate)}
+
+    chosen = of_first_worker(
+        client, f"{run}/resumed", container, uuid.uuid4().hex, {"step": _CHOICE}, own, durability="none"
+    )
+    base = int((own() if chosen is None else chosen)["step"])
+    end = time.monotonic() + _SETTING_SECONDS
+    while chosen is not None and accumulator.info().global_step < base and time.monotonic() < end:
+        time.sleep(_PAUSE_SECONDS)
+    if accumulator.info().global_step < base:
+        accumulator.set_global_step(base)
+    return base
+
+
+def _highest(client: Client, run: str, container: str, step: int) -> int:
+    proposals = client.gradient_accumulator(
+        {"step": DenseSpec("float32", ())},
+        shared_name=f"{run}/steps",
+        container=container,
+        idle_lease=DAY_SECONDS,
+        durability="none",
+        device="cpu",
+        sharded=False,
+    )
+    proposals.apply_grad({"step": np.float32(0)}, local_step=_NEVER_STALE, worker_id=f"{step}/{uuid.uuid4().hex}")
+    time.sleep(_PROPOSALS_SECONDS)
+    return max(int(each.partition("/")[0]) for each in proposals.info().worker_ids)
