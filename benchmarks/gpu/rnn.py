@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 from benchmarks.gpu import __main__ as gpu
 from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
-from gradserve_server.ops.cudnn_rnn.network import Mode, Network, split_params
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
-from gradserve_server.ops.cudnn_rnn.spec import BackpropInputs, ForwardInputs, Problem
+from gradserve_server.ops.cudnn_rnn.spec import BackpropInputs, ForwardInputs, Mode, Network, Problem, split_params
 
 DTYPES = ("float32", "float16")
 """The dtypes; not bfloat16, which CudnnRNN computes in float32, and torch does not."""

@@ -28,8 +28,8 @@ from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.devices.host.shared_blocks import Readers, SharedAverages, SharedMemory
 from gradserve_server.errors import UnavailableError
-from gradserve_server.layers.batch_norm.journal import MemoryLayerRecords
-from gradserve_server.layers.batch_norm.kind import BatchNormKind
+from gradserve_server.layers.batch_norm.layer import BatchNormKind
+from gradserve_server.layers.batch_norm.state import LayerRecords
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.observe.observed import Observed, Summary, wanted_tracer
 from gradserve_server.observe.port import HttpContext, ObservationPort
@@ -192,7 +192,7 @@ class Server:
             clock=clock,
             new_id=run.new_id,
             new_seed=parts.new_seed,
-            records=MemoryLayerRecords() if self._state is None else self._state.layers,
+            records=LayerRecords() if self._state is None else self._state.layers,
             device=device_memory,
         )
         self.layers = LayerRegistry(self._batch_norm, quotas.layers, self.lifetimes, bookkeeping, run.is_of_another)

@@ -19,8 +19,8 @@ from gradserve_server.config import LimitsConfig, StateConfig
 from gradserve_server.devices.device import CpuDevice, Device, GpuSharing
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.inventory import Inventory, choose_device, sharing_of, take_inventory
-from gradserve_server.layers.batch_norm.durable.records import FileLayerRecords
-from gradserve_server.layers.families import make_layer_families
+from gradserve_server.layers.batch_norm.computation import make_layer_families
+from gradserve_server.layers.batch_norm.file_records import FileLayerRecords
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
 from gradserve_server.resources.ids import RandomIds

@@ -10,8 +10,7 @@ import pytest
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.layers.batch_norm.expiries import Expiries
-from gradserve_server.layers.batch_norm.forwards import Fate, Forward
+from gradserve_server.layers.batch_norm.forwards import Expiries, Forward, ForwardOutcome
 from gradserve_server.resources.leases import LeaseQueue
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.memory import Room
@@ -96,12 +95,13 @@ async def test_averages_kept_for_calls_that_do_not_come_again(bench: Bench) -> N
 def forwards_of(count: int, expires: float) -> list[Forward]:
     quota = Quota(1 << 40, "bytes")
     return [
-        Forward(str(number), Fate(), Room(Account(quota)), Account(quota), expires=expires) for number in range(count)
+        Forward(str(number), ForwardOutcome(), Room(Account(quota)), Account(quota), expires=expires)
+        for number in range(count)
     ]
 
 
-def expiring(forwards: list[Forward]) -> Expiries[Forward]:
-    expiries: Expiries[Forward] = Expiries()
+def expiring(forwards: list[Forward]) -> Expiries:
+    expiries = Expiries()
     for forward in forwards:
         expiries.add(forward)
     return expiries
@@ -149,7 +149,7 @@ class TestForwards:
         assert expiries.expired(100.0) == []
 
     def test_removed_ones_leave_nothing(self) -> None:
-        expiries: Expiries[Forward] = Expiries()
+        expiries = Expiries()
         for _ in range(100):
             for forward in forwards_of(10, 1e9):
                 expiries.add(forward)

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.ops.cudnn_rnn.checks import plan_forward
+from gradserve_server.ops.cudnn_rnn.declaration import plan_forward
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients
 from gradserve_server.ops.cudnn_rnn.spec import (
     BackpropInputs,

@@ -12,15 +12,19 @@ from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice, Device
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
+from gradserve_server.layers.batch_norm.computation import make_layer_families
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.layers.batch_norm.forwards import Forward
-from gradserve_server.layers.batch_norm.journal import LayerRecords, MemoryLayerRecords
-from gradserve_server.layers.batch_norm.kind import REMEMBERED_FORWARDS, BatchNormKind
-from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.layers.batch_norm.layer import (
+    REMEMBERED_FORWARDS,
+    BatchNormKind,
+    BatchNormLayer,
+    ForwardCall,
+    ForwardResult,
+)
 from gradserve_server.layers.batch_norm.spec import BackwardOutputs, CallInputs
-from gradserve_server.layers.families import make_layer_families
+from gradserve_server.layers.batch_norm.state import LayerRecords
 from gradserve_server.layers.initializers import TensorInitializer
 from gradserve_server.layers.registry import LayerRegistry, Reuse
 from gradserve_server.layers.regularizers import Regularizer
@@ -79,7 +83,7 @@ class LayerBench:
             clock=clock,
             new_id=lambda: str(next(ids)),
             new_seed=lambda: 7,
-            records=records or MemoryLayerRecords(lambda _: journal or NoJournal()),
+            records=records or LayerRecords(lambda _: journal or NoJournal()),
             remembered=remembered,
         )
         self.bookkeeping = Quota(1 << 40, "bytes of bookkeeping")
@@ -159,7 +163,7 @@ def contents(layer: BatchNormLayer) -> dict[str, Any]:
         "num_updates": layer.num_updates,
         "num_bytes": layer.num_bytes,
         "forwards": [_kept(each) for each in layer.forwards],
-        "fates": layer.forwards.fates,
+        "fates": layer.forwards.outcomes,
     }
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.layers.batch_norm.implementation import Implementation
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.layers.batch_norm.spec import Implementation
 from tests.golden.batch_norm_layer import Call, LayerCase, assert_arrays, assert_call
 from tests.golden.seeded_layer_inputs import LayerInputs
 from tests.layers.bench import LayerBench, backward, forward, release, run_updates

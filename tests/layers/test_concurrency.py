@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from gradserve_server.errors import AbortedError, ResourceExhaustedError
-from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.events import Event
-from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.resources.registry import ResourceKey
 from tests.journals import ListedJournal

@@ -8,7 +8,7 @@ import pytest
 from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.layers.families import make_layer_families
+from gradserve_server.layers.batch_norm.computation import make_layer_families
 from gradserve_server.ops.activation.spec import FAMILY as ACTIVATION
 from gradserve_server.ops.batch_norm.spec import FAMILY as BATCH_NORM
 from gradserve_server.ops.operation import Family

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from gradserve_server.errors import ServiceError, UnavailableError
-from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.config import RandomAdjustment
 from gradserve_server.layers.batch_norm.events import (
     AdjustmentDrawn,
@@ -22,9 +21,11 @@ from gradserve_server.layers.batch_norm.events import (
     UpdatesRun,
     VariablesCreated,
     VariablesSet,
+    WrittenEvent,
+    read_event,
+    write_event,
 )
-from gradserve_server.layers.batch_norm.layer import BatchNormLayer
-from gradserve_server.layers.batch_norm.records import WrittenEvent, read_event, write_event
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.layers.initializers import NamedInitializer
 from tests.journals import ListedJournal

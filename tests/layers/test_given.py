@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
-from gradserve_server.layers.batch_norm.given import GivenVariable, open_initializer, open_variables
+from gradserve_server.rpc.batch_norm_layers.codec import GivenVariable, open_initializer
+from gradserve_server.rpc.batch_norm_layers.service import open_variables
 from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
 from tests.tensors.test_references import ONES, Opening
 

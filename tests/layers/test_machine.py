@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gradserve_server.errors import AbortedError, InvalidArgumentError, NotFoundError
-from gradserve_server.layers.batch_norm.calls import ForwardCall
 from gradserve_server.layers.batch_norm.events import Event
-from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardCall
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from tests.journals import ListedJournal
 from tests.layers.bench import KEY, LayerBench, contents

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.layers.batch_norm.computation import BACKWARD, FORWARD, make_layer_families
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
-from gradserve_server.layers.batch_norm.declaration import BACKWARD, FORWARD
-from gradserve_server.layers.batch_norm.saved import Saved
+from gradserve_server.layers.batch_norm.events import Saved
 from gradserve_server.layers.batch_norm.spec import CallInputs, ForwardAttributes, ForwardInputs, plan_forward
 from gradserve_server.layers.batch_norm.variables import initial_variables, variables_of
-from gradserve_server.layers.families import make_layer_families
 from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.runner import CheckedCall, check_call
 from tests.ops.test_scratch import TracedDevice

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from gradserve_server.errors import AbortedError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
-from gradserve_server.layers.batch_norm.calls import ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.config import RandomAdjustment
 from gradserve_server.layers.batch_norm.events import AdjustmentDrawn
-from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.resources.memory import Room
 from gradserve_server.resources.quotas import Account

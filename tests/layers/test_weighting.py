@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradserve_server.layers.batch_norm.weighting import MomentsGradient, WeightedBatch
+from gradserve_server.layers.batch_norm.passes import MomentsGradient, WeightedBatch
 from gradserve_server.ops.batch_norm.spec import Geometry
 
 

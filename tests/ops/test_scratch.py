@@ -16,7 +16,7 @@ from gradserve_server.ops.batch_norm.spec import ForwardAttributes as BatchNormA
 from gradserve_server.ops.batch_norm.spec import ForwardInputs as BatchNormInputs
 from gradserve_server.ops.batch_norm.spec import GradAttributes as BatchNormGradAttributes
 from gradserve_server.ops.batch_norm.spec import GradInputs as BatchNormGradInputs
-from gradserve_server.ops.cudnn_rnn.checks import make_network
+from gradserve_server.ops.cudnn_rnn.declaration import make_network
 from gradserve_server.ops.cudnn_rnn.spec import BackpropInputs, ForwardAttributes, ForwardInputs, RnnAttributes
 from gradserve_server.ops.gru.spec import CellAttributes, CellInputs, GradAttributes, GradInputs
 from gradserve_server.ops.layer_norm.spec import ForwardAttributes as LayerNormAttributes

@@ -12,7 +12,7 @@ import pytest
 from gradserve_server.devices.host.kernel_table import KernelTable
 from gradserve_server.ops.activation import cpu as activation
 from gradserve_server.ops.batch_norm import cpu as batch_norm
-from gradserve_server.ops.cudnn_rnn.cpu import kernels as cudnn_rnn
+from gradserve_server.ops.cudnn_rnn.cpu import cells as cudnn_rnn
 from gradserve_server.ops.gru import cpu as gru
 from gradserve_server.ops.layer_norm import cpu as layer_norm
 from tests.servers.polling import PATIENCE_SECONDS

@@ -11,8 +11,8 @@ import numpy as np
 from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice, DeviceUsage, bytes_of
 from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.layers.batch_norm.computation import FAMILY as BATCH_NORM_LAYER
 from gradserve_server.layers.batch_norm.computation import LayerComputation
-from gradserve_server.layers.batch_norm.declaration import FAMILY as BATCH_NORM_LAYER
 from gradserve_server.ops.activation.cpu import CpuActivation
 from gradserve_server.ops.batch_norm import reference
 from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm

@@ -17,8 +17,8 @@ from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.layers.batch_norm.durable import journal as layer_journal_module
-from gradserve_server.layers.batch_norm.durable.records import FileLayerRecords
+from gradserve_server.layers.batch_norm import file_journal as layer_journal_module
+from gradserve_server.layers.batch_norm.file_records import FileLayerRecords
 from gradserve_server.ops.operation import Family
 from gradserve_server.parts import make_all_families
 from gradserve_server.resources.leases import Expiry
@@ -112,7 +112,7 @@ class Server:
             remembered=REMEMBERED_FORWARDS,
         )
         self.layers = self._layer_bench.registry
-        self._layer_bench.kind._new_id = new_id
+        self._layer_bench.kind.new_id = new_id
         self.tensors = WatchedStore(
             pool=BufferPool(0),
             memory=self.memory,

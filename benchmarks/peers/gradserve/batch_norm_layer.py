@@ -12,17 +12,22 @@ from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.memory import keep_freed_memory
 from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.layers.batch_norm.computation import (
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    UpdateAttributes,
+    UpdateInputs,
+    make_layer_families,
+)
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
-from gradserve_server.layers.batch_norm.declaration import BACKWARD, FORWARD, UPDATE
-from gradserve_server.layers.batch_norm.implementation import Implementation
 from gradserve_server.layers.batch_norm.spec import (
     BackwardAttributes,
     BackwardInputs,
     ForwardAttributes,
     ForwardInputs,
+    Implementation,
 )
-from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs
-from gradserve_server.layers.families import make_layer_families
 from gradserve_server.ops.activation.spec import FAMILY as ACTIVATION
 from gradserve_server.ops.batch_norm.spec import FAMILY as BATCH_NORM
 from gradserve_server.ops.operation import AttributesT, InputsT, Op, OutputsT, PlanT

@@ -11,8 +11,8 @@ from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.memory import keep_freed_memory
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.products import use_one_blas_thread
-from gradserve_server.ops.cudnn_rnn.checks import plan_backprop, plan_forward
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
+from gradserve_server.ops.cudnn_rnn.declaration import plan_backprop, plan_forward
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import BackpropInputs, ForwardAttributes, ForwardInputs
 

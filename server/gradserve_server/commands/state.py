@@ -16,7 +16,7 @@ from gradserve_server.resources.registry import DEFAULT_CONTAINER
 
 if TYPE_CHECKING:  # imported late: other commands need none of it, and start sooner
     from gradserve_server.accumulators.durable.inspection import Found
-    from gradserve_server.layers.batch_norm.durable.inspection import FoundLayer
+    from gradserve_server.layers.batch_norm.file_records import FoundLayer
     from gradserve_server.state.files.store import StateStore
 
 _directory = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
@@ -33,7 +33,7 @@ def check(directory: Path) -> None:
     """Read and verify all of DIRECTORY. Exit with 1 if something is damaged."""
     from gradserve_server.accumulators.durable.inspection import inspect, num_incoming
     from gradserve_server.accumulators.durable.records import RESIZED
-    from gradserve_server.layers.batch_norm.durable.inspection import inspect_layers
+    from gradserve_server.layers.batch_norm.file_records import inspect_layers
 
     with _opened(directory) as store:
         with reading(store):
@@ -87,7 +87,7 @@ def repair(directory: Path, yes: bool) -> None:
 def _remove_damaged(directory: Path, yes: bool) -> bool:
     """Removes what is damaged, or only says what; returns True if something is."""
     from gradserve_server.accumulators.durable.inspection import inspect, removal
-    from gradserve_server.layers.batch_norm.durable.inspection import inspect_layers, layer_removal
+    from gradserve_server.layers.batch_norm.file_records import inspect_layers, layer_removal
 
     with _opened(directory) as store:
         with reading(store):

@@ -2,26 +2,25 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ServiceError
-from gradserve_server.layers.kind import ConfigT, LayerKind, LayerT
 from gradserve_server.limits import MAX_ID_BYTES, check_length
+from gradserve_server.resources import Directory, ResourceKey
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.quotas import Quota
-from gradserve_server.resources.registry import Directory, ResourceKey
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
 _log = logging.getLogger(__name__)
 
 _LOOKED_AT_ONCE = 512
-"""The number of layers to look at before other tasks get their turn."""
+"""The number of layers to check before other tasks get a turn."""
 
 
 class Reuse(Enum):
@@ -30,6 +29,107 @@ class Reuse(Enum):
     ALLOWED = auto()
     REQUIRED = auto()
     FORBIDDEN = auto()
+
+
+class Layer(Protocol):
+    """A layer of any kind."""
+
+    @property
+    def incarnation(self) -> str:
+        """The id that tells the layer from an earlier one of the same name."""
+        ...
+
+    @property
+    def creation_id(self) -> str:
+        """The creation_id of the call that created the layer; empty if it had none."""
+        ...
+
+    @property
+    def collections(self) -> Collection[str]:
+        """The tags by which the layer is listed."""
+        ...
+
+    @property
+    def updates_collections(self) -> Collection[str]:
+        """The tags by which its updates are run."""
+        ...
+
+    @property
+    def bookkeeping_bytes(self) -> int:
+        """The memory of its names and tags."""
+        ...
+
+    async def build(self, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
+        """Creates the variables for such inputs, or checks that they fit; a size of -1 stands for any.
+
+        Raises:
+            InvalidArgumentError: The layer does not accept such inputs.
+            ResourceExhaustedError: There is no memory for the variables.
+        """
+        ...
+
+    async def run_updates(self, forward_ids: Sequence[str]) -> int:
+        """Runs the pending updates of these forwards, or of all, each once; returns how many it ran."""
+        ...
+
+    async def expire(self) -> int:
+        """Forgets forwards whose lease has expired, or some of them if there are many; returns how many."""
+        ...
+
+    def begin(self, lifetime: Lifetime) -> None:
+        """Called when the layer becomes visible under its name; `lifetime` is what will end it."""
+        ...
+
+    def close(self) -> None:
+        """Releases everything the layer holds."""
+        ...
+
+
+LayerT = TypeVar("LayerT", bound=Layer)
+ConfigT = TypeVar("ConfigT")
+ConfigT_contra = TypeVar("ConfigT_contra", contravariant=True)
+
+
+class LayerKind(Protocol[ConfigT_contra, LayerT]):
+    """Checks, compares and makes layers of one kind for the registry."""
+
+    @property
+    def first_variable(self) -> str:
+        """The name of the variable that TensorFlow creates first, and names in its errors."""
+        ...
+
+    def check(self, config: ConfigT_contra) -> None:
+        """Checks a configuration.
+
+        Raises:
+            InvalidArgumentError: A value is invalid, or two values contradict each other.
+        """
+        ...
+
+    def differences(self, layer: LayerT, config: ConfigT_contra) -> str:
+        """Returns how a layer differs from one with this configuration, in words; empty if it does not."""
+        ...
+
+    def make(
+        self, key: ResourceKey, config: ConfigT_contra, creation_id: str, on_presence: Callable[[bool], object]
+    ) -> LayerT:
+        """Returns a new layer.
+
+        Args:
+            key: The layer's name.
+            config: A checked configuration.
+            creation_id: The id of the call.
+            on_presence: Called with True when the layer begins to keep forwards, with False when it keeps none.
+
+        Raises:
+            InvalidArgumentError: The server cannot make such a layer.
+            ResourceExhaustedError: There is no memory for the values in the configuration.
+        """
+        ...
+
+    async def settle(self) -> None:
+        """Returns once a created or deleted layer is durable, so that others may see the change."""
+        ...
 
 
 class LayerRegistry(Generic[ConfigT, LayerT]):
@@ -49,9 +149,14 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         bookkeeping: Quota,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Takes the kind that makes layers, the lifetimes that end them, and the quotas of layers and bookkeeping.
+        """Creates an empty registry.
 
-        `is_of_another_run` tells incarnations of layers that an earlier run of the server made.
+        Args:
+            kind: Makes the layers.
+            count: The quota of layers.
+            lifetimes: Ends the layers.
+            bookkeeping: The quota of bytes for names and tags.
+            is_of_another_run: Tells whether an earlier run of the server made the layer with this incarnation.
         """
         self._bookkeeping = bookkeeping
         self.count = count
@@ -120,7 +225,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
             layer = self._new(key, config, creation_id)
             try:
                 await layer.build(dtype, shape)
-                # Another call may have created it meanwhile.
+                # Another call may have created it during the build.
                 found = self._existing(key, config, reuse, creation_id, lifetime)
                 if found is None:
                     self._begin(key, layer, lifetime)
@@ -136,12 +241,12 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
     def restore(
         self, key: ResourceKey, lifetime: Lifetime, make: Callable[[Callable[[bool], object]], LayerT]
     ) -> LayerT:
-        """Adds a layer again that was there before.
+        """Adds a layer that existed before the server was restarted.
 
         Args:
             key: Its name.
             lifetime: What ends it.
-            make: Makes it; takes what `LayerKind.make` takes as `on_presence`.
+            make: Makes it; its argument is the `on_presence` of `LayerKind.make`.
 
         Raises:
             ResourceExhaustedError: There are too many layers, or there is no memory for it.
@@ -151,7 +256,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         return layer
 
     async def settle(self) -> None:
-        """Returns when others may see that layers were created or deleted."""
+        """Returns once a created or deleted layer is durable, so that others may see the change."""
         await self._kind.settle()
 
     def _existing(
@@ -195,7 +300,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
 
         Raises:
             InvalidArgumentError: The name is empty.
-            AlreadyExistsError: The name belongs to somebody else.
+            AlreadyExistsError: Another user owns the name.
         """
         return self._layers.find(key) is not None
 
@@ -209,7 +314,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         return self._layers.get(key, incarnation)
 
     def use(self, key: ResourceKey, incarnation: str = "") -> AbstractContextManager[LayerT]:
-        """Finds a layer as `get` does, and keeps it from expiring while a call uses it."""
+        """Finds a layer as `get` does, and keeps it alive while a call uses it."""
         return self._layers.use(key, incarnation)
 
     def lifetime(self, key: ResourceKey) -> Lifetime:
@@ -242,7 +347,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
             size: The maximum number of layers.
             scope: The prefix of their names.
             collection: A tag of the layers; empty for any.
-            user: The caller, who sees no private layers of others.
+            user: The caller, who does not see private layers of other users.
         """
         return self._layers.page(container, after, size, prefix=scope, tag=collection, user=user)
 
@@ -255,7 +360,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
     ) -> int:
         """Runs the updates of all layers of a container whose `updates_collections` have this one; see `Layer`.
 
-        Private layers out of the caller's reach are left out.
+        Skips private layers that the caller may not use.
         """
         count = 0
         for index, (key, layer) in enumerate(list(self._keeping.items())):
@@ -288,7 +393,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         return self._counted(key, make)
 
     def _counted(self, key: ResourceKey, make: Callable[[], LayerT]) -> LayerT:
-        """Returns a new layer, which counts for its creator and in its container."""
+        """Returns a new layer that takes from the quotas of its creator and its container."""
         count, bookkeeping = self.count.part(key.user, key.container), self._bookkeeping.part(key.user, key.container)
         count.acquire()
         try:

@@ -88,11 +88,11 @@ def cuda_programs() -> "Iterator[Program]":
     from gradserve_server.devices.cuda import reduction as sums
     from gradserve_server.ops.activation import cuda as activation
     from gradserve_server.ops.batch_norm import cuda as batch_norm
-    from gradserve_server.ops.cudnn_rnn.cuda import tag
+    from gradserve_server.ops.cudnn_rnn.cuda.family import tag_program
     from gradserve_server.ops.gru import cuda as gru
     from gradserve_server.ops.layer_norm import cuda as layer_norm
 
-    yield tag.program()
+    yield tag_program()
     yield from map(sums.program, sums.KEYS)
     for dtype in MOST_USUAL_FIRST:
         for operation in batch_norm.KERNELS:

@@ -12,7 +12,7 @@ from gradserve_server.devices.cuda import reduction as sums
 from gradserve_server.devices.cuda.programs import COMPILE_OPTIONS, Program
 from gradserve_server.ops.activation import cuda as activation_kernels
 from gradserve_server.ops.batch_norm import cuda as launches
-from gradserve_server.ops.cudnn_rnn.cuda import tag
+from gradserve_server.ops.cudnn_rnn.cuda.family import tag_program
 from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATING
 from gradserve_server.ops.gru import cuda as gru_kernels
 from gradserve_server.ops.layer_norm import cuda as layer_norm_kernels
@@ -57,7 +57,7 @@ words in memory: for Hopper around a division of doubles, for Blackwell elsewher
 def cases() -> Iterator[tuple[Program, str]]:
     for architecture, dtypes in ARCHITECTURES.items():
         activations = map(activation_kernels.program, ACTIVATIONS.get(architecture, ()))
-        for program in (tag.program(), *activations, *programs(dtypes)):
+        for program in (tag_program(), *activations, *programs(dtypes)):
             yield program, architecture
 
 
@@ -85,7 +85,7 @@ def test_a_kernel_without_enough_registers_is_seen() -> None:
 
 def test_kernel_names_are_unique() -> None:
     activations = map(activation_kernels.program, FLOATING)
-    everything = (tag.program(), *activations, *programs(FLOATING))
+    everything = (tag_program(), *activations, *programs(FLOATING))
     names = [name for program in everything for name in program.kernels]
     assert len(names) == len(set(names))
     assert set(everything) == set(cuda_programs())

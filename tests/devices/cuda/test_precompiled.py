@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from gradserve_server.commands.cli import cli
 from gradserve_server.devices.cuda.programs import NVRTC_OPTIONS, Cubins
 from gradserve_server.ops import registry
-from gradserve_server.ops.cudnn_rnn.cuda import tag
+from gradserve_server.ops.cudnn_rnn.cuda.family import tag_program
 from gradserve_server.ops.dtypes import FLOAT32
 from gradserve_server.ops.gru import cuda as gru
 from gradserve_server.ops.registry import cuda_programs
@@ -135,7 +135,7 @@ def test_every_kernel_has_a_source_of_its_own() -> None:
 
 
 def test_the_command_compiles_every_kernel_once(tmp_path: Path, nvrtc: Nvrtc, monkeypatch: pytest.MonkeyPatch) -> None:
-    some = [tag.program(), gru.program(FLOAT32)]
+    some = [tag_program(), gru.program(FLOAT32)]
     monkeypatch.setattr(registry, "cuda_programs", lambda: iter(some))
     sources = {program.source_of(kernel) for program in some for kernel in program.kernels}
     for _ in range(2):
@@ -152,7 +152,7 @@ def test_the_command_compiles_every_kernel_once(tmp_path: Path, nvrtc: Nvrtc, mo
 
 
 def test_the_command_shows_how_far_it_is(tmp_path: Path, nvrtc: Nvrtc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "cuda_programs", lambda: iter([tag.program()]))
+    monkeypatch.setattr(registry, "cuda_programs", lambda: iter([tag_program()]))
     assert run(tmp_path, "sm_80").stderr == ""
     monkeypatch.setattr("gradserve_server.commands.progress.shows_progress", lambda **_: True)
     assert run(tmp_path, "sm_90").stderr.startswith("sm_90")

@@ -30,9 +30,8 @@ from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
 from gradserve_server.ops.batch_norm.spec import ForwardAttributes, ForwardInputs, plan_forward
-from gradserve_server.ops.cudnn_rnn.checks import plan_forward as plan_network
-from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
-from gradserve_server.ops.cudnn_rnn.cuda.tag import ContentTags
+from gradserve_server.ops.cudnn_rnn.cuda.family import ContentTags, CudaCudnnRnn
+from gradserve_server.ops.cudnn_rnn.declaration import plan_forward as plan_network
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import ForwardAttributes as NetworkAttributes
 from gradserve_server.testing import LocalServer

@@ -13,7 +13,7 @@ import numpy as np
 import gradserve
 from gradserve.testing import ServerThread
 from gradserve_server.accumulators.durable.inspection import inspect
-from gradserve_server.layers.batch_norm.durable.inspection import inspect_layers
+from gradserve_server.layers.batch_norm.file_records import inspect_layers
 from gradserve_server.state.files.directory import StateDirectory
 from gradserve_server.state.files.errors import StateError
 from gradserve_server.state.files.store import StateStore

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gradserve_server.layers.batch_norm.computation import LayerComputation
-from gradserve_server.layers.batch_norm.declaration import FAMILY
+from gradserve_server.layers.batch_norm.computation import FAMILY, LayerComputation
 from gradserve_server.ops.activation.cuda import CudaActivation
 from gradserve_server.ops.activation.spec import gradient_of_result
 from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm

@@ -12,7 +12,7 @@ import gradserve
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.layers.families import make_layer_families
+from gradserve_server.layers.batch_norm.computation import make_layer_families
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
 from gradserve_server.testing import LocalServer

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.layers.batch_norm.durable.records import FileLayerRecords
+from gradserve_server.layers.batch_norm.file_records import FileLayerRecords
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.state.durability import Durability

@@ -17,8 +17,8 @@ from gradserve_server.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from gradserve_server.layers.batch_norm import file_journal as journal_module
 from gradserve_server.layers.batch_norm.config import RandomAdjustment
-from gradserve_server.layers.batch_norm.durable import journal as journal_module
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.initializers import NamedInitializer
 from gradserve_server.layers.registry import Reuse
@@ -51,7 +51,7 @@ def durable(layer: BatchNormLayer) -> dict[str, Any]:
         "variables": None if layer.variables is None else bits(layer.variables.by_name()),
         "num_updates": layer.num_updates,
         "num_draws": layer._state.num_draws,
-        "counted": {name: (fate.was_counted, fate.draw) for name, fate in layer.forwards.fates},
+        "counted": {name: (outcome.was_counted, outcome.draw) for name, outcome in layer.forwards.outcomes},
         "pending": {
             name: (each.implementation, bits({"mean": each.mean, "variance": each.variance}))
             for name, each in pending.items()
@@ -261,7 +261,7 @@ async def test_many_events_become_one_state(disk: LayerDisk, config: str, monkey
     assert count <= 20
     after = await disk.after_crash()
     assert durable(after.found()) == durable(worker.layer)
-    assert after.found().forwards.fates[-1] == worker.layer.forwards.fates[-1]
+    assert after.found().forwards.outcomes[-1] == worker.layer.forwards.outcomes[-1]
     last = await after.after_crash()
     assert durable(last.found()) == durable(worker.layer)
     for each in (after, last):

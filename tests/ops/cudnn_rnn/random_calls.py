@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.ops.cudnn_rnn.checks import make_network, plan_forward
-from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
-from gradserve_server.ops.cudnn_rnn.dropout import dropout_masks
+from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn, dropout_masks
+from gradserve_server.ops.cudnn_rnn.declaration import make_network, plan_forward
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn, cudnn_rnn_backprop
 from gradserve_server.ops.cudnn_rnn.spec import (
     BackpropInputs,

@@ -10,10 +10,10 @@ from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.compute import Cancellation
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.errors import UnavailableError
-from gradserve_server.ops.cudnn_rnn.cpu import kernel_cells
+from gradserve_server.ops.cudnn_rnn.cpu import cells as kernel_cells
+from gradserve_server.ops.cudnn_rnn.cpu.cells import NumpyCells
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
-from gradserve_server.ops.cudnn_rnn.cpu.numpy_cells import NumpyCells
-from gradserve_server.ops.cudnn_rnn.cpu.scan import BackwardScan, ForwardScan, Step
+from gradserve_server.ops.cudnn_rnn.cpu.pseudo_layer import BackwardScan, ForwardScan, Step
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import ForwardAttributes
 from tests.ops.cudnn_rnn.random_calls import Call, DirtyDevice, Numbers, numbers

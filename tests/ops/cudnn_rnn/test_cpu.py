@@ -17,8 +17,8 @@ from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.ops.cudnn_rnn.checks import plan_backprop, plan_forward
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
+from gradserve_server.ops.cudnn_rnn.declaration import plan_backprop, plan_forward
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import (

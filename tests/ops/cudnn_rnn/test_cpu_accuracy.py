@@ -13,10 +13,9 @@ from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
-from gradserve_server.ops.cudnn_rnn.network import PseudoLayerParams, split_params
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
-from gradserve_server.ops.cudnn_rnn.spec import ForwardAttributes, ForwardInputs
+from gradserve_server.ops.cudnn_rnn.spec import ForwardAttributes, ForwardInputs, PseudoLayerParams, split_params
 from tests.ops.cudnn_rnn.random_calls import Call, Numbers, numbers
 
 Values = TypeVar("Values", ForwardInputs, OutputGradients)

@@ -17,18 +17,15 @@ from gradserve_server.ops.cudnn_rnn.canonical import (
     CUDNN_RNN_CANONICAL_TO_PARAMS,
     CUDNN_RNN_PARAMS_SIZE,
     CUDNN_RNN_PARAMS_TO_CANONICAL,
-    CudnnRnnParams,
-)
-from gradserve_server.ops.cudnn_rnn.canonical_spec import (
     CanonicalParams,
+    CudnnRnnParams,
     ParamsSizeAttributes,
     ParamsSizeInputs,
     ParamsToCanonicalAttributes,
     ParamsToCanonicalInputs,
     network_of,
 )
-from gradserve_server.ops.cudnn_rnn.network import Mode, Network, split_params
-from gradserve_server.ops.cudnn_rnn.spec import NetworkAttributes
+from gradserve_server.ops.cudnn_rnn.spec import Mode, Network, NetworkAttributes, split_params
 from gradserve_server.ops.operation import Op
 
 FAMILY = CudnnRnnParams(CpuDevice(BufferPool(0)))

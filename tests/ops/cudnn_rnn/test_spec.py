@@ -9,12 +9,13 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.ops.cudnn_rnn.checks import plan_backprop, plan_forward
-from gradserve_server.ops.cudnn_rnn.network import Mode, Network
+from gradserve_server.ops.cudnn_rnn.declaration import plan_backprop, plan_forward
 from gradserve_server.ops.cudnn_rnn.spec import (
     BackpropInputs,
     ForwardAttributes,
     ForwardInputs,
+    Mode,
+    Network,
     Plan,
     Problem,
     RnnAttributes,

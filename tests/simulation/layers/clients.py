@@ -15,8 +15,8 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
-from gradserve_server.layers.batch_norm.calls import ForwardCall
 from gradserve_server.layers.batch_norm.config import UPDATE_OPS, BatchNormConfig, RandomAdjustment
+from gradserve_server.layers.batch_norm.layer import ForwardCall
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.layers.registry import Reuse
 from gradserve_server.resources.registry import ResourceKey

@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
+from gradserve_server.layers.batch_norm import file_journal as journal_module
 from gradserve_server.layers.batch_norm import layer as layer_module
-from gradserve_server.layers.batch_norm.changes import LayerChanges
-from gradserve_server.layers.batch_norm.durable import journal as journal_module
-from gradserve_server.layers.batch_norm.durable.journal import FileLayerJournal
 from gradserve_server.layers.batch_norm.events import AdjustmentDrawn, ForwardEnded, VariablesSet
-from gradserve_server.layers.batch_norm.expiries import Expiries
-from gradserve_server.layers.batch_norm.forwards import Fate, Forwards
+from gradserve_server.layers.batch_norm.file_journal import FileLayerJournal
+from gradserve_server.layers.batch_norm.forwards import Expiries, ForwardOutcome, Forwards
+from gradserve_server.layers.batch_norm.state import LayerChanges
 from tests.simulation.accumulators.faults import window_off_by_one
 from tests.simulation.planting import Fault, without
 
@@ -24,7 +23,7 @@ def count_again_after_the_lease(patch: pytest.MonkeyPatch) -> None:
     def forget(self: Any, forward_ids: Any) -> int:
         count: int = real(self, forward_ids)
         for forward_id in forward_ids:
-            self._set_fate(forward_id, Fate())
+            self._set_outcome(forward_id, ForwardOutcome())
         return count
 
     real: Any = Forwards.forget

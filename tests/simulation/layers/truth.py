@@ -4,9 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradserve_server.layers.batch_norm.calls import ForwardResult
 from gradserve_server.layers.batch_norm.forwards import Forward as KeptForward
-from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardResult
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.state.durability import Durability
 from tests.simulation.clock import Moment

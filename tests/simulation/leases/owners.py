@@ -21,13 +21,13 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
-from gradserve_server.layers.batch_norm.calls import ForwardCall
-from gradserve_server.layers.batch_norm.delivering import OutputsGradient, deliver_backward, deliver_forward
+from gradserve_server.layers.batch_norm.layer import ForwardCall
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.layers.registry import Reuse
 from gradserve_server.ops.runner import open_inputs
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.rpc.batch_norm_layers.service import OutputsGradient, deliver_backward, deliver_forward
 from gradserve_server.state.durability import Durability
 from gradserve_server.tensors.delivery import Delivered, Placement, PlacementMode
 from gradserve_server.tensors.references import Inline, Reference, Stored

@@ -1,10 +1,14 @@
-"""The arguments of tf.contrib.layers.batch_norm that are fixed for a layer."""
+"""The configuration of a layer: the arguments of tf.contrib.layers.batch_norm that never change."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from sys import getsizeof
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.layers.initializers import Initializer, NamedInitializer
@@ -22,8 +26,11 @@ CLIPPED = ("rmax", "rmin", "dmax")
 _MAX_ENTRIES = 64
 """The limit for initializers, and for regularizers. It exceeds the number of variables: unknown names only warn."""
 _MAX_COLLECTIONS = 1024
+
+
+_MAX_BYTES = 1024
 _TEXT_BYTES = 512
-"""The memory of what refers to a name or a tag."""
+"""The memory of the references to a name or a tag."""
 _FORMATS = ("NHWC", "NCHW")
 _SWITCHES = {"beta": "center", "gamma": "scale"}
 """The names of the arguments that switch a variable on, by variable."""
@@ -50,6 +57,13 @@ class RandomAdjustment:
     bias: tuple[float, float]
     seed: int | None = None
 
+    def draw(self, number: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Returns scale and bias of a draw, which depend only on the seed and the draw's number."""
+        random = np.random.default_rng((self.seed or 0, number))
+        with np.errstate(over="ignore"):
+            scale = random.uniform(*self.scale, shape).astype(dtype)
+            return scale, random.uniform(*self.bias, shape).astype(dtype)
+
 
 @dataclass(frozen=True)
 class BatchNormConfig:
@@ -63,7 +77,7 @@ class BatchNormConfig:
         updates_collections: The tags of the updates; empty with `in_place_updates`.
         variables_collections: The tags of variables, by name; the empty name stands for all variables.
         renorm_zero_debias: Whether renorm has its old form, used up to TensorFlow 1.12.
-        durability: What survives the end of the server; None for what the server was started with.
+        durability: What survives a restart of the server; None for the server's default.
     """
 
     decay: float = 0.999
@@ -108,7 +122,7 @@ class BatchNormConfig:
 
     @cached_property
     def text_bytes(self) -> int:
-        """The memory of the names and tags, which are kept several times."""
+        """The memory of the names and tags, which are stored several times."""
         texts = [*self.param_initializers, *self.param_regularizers, *self.renorm_clipping, *self.variables_collections]
         texts += [*self.updates_collections, *self.outputs_collections]
         texts += [tag for tags in self.variables_collections.values() for tag in tags]
@@ -169,7 +183,7 @@ class BatchNormConfig:
         self._check_averages()
 
     def _check_names(self) -> None:
-        """Limits what a layer keeps besides tensors."""
+        """Limits the names and tags that a layer keeps."""
         _check_count(self.param_initializers, "param_initializers")
         _check_count(self.param_regularizers, "param_regularizers")
         _check_lengths(self.param_initializers, "param_initializers")
@@ -241,7 +255,7 @@ class BatchNormConfig:
                     yield argument, "renorm is off"
 
     def with_seeds(self, draw: Callable[[], int]) -> "BatchNormConfig":
-        """Returns the configuration with a new seed wherever one is needed and was not given."""
+        """Returns the configuration with a new seed for each initializer and adjustment that needs one and has none."""
         initializers = {
             name: replace(initializer, seed=draw())
             if isinstance(initializer, NamedInitializer) and initializer.is_random and initializer.seed is None
@@ -254,7 +268,7 @@ class BatchNormConfig:
         return replace(self, param_initializers=initializers, adjustment=adjustment)
 
     def with_choices_of(self, other: "BatchNormConfig") -> "BatchNormConfig":
-        """Returns the configuration with the seeds and the durability of another one wherever none were given."""
+        """Returns the configuration with missing seeds and a missing durability taken from another one."""
         initializers = dict(self.param_initializers)
         for name, initializer in initializers.items():
             drawn = other.param_initializers.get(name)
@@ -305,3 +319,51 @@ def _check_range(name: str, bounds: tuple[float, float]) -> None:
             f"expected a finite difference of {name}_min and {name}_max, got {low} and {high}",
             field=f"config.adjustment.{name}_min",
         )
+
+
+def describe_differences(one: BatchNormConfig, other: BatchNormConfig) -> str:
+    """Returns the differences, entry by entry, cut to about 1 KiB; empty if the configurations are equal."""
+    found = "; ".join(
+        words
+        for argument in fields(BatchNormConfig)
+        for words in _differences(argument.name, getattr(one, argument.name), getattr(other, argument.name))
+    ).encode()
+    return found.decode() if len(found) <= _MAX_BYTES else found[:_MAX_BYTES].decode(errors="ignore") + " ..."
+
+
+def _differences(name: str, one: object, other: object) -> Iterator[str]:
+    if one == other:
+        return
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in sorted({*one, *other}):
+            yield from _differences(f"{name}[{key}]", one.get(key), other.get(key))
+    elif isinstance(one, RandomAdjustment) and isinstance(other, RandomAdjustment):
+        for part in fields(RandomAdjustment):
+            yield from _differences(f"{name}.{part.name}", getattr(one, part.name), getattr(other, part.name))
+    else:
+        words, other_words = _words(one), _words(other)
+        yield f"{name} is {words}, not {'one of other values' if words == other_words else other_words}"
+
+
+def _words(value: object) -> str:
+    if value is None:
+        return "unset"
+    if value == "":
+        return "none"
+    if isinstance(value, RandomAdjustment):
+        return "random"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_words, value))}]"
+    if isinstance(value, Durability):
+        return value.value
+    if isinstance(value, NamedInitializer):
+        seed = {} if value.seed is None else {"seed": value.seed}
+        return _with_settings(value.name, {**value.parameters, **seed})
+    if isinstance(value, Regularizer):
+        return _with_settings(value.name, value.scales)
+    return str(value).removesuffix(".0")
+
+
+def _with_settings(name: str, settings: Mapping[str, float]) -> str:
+    said = " and ".join(f"{setting} {_words(value)}" for setting, value in settings.items())
+    return f"{name} with {said}" if said else name

@@ -1,27 +1,31 @@
-"""The forwards of a layer whose backward or update is still to come."""
+"""The forwards of a layer that wait for their backward or update."""
 
+import heapq
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from gradserve_server.errors import AbortedError, NotFoundError
-from gradserve_server.layers.batch_norm.events import ForwardEnded
-from gradserve_server.layers.batch_norm.expiries import Expiries
-from gradserve_server.layers.batch_norm.saved import Moments, Saved, arrays_kept
+from gradserve_server.layers.batch_norm.events import ForwardEnded, Moments, Saved, arrays_kept
 from gradserve_server.limits import quoted
 from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
 from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.security.identity import owner_of
 from gradserve_server.state.id_window import IdWindow
 
+_LOOKS = 1 << 12
+"""The most expiries that are checked at once."""
+_FEW = 64
+
 
 @dataclass(frozen=True)
-class Fate:
-    """What became of a forward.
+class ForwardOutcome:
+    """The outcome of a forward.
 
     Attributes:
-        was_counted: Whether the averages were updated by the forward, or will be: it must not happen twice.
-        is_spent: Whether its backward was computed or will not be.
+        was_counted: Whether the forward has updated the averages or will: this must happen only once.
+        is_spent: Whether its backward was computed or is no longer needed.
         draw: The number of its adjustment, if one was drawn.
     """
 
@@ -32,21 +36,23 @@ class Fate:
 
 @dataclass(eq=False)
 class Forward:
-    """What is kept of a forward: one object until nothing is left, however often the call is repeated.
+    """The data kept for a forward: one object until nothing is left, however often the call is repeated.
 
     Attributes:
-        fate: What is remembered of the forward.
+        outcome: What is remembered of the forward.
         room: Its share of the memory.
         place: Its share of the handles.
-        saved: What its backward needs, while that is to come.
-        claimed: The `saved` that the last backward is being computed with: no other backward can begin with it.
-        pending: What its update needs, while that is to come.
+        saved: The data for its backward; None when no backward is expected.
+        claimed: The `saved` of the last backward while it is being computed: no other backward can begin with it.
+        pending: The data for its update; None when no update is pending.
         lease: Seconds without use until the forward is forgotten.
-        queued: See `Expiries`.
+        expires: The time at which the forward expires unless it is used. It may become later at any time.
+        users: The number of calls that use the forward, which does not expire while there are any.
+        queued: The time at which `Expiries`, which owns this field, will check the forward.
     """
 
     forward_id: str
-    fate: Fate
+    outcome: ForwardOutcome
     room: Room
     place: Account
     saved: Saved | None = None
@@ -64,9 +70,9 @@ class Forward:
 
 
 class Forwards:
-    """Keeps forwards while their backwards or updates are to come and their leases last.
+    """Keeps forwards until their backwards and updates are done or their leases end.
 
-    What is kept and remembered follows from events alone; current users and times of use do not.
+    Events alone determine what is kept and remembered, but not the current users and the times of use.
 
     Attributes:
         num_bytes: The bytes that the forwards hold.
@@ -85,15 +91,15 @@ class Forwards:
         container: str | None = None,
         device: DeviceMemory | None = None,
     ) -> None:
-        """Takes the quotas, and how much to remember.
+        """Creates an empty collection.
 
         Args:
             memory: The quota of bytes.
             handles: The quota of forwards kept.
             clock: A monotonic clock, in seconds.
-            remembered: The number of latest forwards whose fate is remembered.
+            remembered: The number of latest forwards whose outcome is remembered.
             on_presence: Called with True when the first forward is kept, with False when none is left.
-            container: The container in which forwards count, besides whom they belong to.
+            container: The container whose quota the forwards use, together with that of their owner.
             device: The memory of the device; None if ops run on the host.
         """
         self.num_bytes = 0
@@ -103,9 +109,9 @@ class Forwards:
         self._clock = clock
         self._on_presence = on_presence
         self._forwards: dict[str, Forward] = {}
-        self._fates: IdWindow[str, Fate] = IdWindow(remembered)
+        self._outcomes: IdWindow[str, ForwardOutcome] = IdWindow(remembered)
         self._closed = False
-        self._expiries: Expiries[Forward] = Expiries()
+        self._expiries: Expiries = Expiries()
 
     def __len__(self) -> int:
         return len(self._forwards)
@@ -115,14 +121,14 @@ class Forwards:
         return iter(self._forwards.values())
 
     @property
-    def fates(self) -> tuple[tuple[str, Fate], ...]:
-        """The remembered fates by forward id, the latest last."""
-        return tuple((forward_id, self.fate(forward_id)) for forward_id, _ in self._fates)
+    def outcomes(self) -> tuple[tuple[str, ForwardOutcome], ...]:
+        """The remembered outcomes by forward id, the latest last."""
+        return tuple((forward_id, self.outcome(forward_id)) for forward_id, _ in self._outcomes)
 
-    def fate(self, forward_id: str) -> Fate:
-        """Returns what became of a forward; an empty fate if it is new."""
+    def outcome(self, forward_id: str) -> ForwardOutcome:
+        """Returns what became of a forward; an empty outcome if it is new."""
         kept = self._forwards.get(forward_id)
-        return self._fates.recall(forward_id) or Fate() if kept is None else kept.fate
+        return self._outcomes.recall(forward_id) or ForwardOutcome() if kept is None else kept.outcome
 
     def find(self, forward_id: str) -> Forward | None:
         """Returns a forward that is kept, or None."""
@@ -138,7 +144,7 @@ class Forwards:
         forward = self._forwards.get(forward_id)
         if forward is not None and forward.can_begin:
             return forward
-        if (forward is not None and forward.claimed is not None) or self.fate(forward_id).is_spent:
+        if (forward is not None and forward.claimed is not None) or self.outcome(forward_id).is_spent:
             raise AbortedError(
                 f"the gradients of forward {quoted(forward_id)} were computed already, or it was released",
                 field="forward_id",
@@ -156,20 +162,20 @@ class Forwards:
         return [forward for forward in found if forward is not None and forward.pending is not None]
 
     def expired(self) -> tuple[str, ...]:
-        """Returns the ids of unused forwards whose lease has expired, or of some if there are many."""
+        """Returns the ids of unused forwards whose lease has expired, or some of them if there are many."""
         return tuple([each.forward_id for each in self._expiries.expired(self._clock())])
 
     @contextmanager
     def room(
         self, forward_id: str, saved: Saved | None, pending: Moments | None, reserved: Room | None = None
     ) -> Iterator[None]:
-        """Reserves room for what a forward keeps until the block ends, so that there is enough to keep it then.
+        """Reserves the memory and the handle that a forward will need at the end of the block.
 
         Args:
             forward_id: The id of the forward.
             saved: What its backward needs.
             pending: What its update needs.
-            reserved: Memory reserved for everything that the forward gives. What is not needed is given back.
+            reserved: Memory reserved for all results of the forward. The rest is given back.
 
         Raises:
             ResourceExhaustedError: There is not enough room.
@@ -189,7 +195,7 @@ class Forwards:
     def use(self, forward: Forward, *, retain: bool) -> Iterator[None]:
         """Holds a forward while its backward is computed, and renews its lease.
 
-        Without `retain`, no other backward of it can begin meanwhile.
+        Without `retain`, no other backward of it can begin until the block ends.
         """
         saved = forward.saved
         forward.users += 1
@@ -205,7 +211,7 @@ class Forwards:
 
     @contextmanager
     def hold(self, forward: Forward) -> Iterator[None]:
-        """Holds a forward while its update is run: it does not expire meanwhile."""
+        """Keeps a forward from expiring while its update is run."""
         forward.users += 1
         try:
             yield
@@ -222,25 +228,25 @@ class Forwards:
 
     def draw(self, forward_id: str, number: int) -> None:
         """Remembers the number of the adjustment of a forward."""
-        self._set_fate(forward_id, replace(self.fate(forward_id), draw=number))
+        self._set_outcome(forward_id, replace(self.outcome(forward_id), draw=number))
 
     def add(self, event: ForwardEnded) -> None:
-        """Keeps what a forward left. What an earlier call with this id saved is replaced, its update is not."""
-        fate = self.fate(event.forward_id)
+        """Keeps the data of a forward. It replaces what an earlier call with this id saved, but not its update."""
+        outcome = self.outcome(event.forward_id)
         if event.pending is not None or event.averages is not None:
-            fate = replace(fate, was_counted=True)
-        self._set_fate(event.forward_id, fate)
+            outcome = replace(outcome, was_counted=True)
+        self._set_outcome(event.forward_id, outcome)
         forward = self._forwards.get(event.forward_id)
         if self._closed or (forward is None and event.saved is None and event.pending is None):
             return
         if forward is None:
-            forward = Forward(event.forward_id, fate, *self._accounts(event.forward_id))
+            forward = Forward(event.forward_id, outcome, *self._accounts(event.forward_id))
             self._forwards[event.forward_id] = forward
             forward.place.settle(1)
             if len(self) == 1:
                 self._on_presence(True)
         if event.saved is not None:
-            forward.saved, forward.fate = event.saved, replace(fate, is_spent=False)
+            forward.saved, forward.outcome = event.saved, replace(outcome, is_spent=False)
         if event.pending is not None:
             forward.pending = event.pending
         self._settle_memory(forward, self._memories.sizes(arrays_kept(forward.saved, forward.pending)))
@@ -258,7 +264,7 @@ class Forwards:
         """Releases what the backward of a forward needs."""
         forward = self._forwards.get(forward_id)
         if forward is not None:
-            forward.saved, forward.fate = None, replace(forward.fate, is_spent=True)
+            forward.saved, forward.outcome = None, replace(forward.outcome, is_spent=True)
             self._shrink(forward)
 
     def release(self, forward_ids: Iterable[str], *, with_updates: bool) -> int:
@@ -278,40 +284,42 @@ class Forwards:
         found = [self._forwards[forward_id] for forward_id in forward_ids if forward_id in self._forwards]
         for forward in found:
             if forward.pending is not None:
-                # The averages were not updated by it: a repeated call counts as the first.
-                forward.fate = replace(forward.fate, was_counted=False)
+                # It did not update the averages: a repeated call counts as the first.
+                forward.outcome = replace(forward.outcome, was_counted=False)
             self._drop(forward)
         return len(found)
 
     # After a restart
 
-    def restore(self, kept: Iterable[tuple[ForwardEnded, Fate]], fates: Iterable[tuple[str, Fate]]) -> None:
-        """Keeps forwards again, and remembers fates, both in this order."""
-        for event, fate in kept:
+    def restore(
+        self, kept: Iterable[tuple[ForwardEnded, ForwardOutcome]], outcomes: Iterable[tuple[str, ForwardOutcome]]
+    ) -> None:
+        """Keeps forwards again, and remembers outcomes, both in this order."""
+        for event, outcome in kept:
             self.add(event)
-            self._set_fate(event.forward_id, fate)
-        for forward_id, fate in fates:
-            self._set_fate(forward_id, fate)
+            self._set_outcome(event.forward_id, outcome)
+        for forward_id, outcome in outcomes:
+            self._set_outcome(forward_id, outcome)
 
     def lose_saved(self, pending: Mapping[str, Moments]) -> None:
-        """Releases what backwards need, though they have not been computed.
+        """Drops the data of backwards that were not computed before a restart.
 
         Args:
-            pending: What the updates need that are still to come, by forward.
+            pending: The data of the pending updates, by forward.
 
         Raises:
-            ValueError: Other updates are to come.
+            ValueError: Other updates are pending.
         """
         expected = {each.forward_id for each in self if each.pending is not None}
         if expected != pending.keys():
             raise ValueError(f"expected {len(expected)} pending updates, got {len(pending)}, or others")
-        fates = self.fates
+        outcomes = self.outcomes
         for forward in list(self):
             forward.saved, forward.pending = None, pending.get(forward.forward_id)
             self._shrink(forward)
-        # Those that are no longer kept must not make the window forget newer ones.
-        for forward_id, fate in fates:
-            self._set_fate(forward_id, fate)
+        # Forwards that are no longer kept must not push newer ones out of the window.
+        for forward_id, outcome in outcomes:
+            self._set_outcome(forward_id, outcome)
 
     def _shrink(self, forward: Forward) -> None:
         """Gives back the memory of what was released, and drops the forward when nothing is left."""
@@ -324,7 +332,7 @@ class Forwards:
         del self._forwards[forward.forward_id]
         self._expiries.remove(forward)
         forward.place.settle(0)
-        self._set_fate(forward.forward_id, forward.fate)
+        self._set_outcome(forward.forward_id, forward.outcome)
         self._settle_memory(forward, Sizes())
         if not self._forwards:
             self._on_presence(False)
@@ -335,11 +343,65 @@ class Forwards:
         forward.room.settle(sizes)
 
     def _accounts(self, forward_id: str) -> tuple[Room, Account]:
-        """Returns accounts of bytes and handles for a forward, which counts for whoever made it."""
+        """Returns the accounts of bytes and handles that a forward uses: those of its owner."""
         of_maker = owner_of(forward_id), self._container
         return self._memories.room(*of_maker), Account(self._handles.part(*of_maker))
 
-    def _set_fate(self, forward_id: str, fate: Fate) -> None:
+    def _set_outcome(self, forward_id: str, outcome: ForwardOutcome) -> None:
         if forward_id in self._forwards:
-            self._forwards[forward_id].fate = fate
-        self._fates.remember(forward_id, fate)
+            self._forwards[forward_id].outcome = outcome
+        self._outcomes.remember(forward_id, outcome)
+
+
+class Expiries:
+    """Forwards in the order of their expiry, without looking at all: each is checked about once per lease."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Forward]] = []
+        self._tie_breaker = itertools.count()
+        self._due: dict[int, Forward] = {}
+        """Forwards whose time has come, but that may be in use, by their Python ids."""
+        self._num_queued = 0
+
+    def add(self, forward: Forward) -> None:
+        """Adds a forward, or one that expires earlier than before."""
+        if id(forward) in self._due or (forward.queued is not None and forward.queued <= forward.expires):
+            return
+        self._num_queued += forward.queued is None
+        self._push(forward)
+
+    def remove(self, forward: Forward) -> None:
+        """Removes a forward that was dropped."""
+        self._due.pop(id(forward), None)
+        self._num_queued -= forward.queued is not None
+        forward.queued = None
+        if len(self._heap) > 2 * self._num_queued + _FEW:
+            self._heap = [entry for entry in self._heap if entry[0] == entry[2].queued]
+            heapq.heapify(self._heap)
+
+    def expired(self, now: float) -> list[Forward]:
+        """Returns expired forwards that no call uses, or some of them if there are many. They stay until removed."""
+        for _ in range(_LOOKS):
+            if not self._heap or self._heap[0][0] > now:
+                break
+            at, _, forward = heapq.heappop(self._heap)
+            if forward.queued != at:
+                continue
+            if forward.expires > now:
+                self._push(forward)
+            else:
+                forward.queued = None
+                self._num_queued -= 1
+                self._due[id(forward)] = forward
+        found = []
+        for forward in list(self._due.values()):
+            if forward.expires > now:
+                del self._due[id(forward)]
+                self.add(forward)
+            elif not forward.users:
+                found.append(forward)
+        return found
+
+    def _push(self, forward: Forward) -> None:
+        forward.queued = forward.expires
+        heapq.heappush(self._heap, (forward.expires, next(self._tie_breaker), forward))

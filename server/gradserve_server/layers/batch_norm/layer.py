@@ -1,10 +1,10 @@
-"""A batch normalization layer: its variables, and concurrent calls of many workers."""
+"""A batch normalization layer, which many workers call concurrently, and the kind that makes layers."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,36 +12,45 @@ from numpy.typing import NDArray
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import AbortedError, InvalidArgumentError
-from gradserve_server.layers.batch_norm.adjustment import draw_adjustment
-from gradserve_server.layers.batch_norm.averages import MovingAverages
-from gradserve_server.layers.batch_norm.calls import BackwardCall, ForwardCall, ForwardResult
-from gradserve_server.layers.batch_norm.changes import LayerChanges
-from gradserve_server.layers.batch_norm.checking import check_name, check_shared, check_values, variables_for
-from gradserve_server.layers.batch_norm.config import BatchNormConfig
-from gradserve_server.layers.batch_norm.declaration import BACKWARD, FORWARD, UPDATE
-from gradserve_server.layers.batch_norm.events import Event
-from gradserve_server.layers.batch_norm.forwards import Forwards
-from gradserve_server.layers.batch_norm.journal import LayerJournal
-from gradserve_server.layers.batch_norm.saved import Moments, Saved
+from gradserve_server.layers.batch_norm.computation import BACKWARD, FORWARD, UPDATE, UpdateAttributes, UpdateInputs
+from gradserve_server.layers.batch_norm.config import BatchNormConfig, IgnoredArgument, describe_differences
+from gradserve_server.layers.batch_norm.events import Event, Moments, Saved
+from gradserve_server.layers.batch_norm.forwards import Forward, Forwards
 from gradserve_server.layers.batch_norm.spec import (
+    BackwardAttributes,
+    BackwardInputs,
     BackwardOutputs,
+    BackwardPlan,
     CallInputs,
     ForwardAttributes,
     ForwardInputs,
+    Implementation,
     channel_axis,
     channel_shape,
     plan_forward,
+    variables_for,
 )
-from gradserve_server.layers.batch_norm.state import LayerState
-from gradserve_server.layers.batch_norm.updates import UpdateAttributes, UpdateInputs
-from gradserve_server.layers.batch_norm.variables import Variables, initial_variables, variable_bytes
+from gradserve_server.layers.batch_norm.state import LayerChanges, LayerJournal, LayerRecords, LayerState
+from gradserve_server.layers.batch_norm.variables import (
+    MovingAverages,
+    Variables,
+    check_name,
+    check_shared,
+    check_values,
+    initial_variables,
+    variable_bytes,
+)
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.ops.dtypes import widened
 from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, arrays_of, check_call, with_arrays
+from gradserve_server.resources import ResourceKey
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
 from gradserve_server.resources.quotas import Quota
-from gradserve_server.security.identity import ANONYMOUS, Identity
+
+REMEMBERED_FORWARDS = 4096
+"""The number of latest forwards whose outcome a layer remembers."""
+
 
 _LOSSES = ("beta_regularization_loss", "gamma_regularization_loss")
 _LOSS_BYTES = 8
@@ -50,6 +59,54 @@ _LOSS_BYTES = 8
 
 def _ignore(_results: object) -> None:
     pass
+
+
+@dataclass(frozen=True)
+class ForwardCall:
+    """The options of a forward.
+
+    Attributes:
+        forward_id: The id of the forward; empty to have the layer make one.
+        keep_for_backward: Whether to keep what a backward needs; None for the value of is_training.
+        lease: Seconds without use after which the kept data is dropped.
+        released: Earlier forwards that need no backward any more.
+    """
+
+    is_training: bool = True
+    forward_id: str = ""
+    keep_for_backward: bool | None = None
+    lease: float = 600.0
+    released: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class ForwardResult:
+    """The result of a forward.
+
+    Attributes:
+        outputs: The outputs, in host memory if requested, else in the device's. Read-only, as the layer may keep them.
+        moved: The inputs that were copied to the device's memory, by name.
+        forward_id: The id of the forward; empty if neither backward nor update can follow.
+        regularization_losses: The losses by variable.
+        drawn: Scale and bias of the adjustment, if it was drawn.
+    """
+
+    outputs: Array
+    moved: Mapping[str, Array]
+    forward_id: str
+    has_pending_updates: bool
+    implementation: Implementation
+    regularization_losses: Mapping[str, float]
+    ignored: tuple[IgnoredArgument, ...]
+    drawn: tuple[NDArray[Any], NDArray[Any]] | None
+
+
+@dataclass(frozen=True)
+class BackwardCall:
+    """A checked backward of a forward that is kept."""
+
+    forward: Forward
+    checked: CheckedCall[BackwardInputs, BackwardAttributes, BackwardOutputs, BackwardPlan]
 
 
 class BatchNormLayer:
@@ -66,63 +123,49 @@ class BatchNormLayer:
 
     def __init__(
         self,
-        name: str,
+        kind: "BatchNormKind",
+        key: ResourceKey,
         config: BatchNormConfig,
         *,
         incarnation: str,
         creation_id: str,
-        runner: OpRunner,
-        compute: Compute,
-        memory: Quota,
-        handles: Quota,
-        clock: Callable[[], float],
-        new_id: Callable[[], str],
         journal: LayerJournal,
-        remembered: int,
-        on_presence: Callable[[bool], object] = _ignore,
-        creator: Identity = ANONYMOUS,
-        container: str | None = None,
-        device: DeviceMemory | None = None,
+        on_presence: Callable[[bool], object],
     ) -> None:
-        """Takes the layer's parts.
+        """Creates a layer without variables.
 
         Args:
-            name: The name in messages.
+            kind: What the layer shares with the other layers of the server.
+            key: The name of the layer, the container in which everything counts, and the owner of the variables.
             config: A checked configuration, with all its seeds.
             incarnation: The id that tells the layer from others of the same name.
             creation_id: The id of the call that created the layer.
-            runner: What runs the computations.
-            compute: What runs the initializers.
-            memory: The quota of bytes.
-            handles: See `Forwards`.
-            clock: See `Forwards`.
-            new_id: A source of ids for forwards.
             journal: The journal, which takes every change before it takes effect.
-            remembered: See `Forwards`.
             on_presence: See `Forwards`.
-            creator: The identity for which its variables count.
-            container: The container in which everything counts.
-            device: The memory of the device; None if ops run on the host.
 
         Raises:
             ResourceExhaustedError: There is no memory for the values in the configuration.
         """
-        self.name = name
+        self.name = key.name
         self.config = config
         self.incarnation = incarnation
         self.creation_id = creation_id
         self.forwards = Forwards(
-            memory, handles, clock, remembered=remembered, on_presence=on_presence, container=container, device=device
+            kind.memory,
+            kind.handles,
+            kind.clock,
+            remembered=kind.remembered,
+            on_presence=on_presence,
+            container=key.container,
+            device=kind.device,
         )
+        self._kind = kind
         self._state = LayerState(self.forwards)
         self._journal = journal
         self._changes = LayerChanges(self._state, journal)
-        self._runner = runner
-        self._compute = compute
-        self._memories = Memories(memory, device, Purpose.LAYERS)
-        self._room = self._memories.room(creator, container)
+        self._memories = Memories(kind.memory, kind.device, Purpose.LAYERS)
+        self._room = self._memories.room(key.user, key.container)
         self._room.grow(Sizes(config.num_bytes))
-        self._new_id = new_id
         self._closed = False
         self._changing = asyncio.Lock()
         """Held while a change of the variables is computed from them and applied."""
@@ -182,17 +225,17 @@ class BatchNormLayer:
             call: The options of the forward.
             on_host: Whether to return the outputs in host memory.
             deliver: A function that gets the outputs before anything changes; may raise.
-            room: See `OpRunner.run`; what is kept for a backward takes memory over from it, too.
+            room: See `OpRunner.run`; the data kept for a backward also takes its memory from it.
 
         Raises:
             InvalidArgumentError: An argument is invalid.
-            ResourceExhaustedError: There is no memory for the outputs or for what is kept.
+            ResourceExhaustedError: There is no memory for the outputs or for the kept data.
             MemoryError: The device has no memory left.
         """
         check_length(call.forward_id, MAX_ID_BYTES, "forward_id")
         saves = call.is_training if call.keep_for_backward is None else call.keep_for_backward
         attributes = ForwardAttributes(self.config, call.is_training, saves)
-        forward_id = call.forward_id or self._new_id()
+        forward_id = call.forward_id or self._kind.new_id()
         plan = plan_forward(given, attributes)
         if self.config.adjustment is not None and given.adjustment_scale is not None:
             raise InvalidArgumentError(
@@ -211,7 +254,7 @@ class BatchNormLayer:
         checked = CheckedCall(FORWARD, inputs, attributes, plan)
         wanted, host_bytes = (("outputs", *_LOSSES), given.inputs.nbytes) if on_host else (_LOSSES, 0)
         host_bytes += len(_LOSSES) * _LOSS_BYTES
-        computed = await self._runner.run(checked, on_host=wanted, host_bytes=host_bytes, room=room)
+        computed = await self._kind.runner.run(checked, on_host=wanted, host_bytes=host_bytes, room=room)
         self._adopt(variables, computed.moved)
         outputs = computed.outputs
         saved = None
@@ -276,7 +319,7 @@ class BatchNormLayer:
         forward = call.forward
         saved = forward.saved
         with self.forwards.use(forward, retain=retain):
-            computed = await self._runner.run(call.checked, on_host=on_host, room=room)
+            computed = await self._kind.runner.run(call.checked, on_host=on_host, room=room)
             deliver(computed.outputs)
             if not retain:
                 await self._changes.end_backward(forward, saved)
@@ -291,9 +334,9 @@ class BatchNormLayer:
         count = 0
         async with self._changing:
             for forward in self.forwards.pending(forward_ids):
-                # Many small updates in a row must not keep others waiting.
+                # Many small updates in a row must not block other tasks.
                 await asyncio.sleep(0)
-                # The forward may have been released meanwhile.
+                # The forward may have been released in the meantime.
                 if forward.pending is not None:
                     with self.forwards.hold(forward):
                         averages = await self._moved(forward.pending)
@@ -302,7 +345,7 @@ class BatchNormLayer:
         return count
 
     async def release(self, forward_ids: Sequence[str], *, with_updates: bool) -> int:
-        """Releases what forwards keep for their backwards, and maybe their updates; returns how many were kept."""
+        """Drops the data for the backwards of forwards, and maybe for their updates; returns how many were kept."""
         return await self._changes.release(forward_ids, with_updates=with_updates)
 
     async def expire(self) -> int:
@@ -310,12 +353,12 @@ class BatchNormLayer:
         return await self._changes.expire()
 
     def replay(self, event: Event) -> None:
-        """Applies an event decided earlier, without the journal; for layers that are not in use yet."""
+        """Applies an event decided earlier, without the journal; for layers that are not used yet."""
         self._state.replay(event)
         self._settle_memory()
 
     def restore(self, fill: Callable[[LayerState], object]) -> None:
-        """Fills the state with what it was when its server ended; for layers that are not in use yet.
+        """Restores the state from before a restart; for layers that are not used yet.
 
         Raises:
             ResourceExhaustedError: There is no memory for its variables.
@@ -351,11 +394,11 @@ class BatchNormLayer:
         self._follow_variables()
 
     def begin(self, lifetime: Lifetime) -> None:
-        """Notes that the layer can be found by its name from now on, until its lifetime ends it."""
+        """Called when the layer becomes visible under its name; `lifetime` is what will end it."""
         self._journal.begin(lifetime, self._state)
 
     def close(self) -> None:
-        """Releases everything, for good. Calls under way end as if the layer were still there."""
+        """Releases everything. Calls in flight end as if the layer still existed."""
         self._closed = True
         self._journal.end()
         self._changes.close()
@@ -372,7 +415,9 @@ class BatchNormLayer:
                     num_bytes = variable_bytes(self.config, channels, dtype)
                     self._room.grow(Sizes(num_bytes))
                     try:
-                        created = await self._compute.run(num_bytes, initial_variables, self.config, channels, dtype)
+                        created = await self._kind.compute.run(
+                            num_bytes, initial_variables, self.config, channels, dtype
+                        )
                         await self._changes.create_variables(created)
                     except BaseException:
                         self._room.settle(Sizes(0 if self._closed else self.config.num_bytes))
@@ -393,7 +438,7 @@ class BatchNormLayer:
         x, data_format = given.inputs, self.config.data_format
         channels = x.shape[channel_axis(len(x.shape), data_format)]
         shape = channel_shape(len(x.shape), data_format, channels)
-        return draw_adjustment(adjustment, number, shape, widened(x.dtype))
+        return adjustment.draw(number, shape, widened(x.dtype))
 
     def _adopt(self, variables: Variables, moved: Mapping[str, Array]) -> None:
         """Keeps copies of variables in the device's memory, unless the variables have newer values."""
@@ -403,12 +448,12 @@ class BatchNormLayer:
             self._follow_variables()
 
     def _follow_variables(self) -> None:
-        """Counts the variables where they are now, if they can be in more than one place."""
+        """Updates the memory accounts if variables can be on a device."""
         if self._memories.device is not None and not self._closed:
             self._settle_memory()
 
     def _settle_memory(self) -> None:
-        """Counts the configuration and the variables."""
+        """Updates the memory accounts of the configuration and the variables."""
         variables = () if self.variables is None else self.variables.by_name().values()
         host, device = self._memories.sizes(variables)
         self._room.settle(Sizes(self.config.num_bytes + host, device))
@@ -421,18 +466,18 @@ class BatchNormLayer:
         call: ForwardCall,
         reserved: Room | None,
     ) -> bool:
-        """Keeps what a forward left, and updates averages in place; returns whether its update is pending."""
+        """Keeps the data of a forward, and updates averages in place; returns whether its update is pending."""
         if saved is None and moments is None:
             await self.release(call.released, with_updates=False)
             kept = self.forwards.find(forward_id)
             return kept is not None and kept.pending is not None
         moves = moments if self.config.in_place_updates else None
-        waits = None if self.config.in_place_updates or self.forwards.fate(forward_id).was_counted else moments
+        waits = None if self.config.in_place_updates or self.forwards.outcome(forward_id).was_counted else moments
         with self.forwards.room(forward_id, saved, waits, reserved):
             async with nullcontext() if moves is None else self._changing:
                 averages = None
                 # A call with the same id may have come first.
-                if moves is not None and not self.forwards.fate(forward_id).was_counted:
+                if moves is not None and not self.forwards.outcome(forward_id).was_counted:
                     averages = await self._moved(moves)
                 has_pending = await self._changes.end_forward(
                     forward_id,
@@ -451,4 +496,97 @@ class BatchNormLayer:
         assert variables is not None
         inputs = UpdateInputs.of(variables.averages, moments.mean, moments.variance)
         checked = check_call(UPDATE, inputs, UpdateAttributes(self.config, moments.implementation))
-        return (await self._runner.run(checked, on_host=False)).outputs
+        return (await self._kind.runner.run(checked, on_host=False)).outputs
+
+
+@dataclass(kw_only=True, eq=False)
+class BatchNormKind:
+    """Makes the batch normalization layers of a server; holds what they share.
+
+    Attributes:
+        runner: Runs their computations.
+        compute: Runs their initializers.
+        memory: The quota of bytes.
+        handles: The quota of forwards that they keep.
+        clock: A monotonic clock, in seconds.
+        new_id: A source of unique ids.
+        new_seed: A source of seeds.
+        records: Makes the journals of the layers.
+        remembered: The number of latest forwards whose outcome each layer remembers.
+        device: The memory of the device; None if ops run on the host.
+    """
+
+    first_variable: ClassVar[str] = "beta"
+
+    runner: OpRunner
+    compute: Compute
+    memory: Quota
+    handles: Quota
+    clock: Callable[[], float]
+    new_id: Callable[[], str]
+    new_seed: Callable[[], int]
+    records: LayerRecords
+    remembered: int = REMEMBERED_FORWARDS
+    device: DeviceMemory | None = None
+
+    def check(self, config: BatchNormConfig) -> None:
+        """Checks a configuration.
+
+        Raises:
+            InvalidArgumentError: A value is invalid, or two values contradict each other.
+        """
+        config.check()
+
+    def differences(self, layer: BatchNormLayer, config: BatchNormConfig) -> str:
+        """Returns how a layer differs from one with this configuration; compares seeds and durability only if given."""
+        return describe_differences(layer.config, config.with_choices_of(layer.config))
+
+    def make(
+        self, key: ResourceKey, config: BatchNormConfig, creation_id: str, on_presence: Callable[[bool], object]
+    ) -> BatchNormLayer:
+        """Returns a new layer; chooses missing seeds and a missing durability.
+
+        Args:
+            key: The layer's name.
+            config: A checked configuration.
+            creation_id: The id of the call.
+            on_presence: Called with True when the layer begins to keep forwards, with False when it keeps none.
+
+        Raises:
+            InvalidArgumentError: The server does not offer this durability.
+            ResourceExhaustedError: There is no memory for the values in the configuration.
+        """
+        config = config.with_seeds(self.new_seed)
+        if config.durability is None:
+            config = replace(config, durability=self.records.default)
+        incarnation = self.new_id()
+        journal = self.records.journal(key, config, incarnation, creation_id)
+        return self.make_again(key, config, incarnation, creation_id, journal, on_presence)
+
+    def make_again(
+        self,
+        key: ResourceKey,
+        config: BatchNormConfig,
+        incarnation: str,
+        creation_id: str,
+        journal: LayerJournal,
+        on_presence: Callable[[bool], object],
+    ) -> BatchNormLayer:
+        """Returns a layer from before a restart, still without variables and forwards; for the arguments see `make`.
+
+        Raises:
+            ResourceExhaustedError: There is no memory for the values in the configuration.
+        """
+        return BatchNormLayer(
+            self,
+            key,
+            config,
+            incarnation=incarnation,
+            creation_id=creation_id,
+            journal=journal,
+            on_presence=on_presence,
+        )
+
+    async def settle(self) -> None:
+        """Returns once a created or deleted layer is durable, so that others may see the change."""
+        await self.records.settle()

@@ -1,12 +1,13 @@
-"""Inputs, attributes and outputs of the calls of a layer, and their checks.
+"""Inputs, attributes and outputs of the calls of a layer, their checks, and the choice of an implementation.
 
 T is the dtype of the inputs. U is the dtype of arithmetic: float64 if T is float64, else float32. V is the dtype of the
 variables. C is the number of channels, N the first size of the inputs.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -14,19 +15,115 @@ import numpy as np
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.layers.batch_norm.config import BatchNormConfig, IgnoredArgument
-from gradserve_server.layers.batch_norm.implementation import (
-    CallKind,
-    Implementation,
-    choose_implementation,
-    has_updates,
-    ignored_arguments,
-)
 from gradserve_server.layers.batch_norm.variables import Variables
 from gradserve_server.limits import MAX_ARRAY_DIMENSIONS
 from gradserve_server.ops.activation.spec import gradient_of_result
 from gradserve_server.ops.batch_norm.spec import Geometry
-from gradserve_server.ops.dtypes import FLOATING, dtype_text, widened
+from gradserve_server.ops.dtypes import FLOAT32, FLOAT64, FLOATING, dtype_text, widened
 from gradserve_server.tensors.spec import TensorSpec
+
+
+class Implementation(Enum):
+    """TensorFlow's implementations of the layer."""
+
+    FUSED = auto()
+    """The FusedBatchNorm op."""
+    CORE_FUSED = auto()
+    """The layer of tf.layers with FusedBatchNorm."""
+    CORE = auto()
+    """The layer of tf.layers without FusedBatchNorm."""
+    LEGACY = auto()
+    """Plain operations."""
+
+    @property
+    def is_fused(self) -> bool:
+        """True if FusedBatchNorm computes the layer: the moving variance then has Bessel's correction."""
+        return self in (Implementation.FUSED, Implementation.CORE_FUSED)
+
+    def variable_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Returns the dtype of the variables for inputs of a dtype."""
+        if self.is_fused:
+            return FLOAT32
+        return dtype if self is Implementation.LEGACY else widened(dtype)
+
+
+@dataclass(frozen=True)
+class CallKind:
+    """The properties of a call that decide the implementation."""
+
+    rank: int
+    dtype: np.dtype[Any]
+    is_training: bool
+    has_batch_weights: bool
+    has_adjustment: bool
+
+
+def choose_implementation(config: BatchNormConfig, call: CallKind) -> Implementation:
+    """Returns the implementation that TensorFlow would choose.
+
+    Raises:
+        InvalidArgumentError: TensorFlow has none for these arguments.
+    """
+    fused = config.fused is not False
+    can_fuse = not (call.has_batch_weights or config.renorm or call.has_adjustment)
+    core_can_do = config.has_default_updates and not config.zero_debias_moving_mean
+    if fused and can_fuse and (call.rank == 2 or (call.rank == 4 and not core_can_do)):
+        if call.dtype == FLOAT64:
+            raise InvalidArgumentError(
+                "Value passed to parameter 'x' has DataType float64 not in list of allowed values: float16, "
+                "bfloat16, float32; the fused implementation takes no other: expected fused=False",
+                field="inputs",
+            )
+        return Implementation.FUSED
+    if core_can_do and not call.has_batch_weights:
+        is_fused = fused and can_fuse and call.rank in (4, 5) and call.dtype != FLOAT64
+        return Implementation.CORE_FUSED if is_fused else Implementation.CORE
+    if config.renorm:
+        raise InvalidArgumentError(
+            "renorm is not supported with batch_weights, updates_collections or zero_debias_moving_mean; "
+            "got batch_weights",
+            field="batch_weights",
+        )
+    return Implementation.LEGACY
+
+
+def has_updates(config: BatchNormConfig, call: CallKind, implementation: Implementation) -> bool:
+    """Returns True if a call updates the moving averages; tf.layers does not update those of an untrainable layer."""
+    is_core = implementation in (Implementation.CORE, Implementation.CORE_FUSED)
+    return call.is_training and (config.trainable or not is_core)
+
+
+def ignored_arguments(
+    config: BatchNormConfig, call: CallKind, implementation: Implementation
+) -> tuple[IgnoredArgument, ...]:
+    """Returns the arguments that have no effect in this call, though they may in others."""
+    return tuple(IgnoredArgument(*each) for each in _ignored(config, call, implementation))
+
+
+def _ignored(config: BatchNormConfig, call: CallKind, implementation: Implementation) -> Iterator[tuple[str, str]]:
+    if config.fused and not implementation.is_fused:
+        reasons = {
+            "there are batch_weights": call.has_batch_weights,
+            "renorm is on": config.renorm,
+            "there is an adjustment": call.has_adjustment,
+            "the inputs are of double": call.dtype == FLOAT64,
+        }
+        reason = next((reason for reason, holds in reasons.items() if holds), f"the inputs are of rank {call.rank}")
+        yield "fused", f"not possible: {reason}"
+    if implementation is Implementation.LEGACY:
+        for name in config.param_regularizers:
+            if config.has_variable(name):
+                yield f"param_regularizers[{name}]", "the legacy implementation has no regularizers"
+    if call.has_adjustment:
+        if implementation is Implementation.LEGACY:
+            yield "adjustment", "the legacy implementation does not adjust"
+        elif not call.is_training and config.adjustment is None:
+            yield "adjustment", "is_training is false"
+    if call.has_batch_weights and not call.is_training:
+        yield "batch_weights", "is_training is false"
+    if call.is_training and not has_updates(config, call, implementation):
+        yield "updates_collections", "trainable is false: this implementation does not update the moving averages"
+
 
 _RANKS = range(2, 6)
 
@@ -347,3 +444,32 @@ def _forward_specs(x: Array, geometry: Geometry, attributes: ForwardAttributes) 
     activation = attributes.config.activation_fn
     keeps_more = attributes.saves and activation and not gradient_of_result(activation)
     return (outputs, *[per_channel] * 6, *([outputs] if keeps_more else []))
+
+
+def variables_for(
+    config: BatchNormConfig, input_dtype: np.dtype[Any], input_shape: Sequence[int]
+) -> tuple[int, np.dtype[Any]]:
+    """Returns the number of channels and the dtype of the variables for such inputs.
+
+    Args:
+        config: The configuration of the layer.
+        input_dtype: The dtype of the inputs.
+        input_shape: The shape of the inputs, -1 for unknown sizes.
+
+    Raises:
+        InvalidArgumentError: The layer does not accept such inputs.
+    """
+    check_dtype(input_dtype, "input_dtype")
+    check_rank(input_shape, "input_shape")
+    if any(size < -1 for size in input_shape):
+        raise InvalidArgumentError(
+            f"expected sizes of at least 0, or -1 for any, got {list(input_shape)}", field="input_shape"
+        )
+    axis = channel_axis(len(input_shape), config.data_format)
+    if input_shape[axis] < 0:
+        raise InvalidArgumentError(
+            f"expected the number of channels as size {axis} of input_shape, got {list(input_shape)}",
+            field="input_shape",
+        )
+    kind = CallKind(len(input_shape), input_dtype, True, False, config.adjustment is not None)
+    return input_shape[axis], choose_implementation(config, kind).variable_dtype(input_dtype)

@@ -1,10 +1,13 @@
-"""The state of a layer: its variables, and what it keeps and remembers of forwards."""
+"""The state of a layer, the events that change it, and the journal that gets each event first."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from gradserve_server.devices.device import Array
-from gradserve_server.layers.batch_norm.averages import MovingAverages
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.events import (
     AdjustmentDrawn,
     BackwardEnded,
@@ -12,12 +15,18 @@ from gradserve_server.layers.batch_norm.events import (
     ForwardEnded,
     ForwardsExpired,
     ForwardsReleased,
+    Moments,
+    Saved,
     UpdatesRun,
     VariablesCreated,
     VariablesSet,
 )
-from gradserve_server.layers.batch_norm.forwards import Forwards
-from gradserve_server.layers.batch_norm.variables import Variables
+from gradserve_server.layers.batch_norm.forwards import Forward, Forwards
+from gradserve_server.layers.batch_norm.variables import MovingAverages, Variables
+from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.state.durability import Durability
+from gradserve_server.state.journal import Journal, NoJournal
 
 
 class LayerState:
@@ -30,7 +39,7 @@ class LayerState:
         variables: The variables; None until they are created.
         num_updates: The number of updates of the moving averages.
         num_draws: The number of random adjustments drawn.
-        forwards: The forwards that have a backward or an update to come.
+        forwards: The forwards that wait for a backward or an update.
     """
 
     def __init__(self, forwards: Forwards) -> None:
@@ -111,3 +120,172 @@ class LayerState:
         assert self.variables is not None
         self.variables = replace(self.variables, averages=averages)
         self.num_updates += 1
+
+
+EventT = TypeVar("EventT", bound=Event)
+AnswerT = TypeVar("AnswerT")
+
+
+class LayerChanges:
+    """Decides the events that change a layer. Nothing else changes its state until they are applied.
+
+    If the journal refuses an event, the caller gets the exception, and nothing has changed.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(self, state: LayerState, journal: Journal[Event]) -> None:
+        """Takes the state to change, and the journal, which takes events before they take effect."""
+        self._state = state
+        self._forwards = state.forwards
+        self._journal = journal
+        self._deciding = asyncio.Lock()
+        """Held from the decision of an event until it has been applied."""
+        self._closed = False
+
+    async def create_variables(self, variables: Variables) -> None:
+        """Creates the variables with their initial values."""
+        async with self._deciding:
+            await self._commit(VariablesCreated(variables), self._state.create_variables)
+
+    async def set_variables(self, values: Mapping[str, Array]) -> None:
+        """Sets variables that the layer has, by TensorFlow's names."""
+        async with self._deciding:
+            await self._commit(VariablesSet(dict(values)), self._state.set_variables)
+
+    async def draw(self, forward_id: str) -> int:
+        """Returns the number of the random adjustment of a forward; always the same one for a forward."""
+        async with self._deciding:
+            drawn = self._forwards.outcome(forward_id).draw
+            if drawn is not None:
+                return drawn
+            return await self._commit(AdjustmentDrawn(forward_id, self._state.num_draws), self._state.draw)
+
+    async def end_forward(
+        self,
+        forward_id: str,
+        *,
+        lease: float,
+        saved: Saved | None,
+        pending: Moments | None,
+        averages: MovingAverages | None,
+        released: Sequence[str],
+    ) -> bool:
+        """Keeps the data of a forward; returns whether its update is pending.
+
+        Args:
+            forward_id: The id of the forward.
+            lease: Seconds without use after which the kept data is dropped.
+            saved: The data for its backward, if one may follow.
+            pending: The data for its update, if it is run later; ignored if the forward was counted already.
+            averages: The moving averages after its update in place; None if they did not move.
+            released: Earlier forwards that need no backward any more.
+        """
+        async with self._deciding:
+            event = ForwardEnded(
+                forward_id=forward_id,
+                lease=lease,
+                saved=saved,
+                pending=None if self._forwards.outcome(forward_id).was_counted else pending,
+                averages=averages,
+                released=tuple(released),
+            )
+            return await self._commit(event, self._state.end_forward)
+
+    async def run_updates(self, forward_id: str, averages: MovingAverages) -> bool:
+        """Sets the moving averages to those after a forward; returns False if its update was dropped."""
+        async with self._deciding:
+            kept = self._forwards.find(forward_id)
+            if kept is None or kept.pending is None:
+                return False
+            await self._commit(UpdatesRun(forward_id, averages), self._state.run_updates)
+            return True
+
+    async def end_backward(self, forward: Forward, saved: Saved | None) -> None:
+        """Releases what the last backward of a forward was computed with."""
+        async with self._deciding:
+            # A repeated forward may have saved data for another backward in the meantime.
+            if forward.saved is saved:
+                await self._commit(BackwardEnded(forward.forward_id), self._state.end_backward)
+
+    async def release(self, forward_ids: Sequence[str], *, with_updates: bool) -> int:
+        """Releases what forwards keep for their backwards, and maybe their updates; returns how many were kept."""
+        async with self._deciding:
+            if not any(self._forwards.find(forward_id) for forward_id in forward_ids):
+                return 0
+            return await self._commit(ForwardsReleased(tuple(forward_ids), with_updates), self._state.release)
+
+    async def expire(self) -> int:
+        """Forgets unused forwards whose lease has expired; returns how many."""
+        async with self._deciding:
+            expired = self._forwards.expired()
+            return await self._commit(ForwardsExpired(expired), self._state.expire) if expired else 0
+
+    def close(self) -> None:
+        """Stops journaling, as the layer was deleted."""
+        self._closed = True
+
+    async def _commit(self, event: EventT, apply: Callable[[EventT], AnswerT]) -> AnswerT:
+        """Applies an event once the journal has it. Called with `_deciding` held since before the decision."""
+        if not self._closed:
+            await self._journal.append(event)
+        return apply(event)
+
+
+class LayerJournal:
+    """Takes every change of one layer before it takes effect, in order.
+
+    This one writes nothing to disk; it passes the events on to another journal.
+    """
+
+    def __init__(self, events: Journal[Event]) -> None:
+        """Takes the journal that gets the events."""
+        self._events = events
+
+    def begin(self, lifetime: Lifetime, state: LayerState) -> None:
+        """Notes that the layer can be found by its name from now on.
+
+        Args:
+            lifetime: The leases that can end it.
+            state: The layer's state, which the layer updates with each event that `append` has taken.
+        """
+
+    async def append(self, event: Event) -> None:
+        """Returns once an event may take effect.
+
+        If it raises, the event does not take effect: nothing has changed, and the event is not replayed.
+        """
+        await self._events.append(event)
+
+    def end(self) -> None:
+        """Notes that the layer was deleted, or was not needed."""
+
+
+class LayerRecords:
+    """Makes the journals of a server's layers. This one is for servers without a state directory.
+
+    Attributes:
+        default: The durability of layers that ask for none.
+    """
+
+    default = Durability.NONE
+
+    def __init__(self, journal_of: Callable[[ResourceKey], Journal[Event]] = lambda _: NoJournal()) -> None:
+        """Takes a function that returns the journal for the events of a layer."""
+        self._journal_of = journal_of
+
+    def journal(self, key: ResourceKey, config: BatchNormConfig, incarnation: str, creation_id: str) -> LayerJournal:
+        """Returns the journal of a new layer with the durability that its configuration asks for.
+
+        Raises:
+            InvalidArgumentError: The server does not offer this durability.
+        """
+        if config.durability not in (None, Durability.NONE):
+            raise InvalidArgumentError(
+                f"expected NONE, as the server has no state directory, got {config.durability.value}",
+                field="config.durability",
+            )
+        return LayerJournal(self._journal_of(key))
+
+    async def settle(self) -> None:
+        """Returns once a created or deleted layer is on disk, so that others may see the change."""

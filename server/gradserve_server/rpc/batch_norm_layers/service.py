@@ -1,28 +1,29 @@
 """The servicer of BatchNormLayerService: decodes requests, calls the domain and encodes responses."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve.v1 import tensor_pb2
 from gradserve.wire.tensors import WithContents
 from gradserve_server.devices.compute import FEW_PIECES
-from gradserve_server.errors import request_fields
+from gradserve_server.devices.device import Array
+from gradserve_server.errors import InvalidArgumentError, request_fields
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
-from gradserve_server.layers.batch_norm.delivering import OutputsGradient, deliver_backward, deliver_forward
-from gradserve_server.layers.batch_norm.given import open_variables
-from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.limits import MAX_FORWARDS, check_count
-from gradserve_server.ops.runner import open_inputs
-from gradserve_server.resources.registry import DEFAULT_CONTAINER
-from gradserve_server.rpc.batch_norm_layers.configs import decode_config
-from gradserve_server.rpc.batch_norm_layers.messages import (
+from gradserve_server.ops.runner import OpenInputs, arrays_of, open_inputs
+from gradserve_server.resources import DEFAULT_CONTAINER
+from gradserve_server.rpc.batch_norm_layers.codec import (
     MAX_VARIABLES,
+    GivenVariable,
     decode_collection,
+    decode_config,
     decode_forward,
     decode_input_dtype,
     decode_key,
@@ -38,8 +39,15 @@ from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of
 from gradserve_server.rpc.gradient_ops.service import decode_inputs
 from gradserve_server.rpc.tensors.messages import decode_placement
-from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
+from gradserve_server.tensors.delivery import Delivered, Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
+
+
+@dataclass(frozen=True)
+class OutputsGradient:
+    """The only input of a backward in a request."""
+
+    outputs_gradient: Array
 
 
 class BatchNormLayerServicer:
@@ -52,7 +60,7 @@ class BatchNormLayerServicer:
         deliverer: TensorDeliverer,
         lease_seconds: Callable[[float | None], float],
     ) -> None:
-        """Takes the parts of every servicer, and a function that returns the lease to grant for a requested one."""
+        """`lease_seconds` returns the lease to grant for a requested one."""
         self._registry = registry
         self._lease_seconds = lease_seconds
         self._opener = opener
@@ -170,6 +178,66 @@ class BatchNormLayerServicer:
 
     def _using(self, ref: batch_norm_pb2.BatchNormLayerRef, call: Call) -> AbstractContextManager[BatchNormLayer]:
         return self._registry.use(decode_key(ref, call.identity), ref.incarnation)
+
+
+async def deliver_forward(
+    layer: BatchNormLayer, opened: OpenInputs[CallInputs], call: ForwardCall, delivery: Delivery
+) -> tuple[ForwardResult, Delivered]:
+    """Computes a forward; returns its result and its delivered outputs. Raises what the layer raises."""
+    keeps = delivery.keeps(opened.inputs.inputs.nbytes)
+    # The data kept for the backward refers to the inputs.
+    opened.tensors.share()
+    delivered: list[Delivered] = []
+    result = await layer.forward(
+        opened.inputs,
+        call,
+        on_host=not keeps,
+        deliver=lambda outputs: delivered.extend(delivery.deliver([outputs], shared=True)),
+        room=delivery.room,
+    )
+    opened.tensors.relocate(result.moved, delivery.room)
+    (outputs,) = delivered
+    return result, outputs
+
+
+async def deliver_backward(
+    layer: BatchNormLayer, opened: OpenInputs[OutputsGradient], forward_id: str, delivery: Delivery, *, retain: bool
+) -> dict[str, Delivered]:
+    """Computes the gradients of a forward; returns them as delivered, by name. Raises what the layer raises."""
+    checked = layer.check_backward(forward_id, opened.inputs.outputs_gradient)
+    delivered: dict[str, Delivered] = {}
+    computed = await layer.backward(
+        checked,
+        retain=retain,
+        on_host=not delivery.keeps(checked.checked.output_bytes),
+        deliver=lambda gradients: delivered.update(delivery.deliver_named(arrays_of(gradients))),
+        room=delivery.room,
+    )
+    opened.tensors.relocate(computed.moved, delivery.room)
+    return delivered
+
+
+@contextmanager
+def open_variables(opener: TensorOpener, variables: Sequence[GivenVariable]) -> Iterator[dict[str, Array]]:
+    """Yields values by name for setting variables, which keep referring to the memory of the values.
+
+    Raises:
+        InvalidArgumentError: There are no values, or one is malformed or given twice.
+        NotFoundError: A handle does not exist.
+    """
+    if not variables:
+        raise InvalidArgumentError("expected at least one variable, got none", field="variables")
+    paths: dict[str, str] = {}
+    for index, variable in enumerate(variables):
+        if variable.name in paths:
+            raise InvalidArgumentError(
+                f"expected each variable once, got {variable.name!r} twice", field=f"variables[{index}].name"
+            )
+        paths[variable.name] = f"variables[{index}].tensor"
+    with opener.open({paths[each.name]: each.tensor for each in variables}) as tensors:
+        values = {name: tensors[path] for name, path in paths.items()}
+        tensors.share()
+        yield values
 
 
 async def _each(convert: Callable[[str], str], ids: Sequence[str]) -> list[str]:

@@ -14,8 +14,7 @@ import numpy as np
 
 from gradserve_server.devices.cuda.cudnn import Cudnn, CudnnObject
 from gradserve_server.ops.cudnn_rnn.cuda.network import CudnnNetwork
-from gradserve_server.ops.cudnn_rnn.network import Mode, Network
-from gradserve_server.ops.cudnn_rnn.spec import Problem
+from gradserve_server.ops.cudnn_rnn.spec import Mode, Network, Problem
 
 SIZES = ((5, 7, 3), (7, 7, 3), (1, 1, 0), (24, 16, 8), (129, 255, 127), (512, 512, 256))
 """Of input, state and projection."""

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from gradserve_server.devices.cuda.cudnn import Cudnn, load_cudnn
 from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.ops.cudnn_rnn.checks import make_network, plan_forward
-from gradserve_server.ops.cudnn_rnn.cuda.call import CudnnCall
-from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
-from gradserve_server.ops.cudnn_rnn.cuda.thread import CudnnThread
+from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn, CudnnCall
+from gradserve_server.ops.cudnn_rnn.cuda.network import CudnnThread
+from gradserve_server.ops.cudnn_rnn.declaration import make_network, plan_forward
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn, cudnn_rnn_backprop
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import BackpropInputs, ForwardAttributes, ForwardInputs, ForwardOutputs

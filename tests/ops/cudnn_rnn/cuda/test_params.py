@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from gradserve_server.ops.cudnn_rnn.cuda.params import Run, make_layout, parameters
-from gradserve_server.ops.cudnn_rnn.network import Mode, Network, split_params
+from gradserve_server.ops.cudnn_rnn.cuda.network import Run, make_layout, parameters
+from gradserve_server.ops.cudnn_rnn.spec import Mode, Network, split_params
 
 NETWORKS = [
     Network(mode, layers, directions, 6 if skips else 5, 6, num_proj=projection, skip_input=skips)

@@ -13,11 +13,10 @@ import pytest
 
 from gradserve_server.devices.cuda.cudnn import Cudnn, DataType, MathType, RnnDataLayout, Status
 from gradserve_server.errors import InternalError, InvalidArgumentError
-from gradserve_server.ops.cudnn_rnn.checks import plan_forward
+from gradserve_server.ops.cudnn_rnn.cpu.family import dropout_masks
 from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
-from gradserve_server.ops.cudnn_rnn.cuda.thread import KEPT_NETWORKS, KEPT_SEEDS
-from gradserve_server.ops.cudnn_rnn.dropout import dropout_masks
-from gradserve_server.ops.cudnn_rnn.network import Mode
+from gradserve_server.ops.cudnn_rnn.cuda.network import KEPT_NETWORKS, KEPT_SEEDS
+from gradserve_server.ops.cudnn_rnn.declaration import plan_forward
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn, cudnn_rnn_backprop
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import (
@@ -26,6 +25,7 @@ from gradserve_server.ops.cudnn_rnn.spec import (
     ForwardAttributes,
     ForwardInputs,
     ForwardOutputs,
+    Mode,
     Problem,
 )
 from tests.devices.cuda.cudnn.fake_cudnn import EXECUTION_FAILED, STATES_BYTES, VERSION, FakeCudnn

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve_server.devices.cuda.programs import Limits
-from gradserve_server.ops.cudnn_rnn.cuda.tag import ContentTags
+from gradserve_server.ops.cudnn_rnn.cuda.family import ContentTags
 from tests.devices.cuda.emulation.device import EmulatedDevice
 
 KEY = np.random.default_rng(5).bytes(64)

@@ -1,39 +1,45 @@
 """CudnnRNN and CudnnRNNBackprop on the host."""
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve_server.devices.compute import checkpoint
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.kernel_table import PreparedKernels
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.ops.cudnn_rnn.cpu.kernel_cells import KernelCells
-from gradserve_server.ops.cudnn_rnn.cpu.kernels import CUDNN_RNN, LSTM_SCANS
-from gradserve_server.ops.cudnn_rnn.cpu.numpy_cells import NumpyCells
-from gradserve_server.ops.cudnn_rnn.cpu.pseudo_layer import PseudoLayer, States
-from gradserve_server.ops.cudnn_rnn.cpu.saved import (
+from gradserve_server.ops.cudnn_rnn.cpu.cells import CUDNN_RNN, LSTM_SCANS, KernelCells, NumpyCells
+from gradserve_server.ops.cudnn_rnn.cpu.pseudo_layer import (
+    Cells,
+    Geometry,
+    PseudoLayer,
     SavedLayer,
+    States,
     all_layers_bytes,
     all_saved_layers,
     layer_bytes,
     saved_layer,
 )
-from gradserve_server.ops.cudnn_rnn.cpu.scan import Cells, Geometry
-from gradserve_server.ops.cudnn_rnn.cpu.tag import content_tag
-from gradserve_server.ops.cudnn_rnn.dropout import dropout_masks
-from gradserve_server.ops.cudnn_rnn.network import Mode, PseudoLayerParams, split_params
-from gradserve_server.ops.cudnn_rnn.reserve import TAG_START, ReserveKey, check_tag, reserve_length
+from gradserve_server.ops.cudnn_rnn.reserve import TAG_BYTES, TAG_START, ReserveKey, check_tag, reserve_length
 from gradserve_server.ops.cudnn_rnn.spec import (
     HEADER_BYTES,
     BackpropInputs,
     BackpropOutputs,
     ForwardInputs,
     ForwardOutputs,
+    Mode,
     Problem,
+    PseudoLayerParams,
+    split_params,
 )
+
+_PIECE_BYTES = 1 << 26
+_AES_KEY_BYTES = 32
+_NONCE_BYTES = 12
 
 
 class CpuCudnnRnn:
@@ -267,6 +273,50 @@ class _Call:
         copy = self._device.empty(array.shape, self._problem.dtype)
         copy[...] = array
         return copy
+
+
+def dropout_masks(problem: Problem) -> tuple[NDArray[Any], ...]:
+    """Returns the factors of the inputs of all layers but the first.
+
+    They come from NumPy's counter-based Philox generator with the seed as its key, one after another: for each
+    pseudo-layer in turn, whichever dimension of the input comes first. (On a GPU, cuDNN draws other numbers for the
+    same seed.)
+
+    Returns:
+        For each pseudo-layer of the layers >= 1 an array in the dtype of the computation, [T, B, D * H']: 0 for dropped
+        elements, 1 / (1 - dropout) for others. Empty without dropout.
+    """
+    if not problem.dropout:
+        return ()
+    network = problem.network
+    random = np.random.Generator(np.random.Philox(key=problem.seed))
+    shape = (problem.max_seq_length, problem.batch, network.layer_input_size(1))
+    kept = problem.compute_dtype.type(1 / (1 - problem.dropout))
+    return tuple(
+        np.where(random.random(shape, np.float32) < problem.dropout, kept.dtype.type(0), kept)
+        for _ in range(network.num_pseudo_layers - network.num_directions)
+    )
+
+
+def content_tag(key: bytes, content: NDArray[np.uint8]) -> bytes:
+    """Returns the tag of a content, which is contiguous.
+
+    It is a hash of the tags of AES-GCM (GMAC, NIST SP 800-38D) for each piece of the content. Processors have
+    instructions for that, so it takes a tenth of the time of a cryptographic hash, and other threads run meanwhile.
+
+    Args:
+        key: 64 bytes, which authenticate one content only.
+        content: The bytes to authenticate.
+    """
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # few servers need it, and it takes a while
+
+    cipher = AESGCM(key[:_AES_KEY_BYTES])
+    tags = hashlib.blake2b(key=key[_AES_KEY_BYTES:], digest_size=TAG_BYTES)
+    for number, start in enumerate(range(0, len(content), _PIECE_BYTES)):
+        checkpoint()
+        piece: Any = content[start : start + _PIECE_BYTES]  # whose type does not say that it is a buffer
+        tags.update(cipher.encrypt(number.to_bytes(_NONCE_BYTES, "little"), b"", piece))
+    return tags.digest()
 
 
 def _lengths(given: NDArray[np.int32] | None, problem: Problem) -> NDArray[np.int64]:

@@ -1,9 +1,14 @@
-"""One pseudo-layer of CudnnRNN on the host: its steps through time, and products over all steps at once."""
+"""One pseudo-layer of CudnnRNN on the host.
 
-from collections.abc import Callable
+`PseudoLayer` computes the products over all steps at once. A scan is its pass through time, whose steps `Cells` do.
+`SavedLayer` is the data that the forward pass keeps for the backward pass, in the memory of a reserve_space.
+"""
+
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +17,14 @@ from gradserve_server.devices.compute import checkpoint
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.products import Product, Products, Summation, sum_of_rows
-from gradserve_server.ops.cudnn_rnn.cpu.saved import SavedDirection
-from gradserve_server.ops.cudnn_rnn.cpu.scan import BackwardScan, Cells, ForwardScan, Geometry
-from gradserve_server.ops.cudnn_rnn.network import Mode, PseudoLayerParams
+from gradserve_server.ops.cudnn_rnn.spec import Mode, Network, Problem, PseudoLayerParams
+
+Step: TypeAlias = Callable[[int], None]
+"""A function that does a step, counted in the order of the scan."""
+
+Times = TypeVar("Times", int, NDArray[np.int64])
+"""One time, or an array of times."""
+
 
 _MIN_ROWS = 8
 """The fewest sequences for a thread: for fewer, reading the weights takes as long as the products."""
@@ -29,6 +39,199 @@ class States:
 
     h: NDArray[Any]
     c: NDArray[Any] | None
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes and the sequences of a pass.
+
+    Attributes:
+        mode: The kind of cell.
+        units: H.
+        steps: T.
+        lengths: int64, [B].
+        reverse: Whether this is direction 1, which begins with the last step.
+        offset: The place of this direction's elements among those of its layer.
+    """
+
+    mode: Mode
+    units: int
+    steps: int
+    lengths: NDArray[np.int64]
+    reverse: bool
+    offset: int
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return len(self.lengths)
+
+    def time(self, step: int) -> int:
+        """The time of a step, counted in the direction's order."""
+        return self.steps - 1 - step if self.reverse else step
+
+    def time_back(self, step: int) -> int:
+        """The time of a step, counted in the opposite order."""
+        return step if self.reverse else self.steps - 1 - step
+
+    def output_before(self, time: Times) -> Times:
+        """The index of the state before a step in a layer's saved outputs; the state after it is at `time` + 1."""
+        return time + 2 if self.reverse else time
+
+    def cell(self, time: Times) -> Times:
+        """The index of a step in the saved cells."""
+        return time if self.reverse else time + 1
+
+    def cell_before(self, time: Times) -> Times:
+        """The index of the state before a step in the saved cells."""
+        return time + 1 if self.reverse else time
+
+    def last_times(self) -> NDArray[np.int64]:
+        """The last step of each sequence in the direction's order."""
+        return np.zeros_like(self.lengths) if self.reverse else self.lengths - 1
+
+    def first_times(self) -> NDArray[np.int64]:
+        """The first step of each sequence in the direction's order."""
+        return self.lengths - 1 if self.reverse else np.zeros_like(self.lengths)
+
+
+@dataclass(frozen=True)
+class SavedDirection:
+    """The data that the forward call saves for one pseudo-layer. Floats are in the dtype of the computation.
+
+    Attributes:
+        gates: [T, B, G, H]; None in networks without gates.
+        cells: [T + 1, B, H], for lstm: c, and the initial state as an additional step, the first one for direction 0
+            and the last one for direction 1.
+        candidates: [T, B, H], for gru: R_n h_(t-1) + bR_n.
+        unprojected: [T, B, H]: with a projection, the output before it.
+        kept: bool, [T, B, columns]: the elements of the layer's input that dropout keeps; None without dropout.
+    """
+
+    gates: NDArray[Any] | None = None
+    cells: NDArray[Any] | None = None
+    candidates: NDArray[Any] | None = None
+    unprojected: NDArray[Any] | None = None
+    kept: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True)
+class SavedLayer:
+    """The data that the forward call saves for one layer.
+
+    Attributes:
+        outputs: [T + 2, B, D * H'], between the initial states of direction 0 and those of direction 1.
+        directions: The data of one or two directions.
+    """
+
+    outputs: NDArray[Any]
+    directions: tuple[SavedDirection, ...]
+
+
+@dataclass(frozen=True)
+class ForwardScan:
+    """A forward pass.
+
+    Attributes:
+        geometry: The sizes and sequences of the pseudo-layer.
+        weights: R, [G * H, H'].
+        recurrent: [B, G * H]: the products of h_(t-1) and R, before each step.
+        bias: [G, H], the sum of both; for gru [4, H]: bW + bR of r and z, bW of n, bR of n.
+        gates: [T, B, G, H]: the products of the input and W at first; then the gates, for lstm and gru.
+        saved: The arrays for the data that the backward pass needs.
+        outputs: The array for the outputs: a layer's, or the outputs before the projection.
+        first_output: The index of the first step in it.
+        output_offset: The place of this direction's elements in it.
+    """
+
+    geometry: Geometry
+    weights: NDArray[Any]
+    recurrent: NDArray[Any]
+    bias: NDArray[Any]
+    gates: NDArray[Any]
+    saved: SavedDirection
+    outputs: NDArray[Any]
+    first_output: int
+    output_offset: int
+
+    def steps_between(self, begin: int, end: int) -> "ForwardScan":
+        """Returns the pass through some of the steps, in the order of the scan, with views of the arrays.
+
+        Only for passes without a projection.
+        """
+        geometry = self.geometry
+        first, last = sorted((geometry.time(begin), geometry.time(end - 1)))
+        times, states, both = slice(first, last + 1), slice(first, last + 2), slice(first, last + 3)
+        cells, candidates = self.saved.cells, self.saved.candidates
+        return replace(
+            self,
+            geometry=replace(geometry, steps=end - begin, lengths=geometry.lengths - first),
+            gates=self.gates[times],
+            saved=replace(
+                self.saved,
+                cells=None if cells is None else cells[states],
+                candidates=None if candidates is None else candidates[times],
+            ),
+            outputs=self.outputs[both],
+        )
+
+
+@dataclass(frozen=True)
+class BackwardScan:
+    """A backward pass.
+
+    Attributes:
+        geometry: The sizes and sequences of the pseudo-layer.
+        weights: R, [G * H, H'].
+        saved: The data that the forward pass saved.
+        outputs: [T + 2, B, D * H'], the layer's.
+        d_outputs: [T, B, columns]: the gradients of ForwardScan.outputs.
+        d_output_offset: The place of this direction's elements in columns.
+        incoming: [2, B, H]: the gradient from the step done before, and the gradient of the final state.
+        carry: [B, H]. For lstm the gradient of c; for gru the part of h's gradient that does not pass through R.
+        d_gates: [T, B, G, H]: the array for the gradients of the arguments of the gates' functions. For gru
+            [T, B, 4, H]: n, r, z, and the gradient of R_n h_(t-1) + bR_n.
+    """
+
+    geometry: Geometry
+    weights: NDArray[Any]
+    saved: SavedDirection
+    outputs: NDArray[Any]
+    d_outputs: NDArray[Any]
+    d_output_offset: int
+    incoming: NDArray[Any]
+    carry: NDArray[Any]
+    d_gates: NDArray[Any]
+
+    @property
+    def d_recurrent(self) -> NDArray[Any]:
+        """The gradients of R h_(t-1) + bR, [T, B, G, H]."""
+        return self.d_gates[:, :, 1:] if self.geometry.mode is Mode.GRU else self.d_gates
+
+
+class Cells(Protocol):
+    """An implementation of the steps, except for the products with the recurrent weights."""
+
+    @property
+    def can_split(self) -> bool:
+        """True if steps can be computed for some of the sequences, rather than only for all."""
+        ...
+
+    def forward_step(self, scan: ForwardScan, rows: slice) -> Step:
+        """Returns a function that does one step forward, for these sequences."""
+        ...
+
+    def backward_step(self, scan: BackwardScan, rows: slice) -> Step:
+        """Returns a function that does one step backward, for these sequences."""
+        ...
+
+    def scan_forward(self, scan: ForwardScan) -> bool:
+        """Does all steps, including the products, if that is the fastest way; returns whether it did."""
+        ...
+
+    def scan_backward(self, scan: BackwardScan) -> bool:
+        """Does all steps, including the products, if that is the fastest way; returns whether it did."""
+        ...
 
 
 class PseudoLayer:
@@ -282,6 +485,74 @@ class PseudoLayer:
             weights = np.roll(weights, units, axis=0)
         self._products.compute(Product(_by_step(scan.d_gates)[:, : num_gates * units], weights, _by_step(d_x)))
         return d_x
+
+
+def layer_bytes(problem: Problem, layer: int) -> int:
+    """Returns the memory for a layer, with padding that aligns the next one."""
+    sizes = [math.prod(shape) * dtype.itemsize for _, shape, dtype in _fields(problem, layer)]
+    return _aligned(problem, sum(sizes))
+
+
+def all_layers_bytes(problem: Problem) -> int:
+    """Returns the memory for all layers together."""
+    return sum(layer_bytes(problem, layer) for layer in range(problem.network.num_layers))
+
+
+def saved_layer(problem: Problem, layer: int, memory: NDArray[np.uint8]) -> SavedLayer:
+    """Returns a layer in its memory of `layer_bytes`."""
+    position = 0
+    outputs = None
+    directions: list[dict[str, NDArray[Any]]] = [{} for _ in range(problem.network.num_directions)]
+    for (direction, name), shape, dtype in _fields(problem, layer):
+        end = position + math.prod(shape) * dtype.itemsize
+        array = memory[position:end].view(dtype).reshape(shape)
+        position = end
+        if name == "outputs":
+            outputs = array
+        else:
+            directions[direction][name] = array
+    assert outputs is not None
+    return SavedLayer(outputs, tuple(SavedDirection(**arrays) for arrays in directions))
+
+
+def all_saved_layers(problem: Problem, memory: NDArray[np.uint8]) -> list[SavedLayer]:
+    """Returns all layers, one after another in their memory of `all_layers_bytes`."""
+    layers = []
+    position = 0
+    for layer in range(problem.network.num_layers):
+        end = position + layer_bytes(problem, layer)
+        layers.append(saved_layer(problem, layer, memory[position:end]))
+        position = end
+    return layers
+
+
+def _fields(problem: Problem, layer: int) -> Iterator[tuple[tuple[int, str], tuple[int, ...], np.dtype[Any]]]:
+    """Yields the direction and name, shape and dtype of each array: bytes last, so that floats stay aligned."""
+    network, steps, batch = problem.network, problem.max_seq_length, problem.batch
+    directions = range(network.num_directions)
+    width = network.num_directions * network.hidden_size
+    yield (0, "outputs"), (steps + 2, batch, width), problem.compute_dtype
+    for direction in directions:
+        for name, shape in _float_shapes(network, steps, batch).items():
+            yield (direction, name), shape, problem.compute_dtype
+    if layer and problem.dropout:
+        for direction in directions:
+            yield (direction, "kept"), (steps, batch, width), np.dtype(np.bool_)
+
+
+def _float_shapes(network: Network, steps: int, batch: int) -> dict[str, tuple[int, ...]]:
+    units = network.num_units
+    if network.mode is Mode.GRU:
+        return {"gates": (steps, batch, 3, units), "candidates": (steps, batch, units)}
+    if network.mode is not Mode.LSTM:
+        return {}
+    unprojected = {"unprojected": (steps, batch, units)} if network.num_proj else {}
+    return {"gates": (steps, batch, 4, units), "cells": (steps + 1, batch, units), **unprojected}
+
+
+def _aligned(problem: Problem, num_bytes: int) -> int:
+    size = problem.compute_dtype.itemsize
+    return -(-num_bytes // size) * size
 
 
 def _by_step(array: NDArray[Any]) -> NDArray[Any]:

@@ -1,7 +1,13 @@
-"""cuDNN's descriptors of a problem."""
+"""cuDNN's objects for CudnnRNN: the handle of a thread, the descriptors of a problem, and the weight space."""
 
+import dataclasses
+import functools
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from ctypes import POINTER, byref, c_int, c_size_t, c_void_p
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -23,10 +29,14 @@ from gradserve_server.devices.cuda.cudnn import (
     int32,
     int_array,
 )
+from gradserve_server.devices.cuda.programs import CompiledProgram, Limits, Program
+from gradserve_server.devices.device import Array
 from gradserve_server.errors import InternalError
-from gradserve_server.ops.cudnn_rnn.cuda.params import Parameter, ParamsLayout, make_layout, parameters
-from gradserve_server.ops.cudnn_rnn.network import Mode
-from gradserve_server.ops.cudnn_rnn.spec import Problem
+from gradserve_server.ops.cudnn_rnn.spec import (
+    Mode,
+    Network,
+    Problem,
+)
 
 _MODES = {
     Mode.RELU: RnnMode.CUDNN_RNN_RELU,
@@ -49,9 +59,175 @@ _MATH_TYPES = {
 _MAX_DIMENSIONS = 4
 
 
-def data_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns the dtype for cuDNN: float32 for bfloat16, as in TensorFlow."""
-    return np.dtype(np.float32) if dtype == ml_dtypes.bfloat16 else dtype
+KEPT_NETWORKS = 64
+"""The most networks whose descriptors a thread keeps."""
+KEPT_SEEDS = 4
+"""The most seeds for which a thread keeps the generator's first states, of some MB each. Copying them takes
+microseconds, making them milliseconds: cuDNN starts a generator for each of the GPU's threads."""
+
+
+class TagDevice(Protocol):
+    """The part of a `KernelDevice` that tags need. Safe to use from several threads."""
+
+    @property
+    def limits(self) -> Limits:
+        """The properties that decide how work is cut into blocks."""
+        ...
+
+    def scratch(self, num_bytes: int) -> int:
+        """Returns the address of this thread's scratch memory, which its next kernels may overwrite."""
+        ...
+
+    def compiled(self, program: Program) -> CompiledProgram:
+        """Returns a program for this device."""
+        ...
+
+
+class CudnnDevice(TagDevice, Protocol):
+    """A GPU as cuDNN needs it. Safe to use from several threads."""
+
+    @property
+    def compute_capability(self) -> str:
+        """The kind of GPU, such as "90"."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Returns an uninitialised array, aligned to 256 bytes.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        ...
+
+    def from_host(self, array: NDArray[Any]) -> Array:
+        """Returns a copy in this GPU's memory."""
+        ...
+
+    def to_host(self, array: Array) -> NDArray[Any]:
+        """Returns a copy in host memory."""
+        ...
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Ensures that work started by this thread in the block is finished when the block is left."""
+        ...
+
+    def address(self, array: Array) -> int:
+        """Returns the address of the elements of an array on this device."""
+        ...
+
+    def stream(self) -> int:
+        """Returns this thread's stream, a cudaStream_t that is the same in all its `computing` blocks."""
+        ...
+
+
+class CudnnThread:
+    """The cuDNN objects of a thread, which no other thread may use."""
+
+    def __init__(self, device: CudnnDevice, cudnn: Cudnn) -> None:
+        """Makes a handle for the device, which must be current, and for this thread's stream.
+
+        Raises:
+            InternalError: cuDNN failed.
+        """
+        self.cudnn = cudnn
+        self.handle = CudnnObject(cudnn, "")
+        cudnn.call("cudnnSetStream", self.handle, device.stream())
+        self._device = device
+        self._networks: OrderedDict[Problem, CudnnNetwork] = OrderedDict()
+        self._first_states: OrderedDict[int, Array] = OrderedDict()
+
+    def network(self, problem: Problem) -> "CudnnNetwork":
+        """Returns the descriptors of a problem; keeps the ones last used."""
+        key = dataclasses.replace(problem, seed=0)
+        network = self._networks.get(key)
+        if network is None:
+            states = (0, 0)
+            if problem.dropout:
+                states = (self._device.address(self._dropout_states), self._dropout_states.nbytes)
+            network = self._networks[key] = CudnnNetwork(self.cudnn, self.handle, problem, states)
+            if len(self._networks) > KEPT_NETWORKS:
+                self._networks.popitem(last=False)
+        self._networks.move_to_end(key)
+        return network
+
+    def seed(self, network: "CudnnNetwork", seed: int) -> None:
+        """Starts the generator of a network's dropout with a seed, after the earlier work of the stream.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        states = self._dropout_states
+        kept = self._first_states.get(seed)
+        if kept is None:
+            if len(self._first_states) == KEPT_SEEDS:
+                _, kept = self._first_states.popitem(last=False)
+            else:
+                kept = self._device.empty(states.shape, states.dtype)
+            network.seed(seed)
+            kept[...] = states
+            self._first_states[seed] = kept
+        else:
+            states[...] = kept
+            network.restore(seed)
+        self._first_states.move_to_end(seed)
+
+    @functools.cached_property
+    def _dropout_states(self) -> Array:
+        """Returns memory for the state of cuDNN's generator."""
+        size = c_size_t()
+        self.cudnn.call("cudnnDropoutGetStatesSize", self.handle, byref(size))
+        return self._device.empty((size.value,), np.dtype(np.uint8))
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A matrix or a bias.
+
+    Attributes:
+        pseudo_layer: The pseudo-layer to which it belongs.
+        linear_layer: Its number there in cuDNN: gates of input matrices come first, then gates of recurrent ones, then
+            the projection. A bias has the number of its matrix.
+        is_bias: Whether it is a bias.
+        rows: The rows of the matrix, or the length of the bias.
+        columns: The columns of the matrix; 1 for a bias.
+        start: Its place in the parameter vector, in elements.
+    """
+
+    pseudo_layer: int
+    linear_layer: int
+    is_bias: bool
+    rows: int
+    columns: int
+    start: int
+
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class Run:
+    """Elements that are contiguous in both places: from `start` in the vector, from `space_start` in the space."""
+
+    start: int
+    space_start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class ParamsLayout:
+    """The layout of the parameter vector in the weight space.
+
+    Attributes:
+        runs: All elements of the vector, in its order.
+        space_bytes: The size of the weight space.
+        is_vector: Whether the vector itself is a weight space.
+    """
+
+    runs: tuple[Run, ...]
+    space_bytes: int
+    is_vector: bool
 
 
 class CudnnNetwork:
@@ -216,3 +392,50 @@ class CudnnNetwork:
             *(descriptor, _MAX_DIMENSIONS, byref(data_type), byref(count), shape, strides),
         )
         return tuple(shape[: count.value]), tuple(strides[: count.value])
+
+
+def data_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Returns the dtype for cuDNN: float32 for bfloat16, as in TensorFlow."""
+    return np.dtype(np.float32) if dtype == ml_dtypes.bfloat16 else dtype
+
+
+def parameters(network: Network) -> Iterator[Parameter]:
+    """Yields all parameters of a network, in the order of cuDNN's numbers; see `split_params`."""
+    gates, units = network.mode.num_gates, network.num_units
+    start, bias_start = 0, network.num_weights
+    for pseudo_layer in range(network.num_pseudo_layers):
+        input_columns = network.matrix_columns(pseudo_layer // network.num_directions)
+        shapes = [(units, input_columns)] * gates + [(units, network.hidden_size)] * gates
+        if network.num_proj:
+            shapes.append((network.num_proj, units))
+        for linear_layer, (rows, columns) in enumerate(shapes):
+            if columns:
+                yield Parameter(pseudo_layer, linear_layer, False, rows, columns, start)
+                start += rows * columns
+            if linear_layer < 2 * gates:
+                yield Parameter(pseudo_layer, linear_layer, True, units, 1, bias_start)
+                bias_start += units
+
+
+def make_layout(network: Network, space_starts: Sequence[int], space_bytes: int, itemsize: int) -> ParamsLayout:
+    """Returns the layout for a weight space.
+
+    Args:
+        network: The network.
+        space_starts: The place in the space of each of `parameters`, in elements.
+        space_bytes: The size of the space.
+        itemsize: The size of an element, in bytes.
+    """
+    pieces = [
+        Run(each.start, space_start, each.size)
+        for each, space_start in zip(parameters(network), space_starts, strict=True)
+    ]
+    runs: list[Run] = []
+    for piece in sorted(pieces, key=lambda each: each.start):
+        last = runs[-1] if runs else Run(0, 0, 0)
+        if (last.start + last.size, last.space_start + last.size) == (piece.start, piece.space_start):
+            runs[-1:] = [Run(last.start, last.space_start, last.size + piece.size)]
+        else:
+            runs.append(piece)
+    whole = Run(0, 0, network.num_params)
+    return ParamsLayout(tuple(runs), space_bytes, runs == [whole] and space_bytes == network.num_params * itemsize)

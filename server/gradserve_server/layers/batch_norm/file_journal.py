@@ -1,41 +1,61 @@
-"""The journal of a layer in a state directory."""
+"""The journal of a layer in a state directory, and the records of its state and its events."""
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import Array
-from gradserve_server.layers.batch_norm.durable.state_records import event_record, state_record
 from gradserve_server.layers.batch_norm.events import (
     AdjustmentDrawn,
     Event,
     ForwardEnded,
     ForwardsExpired,
     ForwardsReleased,
+    Moments,
+    Record,
+    Saved,
     UpdatesRun,
     VariablesCreated,
     VariablesSet,
+    WrittenEvent,
+    read_event,
+    write_event,
 )
-from gradserve_server.layers.batch_norm.state import LayerState
+from gradserve_server.layers.batch_norm.forwards import ForwardOutcome
+from gradserve_server.layers.batch_norm.spec import Implementation
+from gradserve_server.layers.batch_norm.state import LayerJournal, LayerState
+from gradserve_server.layers.batch_norm.variables import variables_of
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.state.files.store import Change, Space, StateStore
-
-ToHost: TypeAlias = Callable[[Sequence[Array]], Awaitable[list[NDArray[Any]]]]
-"""Returns arrays in host memory, wherever they are now."""
+from gradserve_server.state.journal import NoJournal
 
 _MOST_EVENTS = 10_000
 """Events after which the state is written, so that they can be deleted."""
 
 
-class FileLayerJournal:
-    """Writes the changes of a layer.
+_NOTHING: NDArray[Any] = np.empty(0, np.float32)
+"""Stands for every tensor of an event, whose values are stored elsewhere or not needed."""
+_MOST_TENSORS = 64
+_MOMENTS = Moments(_NOTHING, _NOTHING, Implementation.LEGACY)
+_SAVED = Saved(
+    is_training=True, implementation=Implementation.LEGACY, inputs=_NOTHING, mean=_NOTHING, variance=_NOTHING
+)
 
-    What others can notice of a change is on disk before it takes effect: values of variables, pending updates, and the
-    ids that have been counted. That a forward is kept, used or expired is written soon: it is lost with the server
-    anyway.
+
+ToHost: TypeAlias = Callable[[Sequence[Array]], Awaitable[list[NDArray[Any]]]]
+"""Returns arrays of any memory in host memory."""
+
+
+class FileLayerJournal(LayerJournal):
+    """Writes the changes of a layer to a state directory.
+
+    Whatever clients can observe of a change is on disk before it takes effect: values of variables, pending updates and
+    the ids of counted forwards. Whether a forward is kept, used or expired is written later, as a restart drops the
+    data of forwards anyway.
     """
 
     def __init__(
@@ -50,7 +70,7 @@ class FileLayerJournal:
         variables: Mapping[str, int] | None = None,
         pending: Mapping[str, int] | None = None,
     ) -> None:
-        """Takes what is there already.
+        """Creates the journal of a new layer, or of one that is in the directory already.
 
         Args:
             store: The state directory.
@@ -62,6 +82,7 @@ class FileLayerJournal:
             variables: The blobs of its variables, by name.
             pending: The blobs of its pending updates, by forward.
         """
+        super().__init__(NoJournal())
         self._number = number
         self._store = store
         self._to_host = to_host
@@ -73,10 +94,10 @@ class FileLayerJournal:
         self._variables = dict(variables or {})
         self._pending = dict(pending or {})
         self._blobs = {*self._variables.values(), *self._pending.values()}
-        """All that may be there."""
+        """All blobs that may exist."""
         self._state: LayerState | None = None
         self._held: list[tuple[Change, Space]] = []
-        """Changes of a layer that has not begun."""
+        """Changes of a layer that is not visible yet."""
         self._ended = False
 
     def begin(self, lifetime: Lifetime, state: LayerState) -> None:
@@ -90,7 +111,7 @@ class FileLayerJournal:
         self._held = []
 
     def begin_again(self, state: LayerState) -> None:
-        """Notes that the layer was made again, in a state that the events so far may not lead to: it lost forwards."""
+        """Called after a restart. Writes the state, as it lost forwards and may no longer follow from the events."""
         self._state = state
         if self._position:
             self._store.add(self._state_change(json.dumps(state_record(state)), self._position))
@@ -131,7 +152,7 @@ class FileLayerJournal:
             change.execute("DELETE FROM layer WHERE id = ?", self._number)
             change.remove(self._blobs)
         for held, space in self._held:
-            # Nothing is written there, so that all the space is given back.
+            # An empty blob, so that all the space is given back.
             blob = held.arrays[0].number
             change.put(blob, [], space)
             change.remove([blob])
@@ -139,7 +160,7 @@ class FileLayerJournal:
         self._store.add(change)
 
     async def _hold(self, change: Change) -> None:
-        """Keeps a change until the layer begins; makes sure that there will be space for it."""
+        """Holds a change back until the layer begins, and reserves the space for it."""
         for each in change.arrays:
             each.space = await self._store.reserve(sum(array.nbytes for array in each.arrays))
             if self._ended:
@@ -180,7 +201,7 @@ class FileLayerJournal:
     def _new_blob(self, change: Change, arrays: Sequence[NDArray[Any]]) -> int:
         blob = self._store.new_blob()
         change.put(blob, arrays)
-        # Before it is written: the layer may be deleted meanwhile.
+        # Before it is written, as the layer may be deleted in the meantime.
         self._blobs.add(blob)
         return blob
 
@@ -206,6 +227,95 @@ class FileLayerJournal:
         )
         change.execute("DELETE FROM layer_event WHERE layer = ? AND position <= ?", self._number, position)
         return change
+
+
+def restore_state(
+    state: LayerState,
+    rows: Callable[..., list[tuple[Any, ...]]],
+    number: int,
+    variables: Mapping[str, NDArray[Any]],
+    pending: Mapping[str, Moments],
+) -> int:
+    """Restores the state from before a restart into an empty one, without the data for backwards.
+
+    Args:
+        state: The state.
+        rows: Returns the rows of a query.
+        number: The number of the layer.
+        variables: The values of its variables, by name; none if they were not created.
+        pending: The data of its pending updates, by forward.
+
+    Returns:
+        The position of the latest event.
+
+    Raises:
+        ServiceError, ValueError, TypeError, KeyError, IndexError: A record is damaged.
+    """
+    position = 0
+    state.variables = variables_of(variables) if variables else None
+    for found, record in rows("SELECT position, record FROM layer_state WHERE layer = ?", number):
+        position = found
+        fill_state(state, json.loads(record))
+    events: Sequence[tuple[int, str]] = rows(
+        "SELECT position, record FROM layer_event WHERE layer = ? AND position > ? ORDER BY position", number, position
+    )
+    for found, record in events:
+        position = found
+        event = event_of(json.loads(record))
+        if state.variables is None:
+            raise ValueError("its variables are not there")
+        state.replay(event)
+    # The events carry no values.
+    state.variables = variables_of(variables) if variables else None
+    state.forwards.lose_saved(pending)
+    return position
+
+
+def state_record(state: LayerState) -> Record:
+    """Returns a state in types that JSON has; the reverse of `fill_state`."""
+    return {
+        "num_updates": state.num_updates,
+        "num_draws": state.num_draws,
+        "fates": [[forward_id, *_outcome_row(outcome)] for forward_id, outcome in state.forwards.outcomes],
+        "forwards": [
+            [each.forward_id, each.lease, each.saved is not None, each.pending is not None, *_outcome_row(each.outcome)]
+            for each in state.forwards
+        ],
+    }
+
+
+def fill_state(state: LayerState, record: Record) -> None:
+    """Fills an empty state with that of a record.
+
+    Raises:
+        ValueError, TypeError, KeyError: It is no such record.
+    """
+    state.num_updates, state.num_draws = record["num_updates"], record["num_draws"]
+    kept = []
+    for forward_id, lease, is_saved, is_pending, *outcome in record["forwards"]:
+        saved, pending = _SAVED if is_saved else None, _MOMENTS if is_pending else None
+        kept.append(
+            (ForwardEnded(forward_id=forward_id, lease=lease, saved=saved, pending=pending), ForwardOutcome(*outcome))
+        )
+    state.forwards.restore(kept, [(forward_id, ForwardOutcome(*outcome)) for forward_id, *outcome in record["fates"]])
+
+
+def event_record(event: Event) -> Record:
+    """Returns an event without the values of its tensors; the reverse of `event_of`."""
+    return write_event(event, lambda _: _NOTHING).record
+
+
+def event_of(record: Record) -> Event:
+    """Returns the event of a record.
+
+    Raises:
+        ValueError, TypeError, KeyError, IndexError: It is no such record.
+    """
+    return read_event(WrittenEvent(record, (_NOTHING,) * _MOST_TENSORS))
+
+
+def _outcome_row(outcome: ForwardOutcome) -> list[Any]:
+    return [outcome.was_counted, outcome.is_spent, outcome.draw]
 
 
 def _is_noticed(event: Event) -> bool:
@@ -239,7 +349,7 @@ def _moments_of(event: Event) -> list[Array]:
 
 
 def _dropped_by(event: Event) -> Sequence[str]:
-    """Returns the forwards whose updates are not pending after an event."""
+    """Returns the forwards whose updates are no longer pending after an event."""
     match event:
         case UpdatesRun(forward_id):
             return [forward_id]
@@ -251,7 +361,7 @@ def _dropped_by(event: Event) -> Sequence[str]:
 
 
 async def _to_the_end(commit: Coroutine[Any, Any, None]) -> None:
-    """Waits for a commit even if the call that waits is cancelled meanwhile: what is on disk takes effect.
+    """Waits for a commit even if the waiting call is cancelled: whatever is on disk must take effect.
 
     The cancellation ends the call where it waits next.
     """

@@ -1,1 +1,0 @@
-"""Batch normalization layers that survive the end of their server."""
