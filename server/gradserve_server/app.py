@@ -69,13 +69,12 @@ from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.tls import context_of, explicit_bulk_address, server_certificates, unprotected
 from gradserve_server.security.user_keys import UserKeys
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
-from gradserve_server.tensors.downloads import Downloads
 from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
-from gradserve_server.tensors.uploads import Uploads
+from gradserve_server.tensors.transfers import Downloads, Uploads
 from gradserve_server.upstream.counts import Counts
 from gradserve_server.upstream.rule import ForwardingRule
 

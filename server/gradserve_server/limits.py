@@ -1,4 +1,4 @@
-"""The limits of the contract on lengths and counts, which the protos state. Those of `config` can be set."""
+"""The limits of the contract on lengths and counts, and texts of any length made fit for messages."""
 
 from collections.abc import Collection, Sized
 from itertools import islice

@@ -1,4 +1,4 @@
-"""The replaceable parts of a server, with their defaults."""
+"""What a server is assembled from: the replaceable parts with their defaults, its state directory, its counts."""
 
 import logging
 import resource
@@ -33,11 +33,10 @@ from gradserve_server.rpc.listeners.sockets.context import FairSockets
 from gradserve_server.rpc.listeners.sockets.regions import max_regions
 from gradserve_server.runtime.files import reason_of
 from gradserve_server.runtime.timing import ServiceClock
-from gradserve_server.state.durability import Durability
-from gradserve_server.state.files.directory import StateDirectory
-from gradserve_server.state.files.errors import StateError
-from gradserve_server.state.files.store import StateStore
-from gradserve_server.state.files.values import Allocate
+from gradserve_server.storage.directory import StateDirectory, StateError
+from gradserve_server.storage.journal import Durability
+from gradserve_server.storage.segments import Allocate
+from gradserve_server.storage.store import StateStore
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

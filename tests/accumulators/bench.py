@@ -26,12 +26,12 @@ from gradserve_server.devices.device import Allocate
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import AbortedError
-from gradserve_server.resources import ResourceKey
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.quotas import FairQuota, Quota
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.shares import ShareRules
-from gradserve_server.state.journal import Journal, NoJournal
+from gradserve_server.storage.journal import Journal, NoJournal
 
 F32 = np.dtype(np.float32)
 KEY = ResourceKey("test", "acc")

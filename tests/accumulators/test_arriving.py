@@ -18,8 +18,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, L
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
-from gradserve_server.resources.quotas import Account
-from gradserve_server.tensors.references import Attached, Inline, Reference
+from gradserve_server.tensors.references import Attached, Inline, Payload, Reference
 from tests.accumulators.bench import F32
 
 SPEC = AccumulatorSpec(
@@ -32,28 +31,18 @@ SPEC = AccumulatorSpec(
 )
 
 
-class Payload:
+class NotedPayload(Payload):
     """Notes for what a call waits."""
 
-    memory: Account | None = None
-    is_filled = True
-
     def __init__(self) -> None:
+        super().__init__((), None)
         self.waits: list[Any] = []
 
     async def arrived(self, part: Any = None) -> None:
         self.waits.append(None if part is None else part.nbytes)
 
-    def adopt(self, num_bytes: int) -> None: ...
 
-    def check_lender(self) -> None: ...
-
-    def begin_use(self, num_tensors: int) -> None: ...
-
-    def end_use(self) -> None: ...
-
-
-def model(payload: Payload, a: Any, b: Any) -> GivenGradient:
+def model(payload: NotedPayload, a: Any, b: Any) -> GivenGradient:
     def attached(values: Any, dtype: Any) -> Reference:
         return Attached(np.asarray(values, dtype), payload)
 
@@ -79,7 +68,7 @@ def model(payload: Payload, a: Any, b: Any) -> GivenGradient:
 async def test_dense_components_are_checked_in_the_order_in_which_they_arrive(
     a: Any, b: Any, noted: set[str], waits: list[int | None]
 ) -> None:
-    payload = Payload()
+    payload = NotedPayload()
     given = model(payload, a, b)
     await ArrivingGradients(InlineCompute(), Reducer(ForkJoin(1))).receive(SPEC, given, payload)
     assert given.finite == noted
@@ -88,14 +77,14 @@ async def test_dense_components_are_checked_in_the_order_in_which_they_arrive(
 
 async def test_large_tensors_are_checked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arriving, "_PART_BYTES", 8)
-    payload = Payload()
+    payload = NotedPayload()
     given = model(payload, np.ones((3, 1)), np.ones(9))
     await ArrivingGradients(InlineCompute(), Reducer(ForkJoin(1))).receive(SPEC, given, payload)
     assert payload.waits == [8, 8, 2, 8, 4, None]
 
 
 async def test_nothing_is_looked_at_unless_the_accumulator_says_so() -> None:
-    payload = Payload()
+    payload = NotedPayload()
     given = model(payload, [np.nan], [1])
     await ArrivingGradients(InlineCompute(), Reducer(ForkJoin(1))).receive(
         AccumulatorSpec(SPEC.components), given, payload
@@ -106,6 +95,6 @@ async def test_nothing_is_looked_at_unless_the_accumulator_says_so() -> None:
 async def test_what_is_in_the_message_is_left_to_the_addition() -> None:
     given = GivenGradient([GivenComponent("", GivenDense(Inline(np.ones(2, F32))))])
     await ArrivingGradients(InlineCompute(), Reducer(ForkJoin(1))).receive(
-        AccumulatorSpec((ComponentSpec("", F32),), refuse_non_finite=True), given, Payload()
+        AccumulatorSpec((ComponentSpec("", F32),), refuse_non_finite=True), given, NotedPayload()
     )
     assert not given.finite

@@ -11,7 +11,7 @@ from gradserve_server.accumulators.durable.journal import FileJournal
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.errors import AbortedError, DeadlineExceededError
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 from tests.accumulators.bench import Bench, apply, push_pull, take, turns, value_of
 from tests.accumulators.durable.disk import Disk
 from tests.servers.polling import PATIENCE_SECONDS

@@ -18,8 +18,7 @@ from gradserve.v1 import tensor_pb2
 from gradserve.wire.frames import FrameHeader, FrameKind
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
-from gradserve_server.tensors.inflight import InFlight
-from gradserve_server.tensors.senders import LOOKS
+from gradserve_server.tensors.inflight import LOOKS, InFlight
 from gradserve_server.testing import LocalServer
 from tests.servers.announcing import announce, bulk_address
 from tests.servers.frames import FrameClient, issue_ticket

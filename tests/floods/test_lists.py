@@ -12,7 +12,7 @@ from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
 from gradserve_server.config import LeaseConfig
 from gradserve_server.resources.quotas import Quota
-from gradserve_server.tensors.serials import Serials
+from gradserve_server.tensors.held import Serials
 from gradserve_server.tensors.store import TensorStore
 from gradserve_server.testing import LocalServer
 from tests.bad_input.layer_tables import config, create_request

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import gradserve
-from gradserve_server.state.files.database import FORMAT
+from gradserve_server.storage.database import FORMAT
 from gradserve_server.testing import LocalServer
 from tests.golden.state_directory import APPLY, archive_of, config_of, fill
 from tests.servers.raw_calls import RawCalls

@@ -35,7 +35,7 @@ from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.quotas import FairQuota, Quota
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.shares import ShareRules
-from gradserve_server.state.journal import Journal, NoJournal
+from gradserve_server.storage.journal import Journal, NoJournal
 
 KEY = ResourceKey("test", "layer")
 

@@ -7,7 +7,7 @@ import pytest
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.rounds import Outcome, Round
 from gradserve_server.observe.rounds import KEPT_ROUNDS, MOST_LATE, MOST_WORKERS, OTHERS, Histories, History
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 
 
 class Watched:

@@ -39,9 +39,8 @@ ELSEWHERE = {
     "server/gradserve_server/rpc/listeners/sockets/listener.py": "one connection; its errors are logged",
     "server/gradserve_server/rpc/upstream/forwarding.py": "one call",
     "server/gradserve_server/runtime/process.py": "waits for one signal, and ends the process",
-    "server/gradserve_server/state/files/store.py": "after an error of any kind, ends the server",
-    "server/gradserve_server/tensors/downloads.py": "one download",
-    "server/gradserve_server/tensors/uploads.py": "one upload",
+    "server/gradserve_server/storage/store.py": "after an error of any kind, ends the server",
+    "server/gradserve_server/tensors/transfers.py": "one upload or download",
     "server/gradserve_server/testing.py": "a test kit",
 }
 """The files that begin tasks and threads themselves, and what becomes of a failure there."""

@@ -18,7 +18,7 @@ from gradserve_server.resizing.errors import MoveError
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark, decide, holds
 from gradserve_server.resizing.member_state import Contents, MemberState
 from gradserve_server.resizing.moving import move_accumulators
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.storage.directory import StateError
 from gradserve_server.testing import LocalServer
 from tests.resizing.folders import cluster, contents, settle, states
 from tests.servers.runtime import NOT_WARMED_UP

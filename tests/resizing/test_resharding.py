@@ -26,7 +26,7 @@ from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.resizing.member_state import MemberState
 from gradserve_server.resizing.moving import Move, move_accumulators
 from gradserve_server.resizing.resharding import Division
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.storage.directory import StateError
 from tests.cluster.sharding.clients import MODEL, all_sharded, gradient, same
 from tests.resizing.folders import cluster, contents, settle, states
 

@@ -1,6 +1,6 @@
 """What a server counts, compared with what is there."""
 
-from gradserve_server.state.files.segments import whole_blocks
+from gradserve_server.storage.segments import whole_blocks
 from tests.simulation.promises import check
 from tests.simulation.server import Server
 

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from gradserve_server.state.files.store import Change
+from gradserve_server.storage.store import Change
 
 Fault: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 

@@ -26,12 +26,12 @@ from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.quotas import FairQuota
 from gradserve_server.runtime.timing import ServiceClock
 from gradserve_server.security.shares import ShareRules
-from gradserve_server.state.durability import Durability
-from gradserve_server.state.files import commits as commits_module
-from gradserve_server.state.files import segments as segments_module
-from gradserve_server.state.files import store as store_module
-from gradserve_server.state.files.directory import StateDirectory
-from gradserve_server.state.files.segments import Segments
+from gradserve_server.storage import opening as commits_module
+from gradserve_server.storage import segments as segments_module
+from gradserve_server.storage import store as store_module
+from gradserve_server.storage.directory import StateDirectory
+from gradserve_server.storage.journal import Durability
+from gradserve_server.storage.segments import Segments
 from gradserve_server.tensors import store as tensor_store_module
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener

@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from gradserve_server.state.files.directory import StateDirectory
-from gradserve_server.state.files.store import StateStore
+from gradserve_server.storage.directory import StateDirectory
+from gradserve_server.storage.store import StateStore
 from tests.simulation.disk import SimulatedDatabase, SimulatedDisk
 
 

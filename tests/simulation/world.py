@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.storage.directory import StateError
 from tests.simulation.accounts import check_files, check_memory
 from tests.simulation.accumulators.part import Accumulators
 from tests.simulation.clock import Moment, StuckError, VirtualLoop

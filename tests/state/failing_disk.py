@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gradserve_server.state.files.segments import Segments
+from gradserve_server.storage.segments import Segments
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:

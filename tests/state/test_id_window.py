@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gradserve_server.state.id_window import IdWindow
+from gradserve_server.storage.journal import IdWindow
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from gradserve_server.devices.compute import InlineCompute, ThreadCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.quotas import Quota
-from gradserve_server.tensors import downloads
-from gradserve_server.tensors.downloads import Downloads
+from gradserve_server.tensors import transfers as downloads
+from gradserve_server.tensors.transfers import Downloads
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.separate_device import SeparateArray, SeparateDevice
 

@@ -12,8 +12,16 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.tensors.payload import NO_PAYLOAD, Payload, PayloadSegment
-from gradserve_server.tensors.references import Attached, Live, Malformed, Reference, Stored
+from gradserve_server.tensors.references import (
+    NO_PAYLOAD,
+    Attached,
+    Live,
+    Malformed,
+    Payload,
+    PayloadSegment,
+    Reference,
+    Stored,
+)
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec
 from tests.tensors.test_leases import World

@@ -16,10 +16,10 @@ from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.resources.memory import Room
 from gradserve_server.resources.quotas import Account, Quota
-from gradserve_server.tensors import uploads
+from gradserve_server.tensors import transfers as uploads
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import Upload, _Places
-from gradserve_server.tensors.uploads import Uploads
+from gradserve_server.tensors.transfers import Uploads
 from tests.servers.separate_device import SeparateArray, SeparateDevice
 
 SLOT_BYTES = 64

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.resources.quotas import Account, Quota
-from gradserve_server.state.id_window import IdWindow
+from gradserve_server.storage.journal import IdWindow
 
 RecordT = TypeVar("RecordT")
 

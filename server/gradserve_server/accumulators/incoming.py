@@ -16,7 +16,7 @@ from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError, request_fields
 from gradserve_server.limits import listed, quoted
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
-from gradserve_server.tensors.references import Attached, PayloadMemory, Reference
+from gradserve_server.tensors.references import Attached, Payload, Reference
 
 _WEIGHT_EXPONENTS = {
     "float16": (-14, 15),
@@ -340,7 +340,7 @@ class ArrivingGradients:
         self._compute = compute
         self._reducer = reducer
 
-    async def receive(self, spec: AccumulatorSpec, given: GivenGradient, payload: PayloadMemory) -> None:
+    async def receive(self, spec: AccumulatorSpec, given: GivenGradient, payload: Payload) -> None:
         """Returns when a gradient is there. Of components with finite values only, that is then noted.
 
         Errors are left to those who use the gradient: it may be one that they know already.
@@ -360,7 +360,7 @@ class ArrivingGradients:
                 given.finite.add(component.name)
         await payload.arrived()
 
-    async def _is_finite(self, values: Array, payload: PayloadMemory) -> bool:
+    async def _is_finite(self, values: Array, payload: Payload) -> bool:
         flat = values.reshape(-1)
         size = _PART_BYTES // values.itemsize
         for start in range(0, flat.size, size):

@@ -11,8 +11,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.state.durability import Durability
-from gradserve_server.state.journal import Journal, NoJournal
+from gradserve_server.storage.journal import Durability, Journal, NoJournal
 
 
 class AccumulatorJournal(Protocol):

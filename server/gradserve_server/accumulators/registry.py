@@ -39,14 +39,14 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
-from gradserve_server.resources import Directory, ResourceKey
 from gradserve_server.resources.cluster import Member, check_place
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.quotas import Cost, FairQuota, Quota
+from gradserve_server.resources.registry import Directory, ResourceKey
 from gradserve_server.runtime.timing import Deadlines, Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.shares import ShareRules
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 
 
 @dataclass(frozen=True)

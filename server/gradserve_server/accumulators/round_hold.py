@@ -15,7 +15,7 @@ from gradserve.lasting import lasting_task
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.rounds import RoundGate
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 
 _log = logging.getLogger(__name__)
 

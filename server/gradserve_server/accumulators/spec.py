@@ -13,7 +13,7 @@ import numpy as np
 
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import MAX_AGREEMENT, MAX_NAME_BYTES, check_count, check_length, listed, quoted
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 
 _FIELD = "spec.agreement"
 _SHOWN = 10

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:  # imported late: other commands do not need it, and start sooner
-    from gradserve_server.state.files.store import StateStore
+    from gradserve_server.storage.store import StateStore
 
 
 def shows_progress(*, as_json: bool = False) -> bool:

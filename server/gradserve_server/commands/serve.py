@@ -57,7 +57,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     from gradserve_server.runtime.event_loop import ShortPauses, new_event_loop
     from gradserve_server.security.access_file import AccessFileError
     from gradserve_server.security.tls import setting_of
-    from gradserve_server.state.files.errors import DamagedError, StateError
+    from gradserve_server.storage.directory import DamagedError, StateError
     from gradserve_server.upstream.users import Users
 
     allow_many_descriptors()

@@ -17,7 +17,7 @@ from gradserve_server.resources.registry import DEFAULT_CONTAINER
 if TYPE_CHECKING:  # imported late: other commands need none of it, and start sooner
     from gradserve_server.accumulators.durable.inspection import Found
     from gradserve_server.layers.batch_norm.file_records import FoundLayer
-    from gradserve_server.state.files.store import StateStore
+    from gradserve_server.storage.store import StateStore
 
 _directory = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 
@@ -120,8 +120,8 @@ def _remove_damaged(directory: Path, yes: bool) -> bool:
 
 
 def _begin_anew(directory: Path) -> None:
-    from gradserve_server.state.files.directory import StateDirectory
-    from gradserve_server.state.files.store import StateStore
+    from gradserve_server.storage.directory import StateDirectory
+    from gradserve_server.storage.store import StateStore
 
     lost = StateDirectory(directory, make=False)
     lost.begin_anew()
@@ -144,7 +144,7 @@ def export(directory: Path, name: str, output: Path, container: str) -> None:
 
     from gradserve_server.accumulators.durable.inspection import average_bytes, read_average
     from gradserve_server.accumulators.gradient import SparseSlices
-    from gradserve_server.state.files.errors import DAMAGES, StateError
+    from gradserve_server.storage.directory import DAMAGES, StateError
 
     with _opened(directory) as store:
         rows = store.rows("SELECT id FROM accumulator WHERE container = ? AND name = ?", container, name)
@@ -197,9 +197,8 @@ class _LostError(click.ClickException):
 
 @contextmanager
 def _opened(directory: Path) -> "Iterator[StateStore]":
-    from gradserve_server.state.files.directory import StateDirectory
-    from gradserve_server.state.files.errors import LostDatabaseError, StateError
-    from gradserve_server.state.files.store import StateStore
+    from gradserve_server.storage.directory import LostDatabaseError, StateDirectory, StateError
+    from gradserve_server.storage.store import StateStore
 
     try:
         store = StateStore(StateDirectory(directory, make=False), damaged=True)

@@ -12,9 +12,9 @@ import numpy as np
 
 from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ServiceError
 from gradserve_server.limits import MAX_ID_BYTES, check_length
-from gradserve_server.resources import Directory, ResourceKey
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.registry import Directory, ResourceKey
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from gradserve.server_status import MemoryStatus
 from gradserve_server.accumulators.observer import AccumulatorObserver
 from gradserve_server.observe.calls import Calls, WireTraffic
 from gradserve_server.observe.rounds import Histories
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.runtime.extras import require
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from gradserve_server.on_ray.plan import ClusterPlan
 from gradserve_server.on_ray.supervision import Place, Supervisor
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.resizing.member_state import Contents, MemberState, PartDigests
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.storage.directory import StateError
 
 _log = logging.getLogger(__name__)
 

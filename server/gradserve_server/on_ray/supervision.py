@@ -11,7 +11,7 @@ from gradserve.address import Address
 from gradserve_server.accumulators.round_hold import HeldRounds
 from gradserve_server.on_ray.directory import MemberRecord, MemberState
 from gradserve_server.on_ray.server_process import ServerProcess
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.storage.directory import StateError
 
 REPORT_SECONDS = 2.0
 _LOOK_SECONDS = 0.1

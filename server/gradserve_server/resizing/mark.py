@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gradserve_server.accumulators.durable.movable import Key
-from gradserve_server.state.files.durable_files import remove_file, write_file
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.storage.directory import StateError, remove_file, write_file
 
 _MARK = "resize.json"
 _HELD = "resized.json"

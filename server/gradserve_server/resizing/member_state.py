@@ -30,9 +30,8 @@ from gradserve_server.accumulators.durable.unsharding import unshard
 from gradserve_server.accumulators.journal import PartKey, Staged
 from gradserve_server.resizing import mark as marks
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark
-from gradserve_server.state.files.directory import StateDirectory
-from gradserve_server.state.files.errors import StateError
-from gradserve_server.state.files.store import Change, StateStore
+from gradserve_server.storage.directory import StateDirectory, StateError
+from gradserve_server.storage.store import Change, StateStore
 
 PartDigests: TypeAlias = dict[PartKey, dict[tuple[str, int], str]]
 """Digests of gradients, by component and first row."""

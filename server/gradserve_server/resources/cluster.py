@@ -1,4 +1,4 @@
-"""The place of a server in a cluster: which accumulators are its own."""
+"""The place of a server in a cluster: which accumulators belong to it."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Ids that nobody can guess."""
+"""Ids that nobody can guess, and that tell which run of the server made them."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Leases, and the queue that finds those that have ended."""
+"""Leases, the queue that finds those that have ended, and the task that ends what has expired."""
 
 import asyncio
 import heapq

@@ -1,4 +1,4 @@
-"""The lifetimes of all resources of a server."""
+"""What ends resources that nobody deletes: the leases of the clients that own them, and idle leases."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""The memory of the host and that of the device, and what one holder has of both."""
+"""All quotas of a server, and the memory of the host and the device that one holder takes."""
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum

@@ -1,4 +1,4 @@
-"""Quotas shared by everything on the server."""
+"""Quotas shared by everything on the server, with fair shares for identities and containers."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

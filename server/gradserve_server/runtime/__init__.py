@@ -1,1 +1,1 @@
-"""The process that a server runs in: event loop, tasks, clocks, files, and what the machine has."""
+"""The process that a server runs in: its event loop, tasks, clocks, signals and files, and the machine below it."""

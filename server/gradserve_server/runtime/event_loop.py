@@ -1,4 +1,4 @@
-"""The event loop of a server."""
+"""The event loop of a server, and what may hold it up: slow callbacks and the garbage collector."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Files that exist while this server lives."""
+"""Files that exist while a server lives, such as the one with its addresses, and OS errors in words."""
 
 import errno
 import os

@@ -1,4 +1,7 @@
-"""Actions on the whole process of a command, rather than on the server in it."""
+"""The process of a command: its signals, its end, and its limits.
+
+Imported before modules that take time to import, so it imports next to nothing.
+"""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""Runs coroutines at once, as far as they go without waiting.
+"""Coroutines that run at once until they first wait, and tasks that outlive their callers.
 
 Most calls never wait. A task for each of them, and a turn of the event loop until it begins, would take longer than
 their work. Python has eager tasks for this, but only from 3.12 on.

@@ -1,4 +1,4 @@
-"""The clock of leases."""
+"""The clock of leases, items with deadlines, and time slices on the event loop."""
 
 import heapq
 import itertools

@@ -1,8 +1,13 @@
-"""Stored tensors, and how calls hold them."""
+"""Stored tensors as calls hold them, and the orders in which others find them: by last use, by serial number."""
 
-from collections.abc import Iterator
+import itertools
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
+from typing import Generic, TypeVar
 
 from gradserve_server.devices.device import Array
 from gradserve_server.resources.leases import Lease
@@ -118,3 +123,86 @@ def move(entry: Entry, array: Array, memories: Memories, giver: Room) -> None:
         entry.memory.settle(0)
         entry.memory = taken
     entry.array = array
+
+
+class IdleTensors:
+    """Stored tensors that could make room on the device, in the order of their last use.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(self) -> None:
+        self._of_owner: dict[str, dict[Entry, int]] = {}
+        self._bytes_of: dict[str, int] = {}
+        self._times = itertools.count()
+
+    def add(self, entry: Entry) -> None:
+        """Adds a tensor that was in use until now."""
+        self._of_owner.setdefault(entry.owner, {})[entry] = next(self._times)
+        self._bytes_of[entry.owner] = self.num_bytes(entry.owner) + entry.array.nbytes
+
+    def discard(self, entry: Entry) -> None:
+        """Removes a tensor that is used from now on, or is not there any more; others are ignored."""
+        if self._of_owner.get(entry.owner, {}).pop(entry, None) is not None:
+            self._bytes_of[entry.owner] -= entry.array.nbytes
+
+    @property
+    def owners(self) -> list[str]:
+        """The names of those who have some."""
+        return [owner for owner, entries in self._of_owner.items() if entries]
+
+    def num_bytes(self, owner: str) -> int:
+        """Returns how much the tensors of an owner hold."""
+        return self._bytes_of.get(owner, 0)
+
+    def oldest(self, owners: Iterable[str]) -> Iterator[Entry]:
+        """Iterates over the tensors of some owners, the one first that was unused for the longest."""
+        queues = [self._of_owner[owner].items() for owner in owners if owner in self._of_owner]
+        return (entry for entry, _ in merge(*queues, key=lambda item: item[1]))
+
+
+ItemT = TypeVar("ItemT")
+
+_BUCKET_SIZE = 512
+
+
+class Serials(Generic[ItemT]):
+    """Items by serial number. A page of them costs as much as it has items, however many there are.
+
+    The items are in buckets by number. Only a few items that were removed and came back are not in the order of their
+    bucket.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, dict[int, ItemT]] = {}
+        self._numbers: list[int] = []
+        """The numbers of the buckets, sorted."""
+
+    def add(self, serial: int, item: ItemT) -> None:
+        """Adds an item, or one that was removed."""
+        number = serial // _BUCKET_SIZE
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = {}
+            insort(self._numbers, number)
+        bucket[serial] = item
+
+    def remove(self, serial: int) -> None:
+        """Removes an item that is there."""
+        number = serial // _BUCKET_SIZE
+        bucket = self._buckets[number]
+        del bucket[serial]
+        if not bucket:
+            del self._buckets[number]
+            del self._numbers[bisect_left(self._numbers, number)]
+
+    def after(self, serial: int, count: int) -> list[ItemT]:
+        """Returns up to `count` items with greater numbers, sorted by number."""
+        return list(islice(self._all_after(serial), count))
+
+    def _all_after(self, serial: int) -> Iterator[ItemT]:
+        first = bisect_left(self._numbers, serial // _BUCKET_SIZE)
+        for number in islice(self._numbers, first, None):
+            for key, item in sorted(self._buckets[number].items()):
+                if key > serial:
+                    yield item

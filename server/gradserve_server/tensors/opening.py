@@ -19,7 +19,7 @@ from gradserve_server.tensors.references import (
     Live,
     LiveOnGpu,
     Malformed,
-    PayloadMemory,
+    Payload,
     Reference,
     Stored,
 )
@@ -80,7 +80,7 @@ class OpenedTensors:
         return isinstance(self._references[path], Live | LiveOnGpu)
 
     @property
-    def lenders(self) -> tuple[PayloadMemory, ...]:
+    def lenders(self) -> tuple[Payload, ...]:
         """The payloads with tensors that are in their client's memory, or were until they were copied."""
         lent = {id(each.payload): each.payload for each in self._given.values() if isinstance(each, Live | LiveOnGpu)}
         return tuple(lent.values())
@@ -252,7 +252,7 @@ class _InUse(AbstractContextManager[T]):
 
     __slots__ = ("_payloads", "_value")
 
-    def __init__(self, payloads: Mapping[PayloadMemory, int], value: T) -> None:
+    def __init__(self, payloads: Mapping[Payload, int], value: T) -> None:
         self._payloads = payloads
         self._value = value
 
@@ -266,9 +266,9 @@ class _InUse(AbstractContextManager[T]):
             payload.end_use()
 
 
-def _payloads_of(references: Iterable[Reference]) -> dict[PayloadMemory, int]:
+def _payloads_of(references: Iterable[Reference]) -> dict[Payload, int]:
     """Returns the payloads of references, and how many of them refer to each."""
-    payloads: dict[PayloadMemory, int] = {}
+    payloads: dict[Payload, int] = {}
     for each in references:
         if isinstance(each, Attached | Live | LiveOnGpu):
             payloads[each.payload] = payloads.get(each.payload, 0) + 1

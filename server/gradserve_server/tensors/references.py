@@ -1,60 +1,74 @@
-"""References to tensors in requests and replies.
+"""References to tensors in requests and replies, and the payload beside a message to which some of them refer.
 
 A new way for tensors to travel needs another kind of reference here, and code in `opening` that opens it.
 """
 
+import asyncio
+from bisect import bisect_right, insort
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
+from gradserve.wire.frames import ALIGNMENT
 from gradserve_server.devices.device import Array
+from gradserve_server.errors import AbortedError
 from gradserve_server.resources.quotas import Account
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.spec import TensorSpec
 
 
-class PayloadMemory(Protocol):
-    """The memory beside a message, in which tensors are.
+class Arrival:
+    """Memory that is filled from its beginning to its end, by any thread.
 
-    Attributes:
-        memory: The account of what the call owns of it, None if it owns nothing.
+    Awaited on the event loop, by one task at a time.
     """
 
-    memory: Account | None
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        """Takes the memory, of which nothing has arrived yet."""
+        self._loop = asyncio.get_running_loop()
+        self._start = _address(memory)
+        self._size = memory.size
+        self._num_arrived = 0
+        self._num_wanted = memory.size + 1
+        self._waiter: asyncio.Future[None] | None = None
 
-    @property
-    def is_filled(self) -> bool:
-        """True if tensors fill what the call owns of it, but for gaps between them."""
-        ...
+    def advance(self, num_bytes: int) -> None:
+        """Notes that more bytes have arrived. Called by the thread that received them."""
+        self._num_arrived += num_bytes
+        if self._num_arrived >= self._num_wanted:
+            self._num_wanted = self._size + 1
+            self._loop.call_soon_threadsafe(self._wake)
 
-    def adopt(self, num_bytes: int, /) -> None:
-        """Counts memory into which a tensor in the client's memory is copied: the call owns it then.
+    async def of(self, part: NDArray[Any]) -> None:
+        """Waits until an array in the memory has arrived."""
+        await self._reach(_address(part) - self._start + part.nbytes)
 
-        Raises:
-            ResourceExhaustedError: There is no room for it.
-        """
-        ...
+    async def of_all(self) -> None:
+        """Waits until everything has arrived."""
+        await self._reach(self._size)
 
-    async def arrived(self, part: NDArray[Any] | None = None, /) -> None:
-        """Waits until an array in the memory has arrived; until all has, for None."""
-        ...
+    async def _reach(self, num_bytes: int) -> None:
+        while self._num_arrived < num_bytes:
+            self._waiter = self._loop.create_future()
+            self._num_wanted = num_bytes
+            if self._num_arrived >= num_bytes:  # meanwhile, and `advance` may not have seen that somebody waits
+                return
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None  # if it was cancelled, it has the error, whose traceback has this frame
 
-    def check_lender(self) -> None:
-        """Checks that whoever lends parts of it is still there; it may hold anything otherwise.
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
-        Raises:
-            AbortedError: The caller has left.
-        """
-        ...
 
-    def begin_use(self, num_tensors: int, /) -> None:
-        """Notes that a call opens some of its tensors."""
-        ...
-
-    def end_use(self) -> None:
-        """Notes that the call has closed them."""
-        ...
+def _address(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,7 @@ class Attached:
     """
 
     array: Array
-    payload: PayloadMemory
+    payload: "Payload"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +133,7 @@ class Live:
     """
 
     array: NDArray[Any]
-    payload: PayloadMemory
+    payload: "Payload"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,7 +146,192 @@ class LiveOnGpu:
     """
 
     array: Array
-    payload: PayloadMemory
+    payload: "Payload"
 
 
 Reference: TypeAlias = Inline | Stored | Attached | Live | LiveOnGpu | Malformed
+
+
+_MAX_OUT_OF_ORDER = 4096
+"""Inserting a hundred thousand ranges in descending order would keep all others waiting for seconds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PayloadSegment:
+    """A part of a payload.
+
+    Attributes:
+        start: The first byte of the payload that it holds.
+        memory: Its bytes: one-dimensional, of dtype uint8.
+        is_live: Whether the memory is the client's, who can change it at any time; otherwise it is the call's own.
+        on_gpu: Whether it is memory of the ops' GPU.
+    """
+
+    start: int
+    memory: Array
+    is_live: bool = False
+    on_gpu: bool = False
+
+
+class Payload:
+    """The payload of one call.
+
+    Not thread-safe: used on the event loop only.
+
+    Attributes:
+        memory: The account of the call's own memory in it. Whoever takes over a tensor takes its share from there.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[PayloadSegment],
+        memory: Account | None,
+        done: Callable[[], None] = lambda: None,
+        arrival: Arrival | None = None,
+        has_left: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Takes over memory.
+
+        Args:
+            segments: The segments, in ascending order.
+            memory: The account of the call's own memory among them.
+            done: Called once, when nobody reads the segments any more.
+            arrival: How much of the call's own memory has arrived; None for all.
+            has_left: Tells whether the client has given up the call, from when all of the payload has arrived.
+        """
+        self.memory = memory
+        self._segments = segments
+        self._starts = [segment.start for segment in segments]
+        self._taken: list[tuple[int, int]] = []
+        self._out_of_order = 0
+        self._allocated = 0 if memory is None else memory.used
+        self._own_bytes = self._num_own = 0
+        self._unopened = 0
+        self._users = 0
+        self._done: Callable[[], None] | None = done
+        self._arrival = arrival
+        self._has_left = has_left
+
+    def reference(self, spec: TensorSpec, offset: int) -> Reference:
+        """Returns the reference of a tensor in the payload; a malformed one if it cannot be there."""
+        end = offset + spec.num_bytes
+        if offset % ALIGNMENT:
+            return Malformed(f"expected a multiple of {ALIGNMENT}, got {offset}", ".payload_offset")
+        index = bisect_right(self._starts, offset) - 1
+        segment = self._segments[index] if index >= 0 else None
+        if segment is None or end > segment.start + segment.memory.size:
+            size = 0 if segment is None else segment.start + segment.memory.size
+            return Malformed(
+                f"expected {spec.num_bytes} bytes within one segment of the payload, got an offset of {offset} "
+                f"where the segment ends at {size}",
+                ".payload_offset",
+            )
+        fault = self._take(offset, end)
+        if fault is not None:
+            return Malformed(fault, ".payload_offset")
+        memory = segment.memory[offset - segment.start : end - segment.start]
+        self._unopened += 1
+        if not segment.is_live:
+            self._num_own += 1
+            self._own_bytes += spec.num_bytes
+        array: Array = memory.view(spec.dtype).reshape(spec.shape)
+        if not segment.is_live:
+            return Attached(array, self)
+        return LiveOnGpu(array, self) if segment.on_gpu else Live(array, self)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all segments."""
+        return sum([segment.memory.size for segment in self._segments])
+
+    @property
+    def on_gpu(self) -> Sequence[PayloadSegment]:
+        """The segments that are in memory of the ops' GPU."""
+        return [segment for segment in self._segments if segment.on_gpu]
+
+    def replace(self, copies: Mapping[int, PayloadSegment]) -> None:
+        """Replaces segments by copies of them that the call owns, and that `memory` counts, by where they start.
+
+        Nothing may refer to the payload yet.
+        """
+        self._segments = [copies.get(segment.start, segment) for segment in self._segments]
+        self._allocated += sum(copy.memory.nbytes for copy in copies.values())
+
+    def adopt(self, num_bytes: int) -> None:
+        """Counts memory into which a tensor in the client's memory is copied: the call owns it then.
+
+        Raises:
+            ResourceExhaustedError: There is no room for it.
+        """
+        assert self.memory is not None, "a payload with tensors has an account"
+        self.memory.grow(num_bytes)
+        self._allocated += num_bytes
+        self._own_bytes += num_bytes
+        self._num_own += 1
+
+    @property
+    def is_filled(self) -> bool:
+        """True if tensors fill the call's own memory, but for gaps between them.
+
+        Otherwise who takes over a tensor would keep more memory alive than is counted.
+        """
+        return self._allocated - self._own_bytes < ALIGNMENT * max(self._num_own, 1)
+
+    async def arrived(self, part: NDArray[Any] | None = None) -> None:
+        """Waits until a tensor, or a part of it, has arrived; until all have, for None."""
+        if self._arrival is not None:
+            await (self._arrival.of_all() if part is None else self._arrival.of(part))
+
+    @property
+    def is_lent(self) -> bool:
+        """True if parts are in the client's memory, and somebody may read them."""
+        return any(segment.is_live for segment in self._segments)
+
+    def check_lender(self) -> None:
+        """Checks that the client still lends what is in its memory. Called when all of the payload has arrived.
+
+        What was read before was then what the client has sent.
+
+        Raises:
+            AbortedError: It has given up the call.
+        """
+        if self.is_lent and self._has_left():
+            raise AbortedError("the caller has left, and its memory may hold something else by now", caller_left=True)
+
+    def begin_use(self, num_tensors: int) -> None:
+        """Notes that a call opens some of the tensors."""
+        self._users += 1
+        self._unopened -= num_tensors
+
+    def end_use(self) -> None:
+        """Notes that it has closed them. When that is the end of all, the memory is free, or its new owner's."""
+        self._users -= 1
+        if self._unopened <= 0:
+            self.close()
+
+    def close(self) -> None:
+        """Frees what nobody has taken over, unless somebody still reads it; then the last one does."""
+        self._unopened = 0
+        if self._users == 0 and self._done is not None:
+            if self.memory is not None:
+                self.memory.settle(0)
+            done, self._done = self._done, None
+            self._segments = ()
+            done()
+
+    def _take(self, start: int, end: int) -> str | None:
+        """Notes a range; returns what is wrong with it, if anything is."""
+        if not self._taken or self._taken[-1][1] <= start:
+            self._taken.append((start, end))
+            return None
+        self._out_of_order += 1
+        if self._out_of_order > _MAX_OUT_OF_ORDER:
+            return f"expected at most {_MAX_OUT_OF_ORDER} tensors that are not in the order of the payload"
+        index = bisect_right(self._taken, (start, end))
+        if (index and self._taken[index - 1][1] > start) or (index < len(self._taken) and self._taken[index][0] < end):
+            return "expected tensors that do not overlap in the payload"
+        insort(self._taken, (start, end))
+        return None
+
+
+NO_PAYLOAD = Payload((), None)

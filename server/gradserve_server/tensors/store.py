@@ -20,9 +20,7 @@ from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, R
 from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.runtime.timing import Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.held import Entry, HeldTensors
-from gradserve_server.tensors.idle import IdleTensors
-from gradserve_server.tensors.serials import Serials
+from gradserve_server.tensors.held import Entry, HeldTensors, IdleTensors, Serials
 from gradserve_server.tensors.spec import TensorSpec, num_bytes_of
 
 _ADDED_AT_ONCE = 256

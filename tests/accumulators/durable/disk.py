@@ -12,9 +12,9 @@ from gradserve_server.accumulators.durable.records import FileRecords
 from gradserve_server.accumulators.durable.serialization import ledger_record
 from gradserve_server.accumulators.spec import ComponentSpec
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.state.durability import Durability
-from gradserve_server.state.files.directory import StateDirectory
-from gradserve_server.state.files.store import StateStore
+from gradserve_server.storage.directory import StateDirectory
+from gradserve_server.storage.journal import Durability
+from gradserve_server.storage.store import StateStore
 from tests.accumulators.bench import KEY, Bench
 
 

@@ -29,8 +29,8 @@ from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.runtime.timing import Turn
 from gradserve_server.security.identity import Identity
-from gradserve_server.state.durability import Durability
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.storage.directory import StateError
+from gradserve_server.storage.journal import Durability
 from tests.accumulators.bench import F32, KEY, Bench, apply, opened, push_pull, take, value_of
 from tests.accumulators.durable.disk import Disk, ledger_of
 from tests.servers.polling import PATIENCE_SECONDS, eventually_async

@@ -16,7 +16,7 @@ from gradserve_server.accumulators.places.place import Places
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import AbortedError, ResourceExhaustedError, ServiceError, UnavailableError
 from gradserve_server.resources.quotas import Quota
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 from tests.accumulators.bench import KEY, opened, take
 from tests.accumulators.durable.disk import Disk
 from tests.accumulators.places.on_device import OnDevice

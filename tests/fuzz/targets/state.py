@@ -14,9 +14,8 @@ import gradserve
 from gradserve.testing import ServerThread
 from gradserve_server.accumulators.durable.inspection import inspect
 from gradserve_server.layers.batch_norm.file_records import inspect_layers
-from gradserve_server.state.files.directory import StateDirectory
-from gradserve_server.state.files.errors import StateError
-from gradserve_server.state.files.store import StateStore
+from gradserve_server.storage.directory import StateDirectory, StateError
+from gradserve_server.storage.store import StateStore
 from tests.fuzz.mutations import mutated_bytes
 from tests.fuzz.targets.target import Found
 

@@ -10,9 +10,9 @@ import numpy as np
 from gradserve_server.layers.batch_norm.file_records import FileLayerRecords
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.state.durability import Durability
-from gradserve_server.state.files.directory import StateDirectory
-from gradserve_server.state.files.store import StateStore
+from gradserve_server.storage.directory import StateDirectory
+from gradserve_server.storage.journal import Durability
+from gradserve_server.storage.store import StateStore
 from tests.layers.bench import KEY, LayerBench
 
 

@@ -26,8 +26,8 @@ from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.runtime.timing import Turn
-from gradserve_server.state.durability import Durability
-from gradserve_server.state.files.errors import StateError
+from gradserve_server.storage.directory import StateError
+from gradserve_server.storage.journal import Durability
 from tests.layers.bench import KEY, LayerBench, bits, config_of
 from tests.layers.durable.disk import LayerDisk
 from tests.layers.test_events import CONFIGS, REMEMBERED, STEPS, Worker

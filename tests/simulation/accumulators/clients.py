@@ -20,7 +20,7 @@ from gradserve_server.errors import (
     UnavailableError,
 )
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 from tests.accumulators.bench import opened
 from tests.simulation.accumulators.gradients import MOST, given_away, gradient_of, spec_of
 from tests.simulation.accumulators.lending import Lender

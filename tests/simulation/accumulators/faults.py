@@ -15,12 +15,12 @@ from gradserve_server.accumulators.rounds import Rounds
 from gradserve_server.accumulators.sums.summation import WorkerOrderSum
 from gradserve_server.accumulators.waits import TakeQueue
 from gradserve_server.errors import AbortedError
-from gradserve_server.state.files import opening as opening_module
-from gradserve_server.state.files import store as store_module
-from gradserve_server.state.files.segments import Segments
-from gradserve_server.state.files.store import Change, StateStore
-from gradserve_server.state.id_window import IdWindow
-from gradserve_server.tensors.payload import Payload
+from gradserve_server.storage import opening as opening_module
+from gradserve_server.storage import store as store_module
+from gradserve_server.storage.journal import IdWindow
+from gradserve_server.storage.segments import Segments
+from gradserve_server.storage.store import Change, StateStore
+from gradserve_server.tensors.references import Payload
 from tests.simulation.planting import Fault, without
 from tests.simulation.store import SimulatedStore
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gradserve_server.accumulators.gradient import Average, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, Reduction
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 
 MOST = 256
 """The most gradients that can be told apart."""

@@ -12,8 +12,7 @@ from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices
 from gradserve_server.accumulators.incoming import GivenComponent, GivenDense, GivenGradient, GivenSparse, use_gradient
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.tensors.payload import Payload, PayloadSegment
-from gradserve_server.tensors.references import Reference
+from gradserve_server.tensors.references import Payload, PayloadSegment, Reference
 from gradserve_server.tensors.spec import TensorSpec
 
 _SOMETHING_ELSE = 0xFF

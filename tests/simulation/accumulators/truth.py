@@ -8,7 +8,7 @@ from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Average, Contribution
 from gradserve_server.accumulators.rounds import Applied, Outcome
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 from tests.simulation.accumulators.gradients import bits_of, has_noise_of, members_of
 from tests.simulation.promises import check
 

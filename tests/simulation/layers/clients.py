@@ -20,7 +20,7 @@ from gradserve_server.layers.batch_norm.layer import ForwardCall
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.layers.registry import Reuse
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 from tests.layers.bench import config_of
 from tests.simulation.layers.moments import CHANNELS, DECAY, batch_of
 from tests.simulation.layers.truth import Forward, LayerLife

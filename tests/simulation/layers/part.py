@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 from tests.simulation.layers.clients import CONTAINER, KEYS, LayerClient
 from tests.simulation.layers.truth import LayerLife
 from tests.simulation.promises import check

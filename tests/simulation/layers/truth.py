@@ -7,7 +7,7 @@ from typing import Any
 from gradserve_server.layers.batch_norm.forwards import Forward as KeptForward
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardResult
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 from tests.simulation.clock import Moment
 from tests.simulation.layers.moments import order_in
 from tests.simulation.promises import check

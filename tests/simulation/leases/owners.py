@@ -28,7 +28,7 @@ from gradserve_server.ops.runner import open_inputs
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.rpc.batch_norm_layers.service import OutputsGradient, deliver_backward, deliver_forward
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 from gradserve_server.tensors.delivery import Delivered, Placement, PlacementMode
 from gradserve_server.tensors.references import Inline, Reference, Stored
 from gradserve_server.tensors.spec import TensorSpec

@@ -35,8 +35,8 @@ from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.services import SERVICES
 from gradserve_server.runtime.timing import ServiceClock
 from gradserve_server.security.shares import ShareRules
-from gradserve_server.state.durability import Durability
-from gradserve_server.state.files.directory import StateDirectory
+from gradserve_server.storage.directory import StateDirectory
+from gradserve_server.storage.journal import Durability
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.residence import Residence

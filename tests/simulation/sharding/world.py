@@ -16,8 +16,8 @@ import gradserve
 from gradserve.wire import placement
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.state.files import store as store_module
-from gradserve_server.state.files.segments import Segments
+from gradserve_server.storage import store as store_module
+from gradserve_server.storage.segments import Segments
 from tests.simulation.clock import StuckError, VirtualLoop
 from tests.simulation.disk import SEGMENT_BYTES
 from tests.simulation.promises import BrokenPromiseError, check

@@ -12,12 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gradserve_server.commands.cli import cli
-from gradserve_server.state.files import commits as commits_module
-from gradserve_server.state.files.commits import CommitFile
-from gradserve_server.state.files.database import FORMAT, make_database
-from gradserve_server.state.files.directory import StateDirectory
-from gradserve_server.state.files.errors import DamagedError, LostDatabaseError, StateError
-from gradserve_server.state.files.store import Change, StateStore
+from gradserve_server.storage import opening as commits_module
+from gradserve_server.storage.database import FORMAT, make_database
+from gradserve_server.storage.directory import DamagedError, LostDatabaseError, StateDirectory, StateError
+from gradserve_server.storage.opening import CommitFile
+from gradserve_server.storage.store import Change, StateStore
 
 _INSERT = "INSERT INTO newest_incarnation VALUES (0, ?) ON CONFLICT (place) DO UPDATE SET number = excluded.number"
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradserve_server.state.files.errors import StateError
-from gradserve_server.state.files.segments import Extent, Segments, whole_blocks
+from gradserve_server.storage.directory import StateError
+from gradserve_server.storage.segments import Extent, Segments, whole_blocks
 
 SEGMENT = 1 << 16
 BLOCK = 4096

@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 
 from gradserve_server.errors import ResourceExhaustedError, UnavailableError
-from gradserve_server.state.files.database import FORMAT
-from gradserve_server.state.files.directory import StateDirectory
-from gradserve_server.state.files.errors import StateError
-from gradserve_server.state.files.segments import Extent, Segments
-from gradserve_server.state.files.store import Change, StateStore
+from gradserve_server.storage.database import FORMAT
+from gradserve_server.storage.directory import StateDirectory, StateError
+from gradserve_server.storage.segments import Extent, Segments
+from gradserve_server.storage.store import Change, StateStore
 from tests.servers.polling import PATIENCE_SECONDS
 
 INSERT = (

@@ -32,9 +32,9 @@ from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.quotas import FairQuota, Quota
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.shares import ShareRules
-from gradserve_server.state.files.errors import DAMAGES, StateError
-from gradserve_server.state.files.store import Change, StateStore
-from gradserve_server.state.journal import NoJournal
+from gradserve_server.storage.directory import DAMAGES, StateError
+from gradserve_server.storage.journal import NoJournal
+from gradserve_server.storage.store import Change, StateStore
 
 _ENDLESS = 1 << 62
 

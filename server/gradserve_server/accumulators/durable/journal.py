@@ -9,9 +9,9 @@ from gradserve_server.accumulators.events import Event, GradientAnswered, StepSe
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import PartKey, Staged
-from gradserve_server.state.durability import Durability
-from gradserve_server.state.files.store import Change, Space, StateStore
-from gradserve_server.state.files.values import Allocate
+from gradserve_server.storage.journal import Durability
+from gradserve_server.storage.segments import Allocate
+from gradserve_server.storage.store import Change, Space, StateStore
 
 
 class FileShardJournal:

@@ -13,8 +13,8 @@ from gradserve_server.accumulators.durable.records import INCOMING, read_ledger
 from gradserve_server.accumulators.durable.serialization import joined, split
 from gradserve_server.accumulators.gradient import Array, SparseSlices, Value
 from gradserve_server.accumulators.journal import PartKey, Staged
-from gradserve_server.state.files.errors import DAMAGES, StateError
-from gradserve_server.state.files.store import Change, StateStore
+from gradserve_server.storage.directory import DAMAGES, StateError
+from gradserve_server.storage.store import Change, StateStore
 
 Key: TypeAlias = tuple[str, str]
 """The container and the name of an accumulator."""

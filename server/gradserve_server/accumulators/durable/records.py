@@ -30,12 +30,11 @@ from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.quotas import Quota
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import owner_named
-from gradserve_server.state.durability import Durability
-from gradserve_server.state.files.database import UNREADABLE, reading_database
-from gradserve_server.state.files.errors import DAMAGES, DamagedError, StateError
-from gradserve_server.state.files.store import Change, StateStore
-from gradserve_server.state.files.values import Allocate
-from gradserve_server.state.journal import NoJournal
+from gradserve_server.storage.database import UNREADABLE, reading_database
+from gradserve_server.storage.directory import DAMAGES, DamagedError, StateError
+from gradserve_server.storage.journal import Durability, NoJournal
+from gradserve_server.storage.segments import Allocate
+from gradserve_server.storage.store import Change, StateStore
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from gradserve_server.accumulators.identity import CallMemory, CallRecord, Reque
 from gradserve_server.accumulators.ledger import Answer, Ledger, Taken
 from gradserve_server.accumulators.rounds import Applied, Members, Outcome, Round
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape, Piece, Reduction
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 
 
 def ledger_record(ledger: Ledger) -> Record:

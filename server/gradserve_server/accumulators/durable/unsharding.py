@@ -28,8 +28,8 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.resources.quotas import Quota
-from gradserve_server.state.files.errors import DAMAGES, StateError
-from gradserve_server.state.files.store import Change, StateStore
+from gradserve_server.storage.directory import DAMAGES, StateError
+from gradserve_server.storage.store import Change, StateStore
 
 _ENDLESS = 1 << 62
 _UNKNOWN = ""

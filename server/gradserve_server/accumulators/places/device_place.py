@@ -21,7 +21,7 @@ from gradserve_server.resources.memory import Purpose
 from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.runtime.tasks import OwnTasks
 from gradserve_server.security.identity import Identity
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 from gradserve_server.tensors.eviction import Evictor
 
 

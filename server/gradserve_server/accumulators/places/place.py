@@ -19,7 +19,7 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import quoted
 from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.security.identity import Identity
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 
 AllocateAverage = Callable[[Sequence[tuple[tuple[int, ...], np.dtype[Any]]]], list[Array]]
 """Returns arrays in host memory, where others read them in place if there are such readers."""

@@ -12,9 +12,8 @@ from gradserve_server.accumulators.journal import Records
 from gradserve_server.accumulators.rounds import Rounds
 from gradserve_server.errors import AbortedError, InvalidArgumentError, NotFoundError
 from gradserve_server.limits import MAX_NAME_BYTES, check_length
-from gradserve_server.resources import ResourceKey
 from gradserve_server.resources.cluster import Member
-from gradserve_server.resources.registry import Tombstones
+from gradserve_server.resources.registry import ResourceKey, Tombstones
 
 _NUMBER_DIGITS, _RANDOM_DIGITS = 16, 16
 _PLACE_DIGITS = _NUMBER_DIGITS + _RANDOM_DIGITS

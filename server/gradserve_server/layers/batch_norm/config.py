@@ -15,7 +15,7 @@ from gradserve_server.layers.initializers import Initializer, NamedInitializer
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.limits import MAX_NAME_BYTES
 from gradserve_server.ops.activation.spec import check_activation
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 
 UPDATE_OPS = "update_ops"
 """tf.GraphKeys.UPDATE_OPS."""

@@ -30,8 +30,8 @@ from gradserve_server.layers.batch_norm.spec import Implementation
 from gradserve_server.layers.batch_norm.state import LayerJournal, LayerState
 from gradserve_server.layers.batch_norm.variables import variables_of
 from gradserve_server.resources.lifetimes import Lifetime
-from gradserve_server.state.files.store import Change, Space, StateStore
-from gradserve_server.state.journal import NoJournal
+from gradserve_server.storage.journal import NoJournal
+from gradserve_server.storage.store import Change, Space, StateStore
 
 _MOST_EVENTS = 10_000
 """Events after which the state is written, so that they can be deleted."""

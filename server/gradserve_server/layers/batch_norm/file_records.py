@@ -24,15 +24,14 @@ from gradserve_server.layers.batch_norm.variables import variable_names
 from gradserve_server.layers.initializers import Initializer, NamedInitializer, TensorInitializer
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.layers.regularizers import Regularizer
-from gradserve_server.resources import ResourceKey
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import owner_named
-from gradserve_server.state.durability import Durability
-from gradserve_server.state.files.errors import DAMAGES, DamagedError, StateError
-from gradserve_server.state.files.store import Change, StateStore
-from gradserve_server.state.files.values import Allocate
-from gradserve_server.state.journal import NoJournal
+from gradserve_server.storage.directory import DAMAGES, DamagedError, StateError
+from gradserve_server.storage.journal import Durability, NoJournal
+from gradserve_server.storage.segments import Allocate
+from gradserve_server.storage.store import Change, StateStore
 
 SELECT_LAYERS = "SELECT id, container, name, owner, incarnation, creation_id, config, lifetime FROM layer ORDER BY id"
 

@@ -12,7 +12,7 @@ from gradserve_server.limits import quoted
 from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
 from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.security.identity import owner_of
-from gradserve_server.state.id_window import IdWindow
+from gradserve_server.storage.journal import IdWindow
 
 _LOOKS = 1 << 12
 """The most expiries that are checked at once."""

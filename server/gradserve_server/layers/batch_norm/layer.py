@@ -43,10 +43,10 @@ from gradserve_server.layers.batch_norm.variables import (
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.ops.dtypes import widened
 from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, arrays_of, check_call, with_arrays
-from gradserve_server.resources import ResourceKey
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
 from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.registry import ResourceKey
 
 REMEMBERED_FORWARDS = 4096
 """The number of latest forwards whose outcome a layer remembers."""

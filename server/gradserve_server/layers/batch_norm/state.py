@@ -23,10 +23,9 @@ from gradserve_server.layers.batch_norm.events import (
 )
 from gradserve_server.layers.batch_norm.forwards import Forward, Forwards
 from gradserve_server.layers.batch_norm.variables import MovingAverages, Variables
-from gradserve_server.resources import ResourceKey
 from gradserve_server.resources.lifetimes import Lifetime
-from gradserve_server.state.durability import Durability
-from gradserve_server.state.journal import Journal, NoJournal
+from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.storage.journal import Durability, Journal, NoJournal
 
 
 class LayerState:

@@ -6,7 +6,7 @@ from enum import Enum
 
 from gradserve_server.errors import InvalidArgumentError, PermissionDeniedError
 from gradserve_server.limits import MAX_NAME_BYTES, check_length, quoted
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
 _BESIDE_A_RUN = re.compile(r"(.+)/[0-9a-f]{40}/.+", re.DOTALL)

@@ -22,7 +22,7 @@ from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.observe.rounds import History, RoundRecord, median_seconds
 from gradserve_server.observe.status.request import Order, StatusRequest
-from gradserve_server.resources import ResourceKey
+from gradserve_server.resources.registry import ResourceKey
 
 MOST_LAYERS = 1000
 MOST_WORKERS = 500

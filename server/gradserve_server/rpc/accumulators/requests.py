@@ -26,8 +26,7 @@ from gradserve_server.limits import (
 )
 from gradserve_server.rpc.tensors.messages import decode_reference
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.payload import Payload
-from gradserve_server.tensors.references import Attached, Inline, Live, LiveOnGpu, Malformed, Reference, Stored
+from gradserve_server.tensors.references import Attached, Inline, Live, LiveOnGpu, Malformed, Payload, Reference, Stored
 
 _FIELD = "average.parts"
 

@@ -19,9 +19,9 @@ from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
 from gradserve_server.errors import AbortedError, InvalidArgumentError
-from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.resources.cluster import Member, check_member
 from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.accumulators.replies import (
     encode_applied,
     encode_pulled,

@@ -20,8 +20,8 @@ from gradserve_server.layers.initializers import Initializer, NamedInitializer, 
 from gradserve_server.layers.registry import Reuse
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.limits import MAX_FORWARDS, MAX_NAME_BYTES, check_count, check_length
-from gradserve_server.resources import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.boundary.fields import (
     decode_durability,
     decode_duration,
@@ -36,8 +36,7 @@ from gradserve_server.rpc.tensors.messages import (
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.delivery import Delivered
 from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.tensors.payload import Payload
-from gradserve_server.tensors.references import Reference
+from gradserve_server.tensors.references import Payload, Reference
 
 MAX_ENTRIES = 1 << 10
 """The limit of entries in each field of collections, initializers or regularizers."""

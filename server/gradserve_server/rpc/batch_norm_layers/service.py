@@ -18,7 +18,7 @@ from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.limits import MAX_FORWARDS, check_count
 from gradserve_server.ops.runner import OpenInputs, arrays_of, open_inputs
-from gradserve_server.resources import DEFAULT_CONTAINER
+from gradserve_server.resources.registry import DEFAULT_CONTAINER
 from gradserve_server.rpc.batch_norm_layers.codec import (
     MAX_VARIABLES,
     GivenVariable,

@@ -17,7 +17,7 @@ from gradserve_server.observe.call_record import Origin, nowhere
 from gradserve_server.security.credentials import Credentials, no_credentials
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.peer import PeerCertificate
-from gradserve_server.tensors.payload import NO_PAYLOAD, Payload
+from gradserve_server.tensors.references import NO_PAYLOAD, Payload
 
 _REQUEST_ID = "x-request-id"
 

@@ -15,7 +15,7 @@ from gradserve_server.limits import MAX_TOKEN_BYTES, quoted
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.state.durability import Durability
+from gradserve_server.storage.journal import Durability
 
 _MAX_MARGIN_SECONDS = 0.2
 _MAX_PAGE_SIZE = 1000

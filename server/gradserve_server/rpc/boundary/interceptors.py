@@ -25,8 +25,8 @@ from gradserve_server.errors import (
 from gradserve_server.observe.call_record import CallRecord, Origin, current_call
 from gradserve_server.observe.calls import Calls, MethodCalls
 from gradserve_server.observe.logs import FailureLog
-from gradserve_server.resources import DEFAULT_CONTAINER
 from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.registry import DEFAULT_CONTAINER
 from gradserve_server.rpc.boundary.chain import Call, Handle
 from gradserve_server.rpc.boundary.messages import MalformedMessage
 from gradserve_server.rpc.boundary.status import status_code

@@ -21,8 +21,7 @@ from gradserve_server.rpc.tensors.messages import decode_placement, decode_refer
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.delivery import TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.tensors.payload import Payload
-from gradserve_server.tensors.references import Reference
+from gradserve_server.tensors.references import Payload, Reference
 
 AttributesT = TypeVar("AttributesT")
 SERVICE = gradient_ops_service_pb2.DESCRIPTOR.services_by_name["GradientOpsService"]

@@ -16,8 +16,7 @@ from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_duration
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.delivery import Delivered, Placement, PlacementMode
-from gradserve_server.tensors.payload import Payload
-from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
+from gradserve_server.tensors.references import Inline, Malformed, Payload, Reference, Stored
 from gradserve_server.tensors.spec import TensorSpec
 
 _MODES = {

@@ -36,17 +36,14 @@ from gradserve_server.rpc.tensors.messages import (
 )
 from gradserve_server.runtime.tasks import Begun, OwnTasks
 from gradserve_server.security.identity import Identity
-from gradserve_server.tensors.downloads import Downloads
 from gradserve_server.tensors.held import HeldTensors
-from gradserve_server.tensors.inflight import InFlight
+from gradserve_server.tensors.inflight import InFlight, TooSlowError
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
-from gradserve_server.tensors.payload import Payload
-from gradserve_server.tensors.references import Attached, LiveOnGpu, Reference, Stored
+from gradserve_server.tensors.references import Attached, LiveOnGpu, Payload, Reference, Stored
 from gradserve_server.tensors.residence import Residence
-from gradserve_server.tensors.senders import TooSlowError
 from gradserve_server.tensors.spec import TensorSpec, num_bytes_of
 from gradserve_server.tensors.store import USED_AT_ONCE, StoredTensor, TensorStore
-from gradserve_server.tensors.uploads import Arrived, Landing, Uploads
+from gradserve_server.tensors.transfers import Arrived, Downloads, Landing, Uploads
 
 STREAM_CODECS: Mapping[str, Codec] = {
     "PutTensors": Codec(decoder=PartDecoder),

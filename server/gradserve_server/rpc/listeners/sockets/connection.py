@@ -45,8 +45,8 @@ from gradserve_server.rpc.sockets.tickets import Grant
 from gradserve_server.runtime.tasks import Begun
 from gradserve_server.security.credentials import Credentials, no_credentials
 from gradserve_server.security.identity import Identity
-from gradserve_server.tensors.payload import NO_PAYLOAD
-from gradserve_server.tensors.senders import TooSlowError
+from gradserve_server.tensors.inflight import TooSlowError
+from gradserve_server.tensors.references import NO_PAYLOAD
 
 _log = logging.getLogger(__name__)
 

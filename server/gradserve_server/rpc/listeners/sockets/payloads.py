@@ -13,8 +13,7 @@ from gradserve_server.resources.quotas import Account
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.regions import ClientRegions
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
-from gradserve_server.tensors.arrival import Arrival
-from gradserve_server.tensors.payload import NO_PAYLOAD, Payload, PayloadSegment
+from gradserve_server.tensors.references import NO_PAYLOAD, Arrival, Payload, PayloadSegment
 
 EARLY_BYTES = 4 << 20
 """From this size on a call may begin before all of its payload has arrived."""

@@ -1,8 +1,9 @@
-"""Brings tensors to the memory of the device of the ops while they arrive."""
+"""Moves tensors to and from the memory of their device while they travel, in spans of one size."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,12 +19,152 @@ from gradserve_server.resources.memory import Memories, Room
 from gradserve_server.resources.quotas import Quota
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.eviction import Evictor
-from gradserve_server.tensors.spans import SLOT_BYTES, Part, Span, spans
 from gradserve_server.tensors.spec import num_bytes_of
 from gradserve_server.tensors.store import Upload
 
+SLOT_BYTES = 4 << 20
+"""What is copied to or from a GPU at a time. The bus takes a tenth of a millisecond, as long as a thread to wake up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an array.
+
+    Attributes:
+        array: The array.
+        offset: Where the part begins there, in bytes.
+        num_bytes: Its size.
+        place: Where it is in its span.
+    """
+
+    array: Array
+    offset: int
+    num_bytes: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Parts of arrays that are copied together.
+
+    Attributes:
+        parts: The parts, in ascending order.
+        num_bytes: The size of the span, with what is between and behind them.
+    """
+
+    parts: Sequence[Part]
+    num_bytes: int
+
+
+def spans(arrays: Iterable[Array], slot_bytes: int, alignment: int = 1) -> Iterator[Span]:
+    """Cuts the bytes of arrays into spans of `slot_bytes`, the last one shorter.
+
+    Args:
+        arrays: The arrays.
+        slot_bytes: The size of a span, a multiple of the alignment.
+        alignment: Each array begins at a multiple of this.
+    """
+    parts: list[Part] = []
+    place = 0
+    for array in arrays:
+        offset = 0
+        while offset < array.nbytes:
+            if not offset:
+                place = aligned(place, alignment)
+            if place == slot_bytes:
+                yield Span(parts, place)
+                parts, place = [], 0
+            size = min(array.nbytes - offset, slot_bytes - place)
+            parts.append(Part(array, offset, size, place))
+            offset, place = offset + size, place + size
+    if parts:
+        yield Span(parts, place)
+
+
+def aligned(place: int, alignment: int) -> int:
+    """Returns the first multiple of an alignment from a place on."""
+    return -(-place // alignment) * alignment
+
+
 _NUM_SLOTS = 2
 _BYTE = np.dtype(np.uint8)
+
+
+class Downloads:
+    """Copies tensors to slots of host memory, one ahead of the slot that is being sent.
+
+    So the first bytes leave at once, however large the tensors are, and none of them is ever whole on the host.
+    """
+
+    def __init__(
+        self,
+        host: Device,
+        device: Device,
+        compute: Compute,
+        allocate: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]],
+        memory: Quota,
+    ) -> None:
+        """Takes the devices, and what the slots need.
+
+        Args:
+            host: The host as a device.
+            device: The device of the ops.
+            compute: Runs the copies.
+            allocate: Allocates the slots.
+            memory: The quota of bytes that they count in.
+        """
+        self._host = host
+        self._device = device
+        self._compute = compute
+        self._allocate = allocate
+        self._memory = memory
+
+    async def pieces(self, arrays: Sequence[Array], *, alignment: int = 1) -> AsyncGenerator[memoryview, None]:
+        """Yields the bytes of arrays, one array after the other. A piece is valid until the next is asked for.
+
+        Args:
+            arrays: The arrays, on the host or on the device.
+            alignment: A power of two, of which the place of each array is a multiple; there are zeros between them.
+
+        Raises:
+            ResourceExhaustedError: There is no room for the slots.
+            MemoryError: Likewise.
+        """
+        num_bytes = sum([aligned(array.nbytes, alignment) for array in arrays])
+        slot_bytes = min(SLOT_BYTES, num_bytes)
+        with self._memory.hold(_NUM_SLOTS * slot_bytes):
+            slots = [self._allocate((slot_bytes,), _BYTE) for _ in range(_NUM_SLOTS)]
+            cut = spans(arrays, slot_bytes, alignment)
+            ahead = self._begin(cut, slots[0])
+            try:
+                turn = 0
+                while size := await ahead:
+                    turn += 1
+                    ahead = self._begin(cut, slots[turn % _NUM_SLOTS])
+                    yield slots[(turn - 1) % _NUM_SLOTS].data[:size]
+            finally:
+                ahead.cancel()
+                await asyncio.wait([ahead])
+
+    def _begin(self, cut: Iterator[Span], slot: NDArray[np.uint8]) -> asyncio.Task[int]:
+        """Begins to fill a slot with the next span; returns a task that returns its size, 0 after the last one."""
+        return asyncio.ensure_future(self._compute.run_in_thread(self._fill, cut, slot))
+
+    def _fill(self, cut: Iterator[Span], slot: NDArray[np.uint8]) -> int:
+        span = next(cut, None)
+        if span is None:
+            return 0
+        # What lies between parts may be left of other tensors: it is zeroed.
+        end = 0
+        with self._device.computing():
+            for part in span.parts:
+                slot[end : part.place] = 0
+                end = part.place + part.num_bytes
+                device = self._host if self._host.holds(part.array) else self._device
+                device.read(part.array, part.offset, slot[part.place : end])
+            slot[end : span.num_bytes] = 0
+        return span.num_bytes
+
 
 Arrived: TypeAlias = "Callable[[NDArray[Any]], Awaitable[None]]"
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from gradserve_server.state.files.durable_files import keep_private, remove_file
-from gradserve_server.state.files.errors import DamagedError, LostDatabaseError, StateError
+from gradserve_server.storage.directory import DamagedError, LostDatabaseError, StateError, keep_private, remove_file
 
 FORMAT = 3
 """The format that this version writes. `_UPGRADES` leads there from all earlier ones."""

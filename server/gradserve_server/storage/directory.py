@@ -1,12 +1,86 @@
-"""The folder of a server's state: who uses it, which files are its own, and whether they belong together."""
+"""The folder of a server's state: its lock, its mark, durable small files, and the errors of damaged state."""
 
+import contextlib
 import fcntl
 import os
 import re
+import stat
 from pathlib import Path
 
-from gradserve_server.state.files.durable_files import keep_private, make_folder, write_file
-from gradserve_server.state.files.errors import DamagedError, StateError
+from gradserve_server.errors import ServiceError
+
+_FILE_MODE = 0o600
+_FOLDER_MODE = 0o700
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Makes or replaces a file in one step: after a loss of power it has the old content or the new one."""
+    beside = path.with_name(f".{path.name}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    keep_private(beside)
+    beside.replace(path)
+    flush_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder that survives a loss of power, if it does not exist."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=_FOLDER_MODE)
+        flush_folder(path.absolute().parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Makes the names in a folder survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_file(path: Path) -> None:
+    """Removes a file, if there is one; it is gone after a loss of power, too."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+        flush_folder(path.parent)
+
+
+def keep_private(path: Path) -> None:
+    """Takes a file of an earlier version from everybody but its owner. Another owner's stays as it is."""
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        if path.is_file() and not path.is_symlink() and mode & ~_FILE_MODE:
+            path.chmod(mode & _FILE_MODE)
+
+
+DAMAGES = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    AssertionError,
+    RecursionError,
+    ServiceError,
+)
+"""What reading a record raises that is not as it was written."""
+
+
+class StateError(Exception):
+    """A state directory cannot be used. The message names the file, and says what is wrong with it."""
+
+
+class DamagedError(StateError):
+    """A part of a state directory is damaged, which `gradserve state repair` can remove."""
+
+
+class LostDatabaseError(DamagedError):
+    """The metadata of a state directory are gone, and with them all that was in it."""
+
 
 _LOCK = "lock"
 _MARK = "gradserve-state"

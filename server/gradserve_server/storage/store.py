@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from gradserve_server.errors import ResourceExhaustedError, ServiceError, UnavailableError
-from gradserve_server.state.files.database import UNREADABLE
-from gradserve_server.state.files.directory import StateDirectory
-from gradserve_server.state.files.errors import DamagedError, StateError
-from gradserve_server.state.files.opening import identify, identity_of, open_files
-from gradserve_server.state.files.segments import Extent, Segments, whole_blocks
-from gradserve_server.state.files.values import (
+from gradserve_server.storage.database import UNREADABLE
+from gradserve_server.storage.directory import DamagedError, StateDirectory, StateError
+from gradserve_server.storage.opening import identify, identity_of, open_files
+from gradserve_server.storage.segments import (
     Allocate,
     Array,
+    Extent,
+    Segments,
     StoredArrays,
     bytes_of,
     checksums_of,
     copies_of,
     first_damaged,
+    whole_blocks,
 )
 
 _log = logging.getLogger(__name__)

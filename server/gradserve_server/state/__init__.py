@@ -1,1 +1,0 @@
-"""Parts shared by all objects whose changes are events."""

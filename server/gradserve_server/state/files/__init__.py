@@ -1,1 +1,0 @@
-"""A state directory: what a server keeps on disk."""

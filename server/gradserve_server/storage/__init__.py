@@ -1,0 +1,1 @@
+"""What resources keep on disk, and how their changes become events."""
