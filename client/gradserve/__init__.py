@@ -91,8 +91,8 @@ from gradserve.results import (
     TensorLike,
     TransportInfo,
 )
-from gradserve.security.tls import TLS
 from gradserve.server_status import ServerStatus
+from gradserve.tls import TLS
 
 __version__ = "0.1.0"
 

@@ -20,7 +20,7 @@ from typing import IO
 
 from gradserve.conversion.argument import Argument
 from gradserve.errors import InvalidArgumentError, UnavailableError
-from gradserve.security.tls import TLS
+from gradserve.tls import TLS
 from gradserve.variables import (
     BULK_SOCKETS_VARIABLE,
     LOCAL_AGGREGATOR_VARIABLE,

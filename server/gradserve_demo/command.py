@@ -74,7 +74,7 @@ def demo(workers: int, backup: int, batch_norm: bool, epochs: int, address: str 
         raise click.UsageError("--batch-norm needs every worker in every step: it cannot be used with --backup")
     silence_grpc()
     import gradserve
-    from gradserve.discovery.schemes import servers_to_connect
+    from gradserve.discovery import servers_to_connect
 
     try:
         if address is not None:  # A cluster is looked up once, not by each worker.

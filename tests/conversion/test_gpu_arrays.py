@@ -14,8 +14,7 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.casting import as_tensor_of
 from gradserve.conversion.gpu_arrays import as_output, as_tensor
-from gradserve.gpu.arrays import GpuArray
-from gradserve.gpu.driver import GpuError
+from gradserve.gpu import GpuArray, GpuError
 from tests.client.gpu.fake_gpu import STREAM, FakeGpu, aligned
 from tests.conversion.stand_ins import CUDA, _set_type_code
 

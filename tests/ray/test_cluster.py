@@ -18,7 +18,7 @@ from rich.console import Console
 
 import gradserve
 from gradserve import aio
-from gradserve.discovery.ray_names import NAMESPACE, directory_name
+from gradserve.discovery.ray import NAMESPACE, directory_name
 from gradserve_demo.coordinator import run_demo
 from gradserve_demo.options import DemoOptions
 from gradserve_demo.report import DemoReport
@@ -105,7 +105,7 @@ def test_what_was_acknowledged_survives(cluster: RayCluster, killed: str) -> Non
 def test_a_directory_that_is_killed_soon_knows_all_servers(cluster: RayCluster) -> None:
     import ray
 
-    from gradserve.discovery.ray_connection import connected_to_ray
+    from gradserve.discovery.ray import connected_to_ray
 
     before = cluster.status()
     with connected_to_ray():
@@ -120,7 +120,7 @@ def test_what_ray_prints_is_not_in_the_output_of_commands(
     """A thread of Ray prints to standard output that a node has gone, among the JSON of `status`, for one."""
     from ray._private.worker import print_to_stdstream
 
-    from gradserve.discovery.ray_connection import connected_to_ray
+    from gradserve.discovery.ray import connected_to_ray
 
     with connected_to_ray():
         print_to_stdstream({"lines": ["The node has gone"], "pid": "raylet", "is_err": False}, ignore_prefix=False)
@@ -216,7 +216,7 @@ def test_a_client_waits_for_servers_that_are_not_up(cluster: RayCluster) -> None
     """As long as its timeout says; then it names them."""
     import ray
 
-    from gradserve.discovery.ray_connection import connected_to_ray
+    from gradserve.discovery.ray import connected_to_ray
 
     with connected_to_ray():
         name = directory_name("half")

@@ -50,8 +50,7 @@ def leave_server(index: int) -> None:
     """Leaves the actor of a server that the cluster does not have, as a `resize` that is killed does."""
     import ray
 
-    from gradserve.discovery.ray_connection import connected_to_ray
-    from gradserve.discovery.ray_names import NAMESPACE
+    from gradserve.discovery.ray import NAMESPACE, connected_to_ray
     from gradserve_server.on_ray.handles import directory_of, member_name
     from gradserve_server.on_ray.member import Member
 
@@ -62,7 +61,7 @@ def leave_server(index: int) -> None:
 
 
 def check_none_is_left() -> None:
-    from gradserve.discovery.ray_connection import connected_to_ray
+    from gradserve.discovery.ray import connected_to_ray
     from gradserve_server.on_ray.handles import member_indexes
 
     with connected_to_ray():

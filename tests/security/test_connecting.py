@@ -12,7 +12,7 @@ from google.protobuf.descriptor import MethodDescriptor
 import gradserve
 from gradserve.calls.exchange import TimeLimits
 from gradserve.memory.pool import BufferPool
-from gradserve.security.certificates import client_certificates
+from gradserve.tls import client_certificates
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport, Way
 from gradserve.transport.sockets.aio import AsyncConnection
 from gradserve.transport.sockets.blocking import BlockingConnection

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gradserve.security.certificates import client_certificates
-from gradserve.security.secure_socket import SecureSocket
+from gradserve.tls import SecureSocket, client_certificates
 from gradserve.transport.sockets.buffers import Buffers
 from gradserve_server.security.tls import server_certificates
 from tests.servers.certificates import Certificates

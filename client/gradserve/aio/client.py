@@ -15,13 +15,13 @@ from gradserve.calls.accumulators.operations import (
 )
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.exchange import DEFAULT_TIMEOUT_SECONDS
-from gradserve.discovery.schemes import servers_to_connect
+from gradserve.discovery import servers_to_connect
 from gradserve.face import AsyncFace, BriefErrors, awaiting, awaiting_making
 from gradserve.local_aggregator import aggregator_for
 from gradserve.public_names import shown
 from gradserve.results import AccumulatorHandle
-from gradserve.security.tls import TLS
-from gradserve.tracing.tracer import Tracing
+from gradserve.tls import TLS
+from gradserve.tracing.client import Tracing
 from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.interface import AsyncTransport
 from gradserve.transport.settings import ConnectionSettings, TransportName

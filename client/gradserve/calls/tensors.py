@@ -35,7 +35,7 @@ from gradserve.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from gradserve.gpu.arrays import GpuArray
+from gradserve.gpu import GpuArray
 from gradserve.results import TensorHandle
 from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_pb2

@@ -5,7 +5,7 @@ import numpy as np
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array, has_dtype
 from gradserve.conversion.gpu_arrays import as_tensor
-from gradserve.gpu.arrays import GpuArray
+from gradserve.gpu import GpuArray
 from gradserve.wire.arrays import Array, DoesNotFitError, DType, converted, is_real
 
 

@@ -13,8 +13,7 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array, detached
 from gradserve.conversion.dlpack import tensor_in
 from gradserve.conversion.dtypes import as_dtype
-from gradserve.gpu.arrays import GpuArray
-from gradserve.gpu.driver import Gpu, GpuError, open_gpu
+from gradserve.gpu import Gpu, GpuArray, GpuError, open_gpu
 from gradserve.wire.arrays import BFLOAT16, Array
 from gradserve.wire.frames import ALIGNMENT
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dns.resolver import Resolver
 
 LOOKUP_SECONDS = 5.0
-"""The longest time that a lookup may take, with all attempts and search domains."""
+"""The time limit of a lookup, with all attempts and search domains."""
 
 _FIELD = "address"
 _SERVICE = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", re.ASCII)
@@ -34,7 +34,7 @@ def servers_of_service(service: str) -> list[str]:
 
 
 def look_up(service: str, resolver: "Resolver | None" = None) -> list[str]:
-    """Returns what `servers_of_service` does, as a resolver says it; None: that of the system."""
+    """Looks up the servers of a service like `servers_of_service`, with a given resolver; None for the system's."""
     name = _record_name(service)
     try:
         import dns.exception
@@ -81,14 +81,14 @@ def _record_name(service: str) -> str:
 def _in_order(service: str, records: "list[SRV]") -> list[str]:
     priorities = sorted({record.priority for record in records})
     if len(priorities) > 1:
-        # Of SRV records with several priorities, a client is to use the lowest, and the others when these fail. But no
-        # server of a cluster can take the place of another.
+        # With several priorities, a client should use the lowest, and fall back to the others. But no server of a
+        # cluster can replace another.
         raise InvalidArgumentError(
             f"dns+srv://{service}: the SRV records have the priorities {', '.join(map(str, priorities))}: servers of a "
             "cluster cannot replace each other, so all have to have the same priority",
             field=_FIELD,
         )
-    # A set, because a host may have a record for each of its IP addresses, which differ in their weights alone.
+    # A set, because a host may have one record for each IP address, which differ only in their weights.
     servers = {(record.target.to_text(omit_final_dot=True).lower(), record.port) for record in records}
     if any(host in ("", ".") for host, _ in servers):
         raise UnavailableError(f"dns+srv://{service}: its SRV record says that no server has the service")
@@ -96,5 +96,5 @@ def _in_order(service: str, records: "list[SRV]") -> list[str]:
 
 
 def _natural(host: str) -> list[str | int]:
-    """Returns what sorts numbers in host names as numbers: gradserve-2 before gradserve-10."""
+    """Returns a sort key that compares numbers in host names as numbers: gradserve-2 before gradserve-10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", host)]

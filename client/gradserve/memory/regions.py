@@ -1,5 +1,6 @@
-"""Arrays in memory that a server on this machine can read in place."""
+"""Arrays that a server on this machine reads in place: in memory regions that the client shares with it."""
 
+import contextlib
 import logging
 import mmap
 import os
@@ -14,14 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.memory.idle import IdleMemory
-from gradserve.memory.pool import block_size
+from gradserve.errors import ResourceExhaustedError
+from gradserve.memory.pool import BufferPool, IdleMemory, block_size
 from gradserve.memory.sealed import make_private, make_region
 
 _log = logging.getLogger(__name__)
-
 MIN_BYTES = 1 << 16
-"""Smaller arrays are sent faster than they are found."""
+"""Sending a smaller array is faster than finding its region."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +29,9 @@ class Region:
     """A region of memory.
 
     Attributes:
-        number: A number that no other region of the process has.
+        number: A number that is unique in the process.
         num_bytes: Its size.
-        descriptor: Its descriptor, to hand to a server. Closed when the region is garbage-collected.
+        descriptor: Its file descriptor, to hand to a server. Closed when the region is garbage-collected.
         memory: The memory itself.
         address: The address of its first byte.
     """
@@ -52,17 +52,17 @@ class RegionPart:
 
 
 class _Block(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The array at the root of all views of a region. When it is garbage-collected, the region is free."""
+    """The root of all views of a region. Its garbage collection frees the region."""
 
 
 class RegionPool:
-    """Makes arrays in regions, which return to the pool when the last view of them is gone.
+    """Allocates arrays in regions, which return to the pool with the last view.
 
     Safe to use from several threads.
     """
 
     def __init__(self, max_idle_bytes: int) -> None:
-        """Takes the approximate limit of unused memory; more is returned to the system."""
+        """Takes the approximate limit of unused memory; the rest is returned to the system."""
         self._numbers = count(1)
         self._idle: IdleMemory[Region] = IdleMemory(max_idle_bytes)
         self._starts: list[int] = []
@@ -86,7 +86,7 @@ class RegionPool:
         return np.ndarray(shape, dtype, block)
 
     def find(self, buffer: memoryview) -> RegionPart | None:
-        """Returns the place of a buffer in a region, however the caller's array refers to it; None if it is in none."""
+        """Returns the place of a buffer in a region, whatever views the caller has made; None if it is in no region."""
         start = np.frombuffer(buffer, np.uint8).ctypes.data
         with self._lock:
             index = bisect_right(self._starts, start) - 1
@@ -96,14 +96,14 @@ class RegionPool:
         return RegionPart(region, start - region.address)
 
     def withdraw(self, region: Region) -> None:
-        """Takes a region back from whoever may still be reading it, and goes on to read what is in it now.
+        """Takes a region back from a server that may still be reading it; the server keeps its present contents.
 
-        Its arrays stay where they are, and are ordinary ones from now on: nobody else sees what is written to them.
+        Its arrays stay where they are, and become ordinary memory: nobody else sees later writes.
         """
         with self._lock:
             self._withdrawn.add(region.number)
             if self._by_start.get(region.address) is region:
-                # First, so that no call lends it with values that its file does not have.
+                # First, so that no call lends it with values that are not in its file.
                 del self._by_start[region.address]
         try:
             make_private(region.descriptor, region.address, region.num_bytes)
@@ -116,7 +116,7 @@ class RegionPool:
         region = Region(next(self._numbers), num_bytes, descriptor, memory, address)
         weakref.finalize(region, os.close, descriptor)
         with self._lock:
-            # Addresses of regions that are gone are found with them, and used again.
+            # The system reuses the addresses of regions that are gone.
             self._starts = [start for start in self._starts if start in self._by_start and start != address]
             insort(self._starts, address)
             self._by_start[address] = region
@@ -128,3 +128,32 @@ class RegionPool:
             self._withdrawn.discard(region.number)
         else:
             self._idle.put(region, region.num_bytes)
+
+
+class ClientMemory:
+    """The memory of a client's arrays. Safe to use from several threads.
+
+    Attributes:
+        received: Memory for arrays in replies.
+        regions: Memory shared with servers; None if the client shares none, or the system cannot.
+    """
+
+    def __init__(self, *, shares: bool, kept_bytes: int) -> None:
+        """Takes whether to share memory with servers, and the limit of unused memory of each kind."""
+        self.received = BufferPool(kept_bytes)
+        self.regions = RegionPool(kept_bytes) if shares and hasattr(os, "memfd_create") else None
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Returns an uninitialised array, which a server on this machine reads in place if possible.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory.
+        """
+        if self.regions is not None:
+            # There may be too many open files, or too little memory for regions.
+            with contextlib.suppress(MemoryError, ValueError):
+                return self.regions.empty(shape, dtype)
+        try:
+            return np.empty(shape, dtype)
+        except (MemoryError, ValueError) as error:
+            raise ResourceExhaustedError(f"no memory for shape {list(shape)} of {dtype}: {error}") from None

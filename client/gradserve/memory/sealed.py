@@ -1,4 +1,4 @@
-"""Memory files (memfd) that two processes map, with seals that say what neither can do."""
+"""Memory files (memfd) that processes of one machine share, sealed against changes of size."""
 
 import ctypes
 import fcntl
@@ -6,7 +6,9 @@ import mmap
 import os
 import stat
 from enum import IntFlag
+from pathlib import Path
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ADD_SEALS = 1033
 _GET_SEALS = 1034
 _MAP_NORESERVE = 0x4000
@@ -16,7 +18,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Seal(IntFlag):
-    """What cannot be done to a memory file any more; see fcntl(2)."""
+    """An operation that is forbidden on a memory file from now on; see fcntl(2)."""
 
     SEAL = 1
     """Adding seals."""
@@ -27,15 +29,15 @@ class Seal(IntFlag):
 
 
 class RegionError(ValueError):
-    """A descriptor that is not a region of memory that can be mapped safely."""
+    """A descriptor of something that cannot be mapped safely."""
 
 
 def make_region(num_bytes: int, *, read_only_for_others: bool) -> tuple[int, mmap.mmap]:
-    """Makes a memory file, and maps it for reading and writing.
+    """Creates a memory file, and maps it for reading and writing.
 
     Args:
         num_bytes: Its size, at least 1.
-        read_only_for_others: Whether processes that get the descriptor can only read it.
+        read_only_for_others: Whether other processes can only read it.
 
     Returns:
         Its descriptor, which the caller closes, and the map.
@@ -63,11 +65,11 @@ def make_region(num_bytes: int, *, read_only_for_others: bool) -> tuple[int, mma
 def map_region(descriptor: int, num_bytes: int) -> mmap.mmap:
     """Maps a region of another process for reading. The descriptor can be closed afterwards.
 
-    Only memory files of ordinary pages that can never shrink are mapped: reading from anything else could end this
-    process with SIGBUS, whenever the other one likes.
+    Maps only memory files of ordinary pages that can never shrink: with anything else, the other process could end this
+    one with SIGBUS at any time.
 
     Raises:
-        RegionError: It is something else, or shorter than `num_bytes`.
+        RegionError: The descriptor is of something else, or of a file shorter than `num_bytes`.
     """
     try:
         status = os.fstat(descriptor)
@@ -90,9 +92,9 @@ def map_region(descriptor: int, num_bytes: int) -> mmap.mmap:
 
 
 def make_private(descriptor: int, address: int, num_bytes: int) -> None:
-    """Makes a map of a memory file private to this process, where it is: what is written there later is in no file.
+    """Replaces a map of a memory file by a private map at the same address.
 
-    The file, and whatever others have mapped of it, stays as it is now. Pages are copied when they are written.
+    The file, and all other maps of it, keep their present contents. Pages are copied when they are written.
 
     Args:
         descriptor: The memory file.
@@ -108,7 +110,7 @@ def make_private(descriptor: int, address: int, num_bytes: int) -> None:
     system.mremap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 2, ctypes.c_int, ctypes.c_void_p]
     system.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     access = mmap.PROT_READ | mmap.PROT_WRITE
-    # Made elsewhere first: if that fails, the map is still there.
+    # First at another address: if that fails, the old map is still there.
     made = system.mmap(None, num_bytes, access, mmap.MAP_PRIVATE | _MAP_NORESERVE, descriptor, 0)
     if made == _MAP_FAILED:
         raise _no_private_map(num_bytes)
@@ -116,6 +118,14 @@ def make_private(descriptor: int, address: int, num_bytes: int) -> None:
         error = _no_private_map(num_bytes)
         system.munmap(made, num_bytes)
         raise error
+
+
+def machine_id() -> str:
+    """Returns the id of the running kernel's boot, which all its containers share; empty where there is none."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _no_private_map(num_bytes: int) -> MemoryError:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from gradserve.calls.exchange import Operation
 from gradserve.calls.retries import Attempts, Contact, with_retries
 from gradserve.errors import GradserveError
-from gradserve.tracing.attempts import traced
+from gradserve.tracing.client import traced
 from gradserve.transport.settings import ConnectionSettings
 
 StepT = TypeVar("StepT")

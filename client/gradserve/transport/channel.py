@@ -10,7 +10,7 @@ import grpc
 
 from gradserve.address import Address
 from gradserve.errors import CallCancelledError, GradserveError, UnavailableError
-from gradserve.security.certificates import CertificateFiles, Certificates
+from gradserve.tls import CertificateFiles, Certificates
 from gradserve.transport import methods
 from gradserve.transport.route import Route, is_loopback
 from gradserve.transport.settings import ConnectionSettings

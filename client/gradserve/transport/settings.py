@@ -10,8 +10,8 @@ from gradserve.calls.exchange import TimeLimits, check_timeout
 from gradserve.calls.retries import RetryPolicy
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice
-from gradserve.security.certificates import CertificateFiles, client_certificates
-from gradserve.tracing.tracer import CallTracer, wanted_tracer
+from gradserve.tls import CertificateFiles, client_certificates
+from gradserve.tracing.client import CallTracer, wanted_tracer
 from gradserve.transport.token import Token
 from gradserve.variables import BULK_SOCKETS_VARIABLE, GPU_ARRAYS_VARIABLE, KEPT_BYTES_VARIABLE, TRANSPORT_VARIABLE
 from gradserve.wire.frames import MAX_STRANDS

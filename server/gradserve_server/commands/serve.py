@@ -47,7 +47,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     signals = signals or StopSignals()
 
     from gradserve.lasting import lasting_task
-    from gradserve.security.certificates import CertificateError
+    from gradserve.tls import CertificateError
     from gradserve_server.accumulators.round_hold import follow_signals
     from gradserve_server.app import Server
     from gradserve_server.devices.host.memory import keep_freed_memory

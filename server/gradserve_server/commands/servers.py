@@ -49,7 +49,7 @@ def servers_at(address: str, timeout: float) -> tuple[str, ...]:
         click.ClickException: What looks servers up does not find them.
     """
     import gradserve
-    from gradserve.discovery.schemes import servers_to_connect
+    from gradserve.discovery import servers_to_connect
 
     try:
         found = tuple(map(str, servers_to_connect(address, timeout)))

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from ray.exceptions import RayError
 
-from gradserve.discovery.ray_connection import connected_to_ray
+from gradserve.discovery.ray import connected_to_ray
 from gradserve.errors import UnavailableError
 from gradserve_server.on_ray.errors import ClusterError
 from gradserve_server.on_ray.local_ray import runs_here

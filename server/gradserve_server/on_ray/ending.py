@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import get_placement_group, placement_group_table, remove_placement_group
 
-from gradserve.discovery.ray_names import directory_name
+from gradserve.discovery.ray import directory_name
 from gradserve_server.on_ray.directory import LocalRay
 from gradserve_server.on_ray.handles import (
     REPLY_SECONDS,

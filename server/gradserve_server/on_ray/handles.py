@@ -5,7 +5,7 @@ from typing import Any
 import ray
 from ray.util import list_named_actors
 
-from gradserve.discovery.ray_names import NAMESPACE, directory_name
+from gradserve.discovery.ray import NAMESPACE, directory_name
 from gradserve_server.on_ray.directory import LocalRay
 from gradserve_server.on_ray.errors import ClusterError
 

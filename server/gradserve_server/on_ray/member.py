@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from gradserve.discovery.ray_names import NAMESPACE
+from gradserve.discovery.ray import NAMESPACE
 from gradserve.lasting import lasting_thread
 from gradserve_server.accumulators.durable.movable import Key, MovableAccumulator, Rows, Slices
 from gradserve_server.accumulators.journal import PartKey, Staged

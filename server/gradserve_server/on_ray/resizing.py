@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import get_placement_group, placement_group_table
 
-from gradserve.discovery.ray_names import directory_name
+from gradserve.discovery.ray import directory_name
 from gradserve_server.accumulators.round_hold import HeldRounds
 from gradserve_server.on_ray.ending import end_members, give_back, kill
 from gradserve_server.on_ray.errors import ClusterError

@@ -9,7 +9,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from gradserve.discovery.ray_names import NAMESPACE, directory_name
+from gradserve.discovery.ray import NAMESPACE, directory_name
 from gradserve_server.on_ray.directory import Directory, Heard, LocalRay, MemberState
 from gradserve_server.on_ray.ending import end_cluster
 from gradserve_server.on_ray.errors import ClusterError

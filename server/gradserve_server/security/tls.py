@@ -4,8 +4,7 @@ import ssl
 from collections.abc import Sequence
 
 from gradserve.address import Address
-from gradserve.security.certificates import CertificateError, CertificateFiles
-from gradserve.security.tls import TLS
+from gradserve.tls import TLS, CertificateError, CertificateFiles
 from gradserve.transport.route import is_loopback
 from gradserve_server.config import ListenConfig, TlsConfig
 

@@ -18,8 +18,6 @@ def test_a_wrong_name_is_refused(given: str) -> None:
 
 
 def test_a_missing_ray_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("gradserve.discovery.ray_")]:
-        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     for connect in (gradserve.connect, aio.connect):
         with pytest.raises(gradserve.InvalidArgumentError, match=r"pip install '\.\[ray\]'"):

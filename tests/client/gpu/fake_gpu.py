@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.gpu.driver import Allocation, GpuError
+from gradserve.gpu import Allocation, Gpu, GpuError
 
 STREAM = 0x77
 
 
-class FakeGpu:
+class FakeGpu(Gpu):
     uuid = b"u" * 16
     stream = STREAM
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gradserve.gpu import driver
-from gradserve.gpu.driver import GpuError
+import gradserve.gpu as driver
+from gradserve.gpu import GpuError
 
 
 def test_the_numbers_are_those_of_cuda() -> None:
@@ -45,12 +45,12 @@ class Failing:
 @pytest.mark.parametrize("name", ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"])
 def test_a_gpu_that_is_not_there(name: str) -> None:
     with pytest.raises(GpuError, match=rf"{name} fails with CUDA_ERROR_NO_DEVICE \(100\)"):
-        driver.DriverGpu(Failing(name), 0)
+        driver.Gpu(Failing(name), 0)
 
 
 def test_the_context_of_the_thread_comes_back_after_an_error() -> None:
     library = Failing("cuIpcGetMemHandle")
-    gpu = driver.DriverGpu(library, 0)
+    gpu = driver.Gpu(library, 0)
     with pytest.raises(GpuError, match="cuIpcGetMemHandle"):
         gpu.memory_handle(64)
     assert library.calls.count("cuCtxPushCurrent_v2") == library.calls.count("cuCtxPopCurrent_v2") > 0

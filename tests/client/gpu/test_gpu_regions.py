@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gradserve.errors import ResourceExhaustedError
-from gradserve.gpu.arrays import GpuArray
+from gradserve.gpu import GpuArray
 from gradserve.memory.pool import BufferPool
 from gradserve.memory.regions import RegionPool
 from gradserve.transport.sockets.gpu_regions import GpuRegion, GpuRegions, NotSharedError

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradserve.memory.client_memory import ClientMemory
-from gradserve.memory.regions import MIN_BYTES, RegionPool
+from gradserve.memory.regions import MIN_BYTES, ClientMemory, RegionPool
 from gradserve.memory.sealed import map_region
 
 F32 = np.dtype(np.float32)

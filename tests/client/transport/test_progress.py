@@ -17,8 +17,8 @@ from gradserve.calls.exchange import TimeLimits, Track
 from gradserve.calls.progress import CallbackError
 from gradserve.face import BlockingFace
 from gradserve.progress_line import ProgressLine
-from gradserve.security.certificates import client_certificates
 from gradserve.testing import FaultyProxy
+from gradserve.tls import client_certificates
 from gradserve.transport import progress
 from gradserve.transport.progress import TransferProgress
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 import gradserve
 from benchmarks.harness.environments import ROOT
-from gradserve.memory.mapped import MappedArray, MappedMemory
-from gradserve.memory.pool import BufferPool
+from gradserve.memory.pool import BufferPool, MappedArray, MappedMemory
 from gradserve.memory.sealed import make_region, map_region
 from gradserve_server.commands.kernels import compile_source
 from gradserve_server.config import RuntimeConfig, ServerConfig

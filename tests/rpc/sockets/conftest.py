@@ -11,7 +11,7 @@ from typing import Self, TypeAlias
 import pytest
 from pydantic import ByteSize
 
-from gradserve.security.certificates import CertificateFiles, client_certificates
+from gradserve.tls import CertificateFiles, client_certificates
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.app import Server

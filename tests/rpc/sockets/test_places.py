@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 import gradserve
-from gradserve.memory.machine import machine_id
+from gradserve.memory.sealed import machine_id
 from gradserve.testing.ports import free_port
 from gradserve.v1 import server_messages_pb2
 from gradserve_server.app import Server

@@ -19,7 +19,7 @@ from gradserve.conversion.plain import as_choice, as_shape
 from gradserve.conversion.slices import as_slices
 from gradserve.conversion.trees import Structure, Tree, leaves_of, taken_apart
 from gradserve.errors import InvalidArgumentError
-from gradserve.gpu.arrays import GpuArray
+from gradserve.gpu import GpuArray
 from gradserve.printing import first_items
 from gradserve.results import DenseSpec, IndexedSlices, SparseSpec, TensorHandle, Value
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2

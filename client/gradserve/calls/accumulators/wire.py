@@ -26,7 +26,7 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag, as_integer
 from gradserve.conversion.trees import Tree
 from gradserve.errors import DeadlineExceededError, GradserveError
-from gradserve.gpu.arrays import GpuArray
+from gradserve.gpu import GpuArray
 from gradserve.results import (
     AccumulatorInfo,
     ApplyResult,

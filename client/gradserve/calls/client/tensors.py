@@ -17,7 +17,7 @@ from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.gpu_arrays import as_output, as_tensor
 from gradserve.conversion.handles import as_handle, as_handles
 from gradserve.conversion.plain import as_list, as_shape, as_text
-from gradserve.gpu.arrays import GpuArray
+from gradserve.gpu import GpuArray
 from gradserve.results import ArrayLike, DTypeLike, TensorHandle
 from gradserve.wire.arrays import Array
 

@@ -12,7 +12,7 @@ from gradserve.calls.exchange import NOT_CARRIED, Download, Introduce, Reply, Un
 from gradserve.calls.progress import Progress
 from gradserve.calls.retries import Attempt
 from gradserve.errors import UnavailableError
-from gradserve.memory.client_memory import ClientMemory
+from gradserve.memory.regions import ClientMemory
 from gradserve.results import TransportInfo
 from gradserve.transport.aio.sockets import AsyncSockets
 from gradserve.transport.channel import closed, make_channel

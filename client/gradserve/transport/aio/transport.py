@@ -19,7 +19,7 @@ from gradserve.calls.exchange import (
     Unary,
 )
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
-from gradserve.memory.client_memory import ClientMemory
+from gradserve.memory.regions import ClientMemory
 from gradserve.transport.aio.background import BackgroundTask
 from gradserve.transport.aio.server import AsyncServer
 from gradserve.transport.aio.together import ConcurrentSteps

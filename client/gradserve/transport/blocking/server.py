@@ -9,7 +9,7 @@ from gradserve.address import Address
 from gradserve.calls.exchange import NOT_CARRIED, Download, Introduce, Reply, Unary, Upload, Whole
 from gradserve.calls.progress import Progress
 from gradserve.calls.retries import Attempt
-from gradserve.memory.client_memory import ClientMemory
+from gradserve.memory.regions import ClientMemory
 from gradserve.results import TransportInfo
 from gradserve.transport.blocking.sockets import BlockingSockets, Watch
 from gradserve.transport.blocking.uploading import ReportedUpload, carry_upload

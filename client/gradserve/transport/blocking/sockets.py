@@ -5,7 +5,7 @@ from typing import Any
 
 from gradserve.calls.exchange import Reply, Unary, Whole
 from gradserve.errors import DeadlineExceededError, UnavailableError
-from gradserve.memory.client_memory import ClientMemory
+from gradserve.memory.regions import ClientMemory
 from gradserve.results import TransportInfo
 from gradserve.transport.carrying import carry_out
 from gradserve.transport.route import Route

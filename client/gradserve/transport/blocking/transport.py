@@ -20,7 +20,7 @@ from gradserve.calls.exchange import (
     Unary,
 )
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
-from gradserve.memory.client_memory import ClientMemory
+from gradserve.memory.regions import ClientMemory
 from gradserve.transport.blocking.background import BackgroundThread
 from gradserve.transport.blocking.server import BlockingServer
 from gradserve.transport.blocking.sockets import Watch

@@ -16,7 +16,7 @@ from gradserve.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from gradserve.memory.client_memory import ClientMemory
+from gradserve.memory.regions import ClientMemory
 from gradserve.results import TransportInfo
 from gradserve.transport.channel import closed
 from gradserve.transport.route import Route

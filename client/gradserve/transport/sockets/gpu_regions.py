@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from gradserve.gpu.arrays import GpuArray
-from gradserve.gpu.driver import Allocation, Gpu, GpuError
+from gradserve.gpu import Allocation, Gpu, GpuArray, GpuError
 from gradserve.v1 import socket_messages_pb2
 from gradserve.wire.frames import ALIGNMENT, FrameHeader, FrameKind
 

@@ -7,7 +7,7 @@ import sys
 from typing import TypeAlias
 
 from gradserve.errors import UnavailableError
-from gradserve.security.secure_socket import SecureSocket
+from gradserve.tls import SecureSocket
 from gradserve.transport.settings import ConnectionSettings, Keepalive
 from gradserve.transport.sockets.places import Place
 

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradserve.memory.machine import machine_id
+from gradserve.memory.sealed import machine_id
 from gradserve.transport.route import Route, is_loopback
 from gradserve.transport.settings import Way
 from gradserve.v1 import socket_messages_pb2

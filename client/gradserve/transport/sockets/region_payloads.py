@@ -12,7 +12,7 @@ import numpy as np
 
 from gradserve.calls.progress import Progress
 from gradserve.errors import GradserveError
-from gradserve.gpu.arrays import GpuArray, failures
+from gradserve.gpu import GpuArray, failures
 from gradserve.memory.pool import BufferPool
 from gradserve.memory.regions import MIN_BYTES, Region, RegionPool
 from gradserve.memory.sealed import RegionError, map_region

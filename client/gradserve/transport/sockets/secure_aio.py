@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 
-from gradserve.security.secure_socket import SecureSocket
+from gradserve.tls import SecureSocket
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.aio import AsyncConnection, connect_to, ready
 from gradserve.transport.sockets.all_of import all_of

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gradserve.security.secure_socket import SecureSocket
+from gradserve.tls import SecureSocket
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.blocking import AT_ONCE, BlockingConnection, connect_all
 from gradserve.transport.sockets.buffers import Buffers, buffers_of

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.memory.mapped import MappedArray, MappedMemory
+from gradserve.memory.pool import MappedArray, MappedMemory
 from gradserve.memory.sealed import make_region
 from gradserve.wire.frames import aligned
 

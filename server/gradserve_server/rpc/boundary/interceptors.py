@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor import MethodDescriptor
 
-from gradserve.tracing.describing import ERROR_TYPE, STATUS_CODE, call_attributes, message_attributes
+from gradserve.tracing.spans import ERROR_TYPE, STATUS_CODE, call_attributes, message_attributes
 from gradserve.wire.tensors import WithContents
 from gradserve_server.errors import (
     InternalError,
@@ -128,7 +128,7 @@ class TracedCalls:
         """Returns a handle that opens a span for each call."""
         from opentelemetry.trace import SpanKind
 
-        from gradserve.tracing.context import context_in
+        from gradserve.tracing.spans import context_in
 
         tracer = self._tracer
         name = f"{method.containing_service.full_name}/{method.name}"

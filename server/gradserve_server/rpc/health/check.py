@@ -7,8 +7,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gradserve.address import Address
-from gradserve.security.certificates import CertificateFiles, client_certificates
-from gradserve.security.tls import TLS
+from gradserve.tls import TLS, CertificateFiles, client_certificates
 from gradserve.transport.channel import channel_credentials
 from gradserve.transport.route import Route
 from gradserve.transport.status import explain

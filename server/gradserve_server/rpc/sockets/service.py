@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradserve.address import Address
-from gradserve.memory.machine import machine_id
+from gradserve.memory.sealed import machine_id
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
 from gradserve.wire.messages import encode_duration
 from gradserve_server.errors import InvalidArgumentError

@@ -11,9 +11,9 @@ from gradserve.calls.combinators import at_target
 from gradserve.calls.exchange import DEFAULT_TIMEOUT_SECONDS, Operation, Reply, Unary, Whole
 from gradserve.calls.server import Cluster
 from gradserve.calls.tensors import call_with_arrays
-from gradserve.discovery.schemes import servers_to_connect
+from gradserve.discovery import servers_to_connect
 from gradserve.errors import GradserveError
-from gradserve.security.tls import TLS
+from gradserve.tls import TLS
 from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.v1 import accumulator_pb2, tensor_pb2

@@ -3,7 +3,7 @@
 import pytest
 
 from gradserve.address import Address
-from gradserve.memory.machine import machine_id
+from gradserve.memory.sealed import machine_id
 from gradserve.transport.route import Route
 from gradserve.transport.settings import Way
 from gradserve.transport.sockets.places import find_places

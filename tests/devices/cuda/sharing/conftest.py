@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gradserve.gpu.arrays import GpuArray
+from gradserve.gpu import GpuArray
 from gradserve.testing import ServerProcess
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.testing import LocalServer

@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from gradserve.gpu.driver import DriverGpu, open_gpu
+from gradserve.gpu import Gpu, open_gpu
 from gradserve.testing import ServerProcess
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2
@@ -25,7 +25,7 @@ class Memory:
 
     def __init__(self, gpu: Any) -> None:
         driver = open_gpu(0)
-        assert isinstance(driver, DriverGpu)
+        assert isinstance(driver, Gpu)
         self._driver = driver
         self.array = gpu.array(np.arange(64, dtype=np.float32))
         self.allocation = driver.allocation_of(self.array.data.ptr)

@@ -20,7 +20,7 @@ import grpc
 
 from gradserve.address import Address
 from gradserve.lasting import lasting_task
-from gradserve.security.certificates import CertificateFiles, Certificates
+from gradserve.tls import CertificateFiles, Certificates
 from gradserve.transport.route import Route
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file
 from gradserve_server.runtime.files import OwnFile, reason_of

@@ -16,7 +16,7 @@ import grpc
 import gradserve
 from gradserve.address import Address
 from gradserve.lasting import lasting_task
-from gradserve.security.certificates import CertificateFiles
+from gradserve.tls import CertificateFiles
 from gradserve_server.config import LimitsConfig
 from gradserve_server.errors import UnavailableError
 from gradserve_server.observe.calls import Way

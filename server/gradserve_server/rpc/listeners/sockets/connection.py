@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 
 import gradserve
-from gradserve.gpu.driver import HANDLE_BYTES
+from gradserve.gpu import HANDLE_BYTES
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
 from gradserve.wire.frames import (
     PROTOCOL,

@@ -17,7 +17,7 @@ from pathlib import Path
 from gradserve.address import Address
 from gradserve.errors import InvalidArgumentError
 from gradserve.lasting import lasting_task
-from gradserve.security.certificates import CertificateFiles
+from gradserve.tls import CertificateFiles
 from gradserve_server.config import ListenConfig
 from gradserve_server.errors import ResourceExhaustedError, UnavailableError
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file

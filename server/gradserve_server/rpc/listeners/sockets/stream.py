@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.security.secure_socket import SecureSocket
+from gradserve.tls import SecureSocket
 from gradserve.transport.sockets.all_of import all_of
 from gradserve.transport.sockets.buffers import Buffers
 from gradserve.wire.frames import HEADER_BYTES, FrameError, FrameHeader, FrameKind, shares, split

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from gradserve.lasting import lasting_thread
-from gradserve.security.secure_socket import SecureSocket
+from gradserve.tls import SecureSocket
 from gradserve.transport.sockets.buffers import Buffers
 
 

@@ -1,16 +1,23 @@
-"""What client and server need of CUDA's driver, libcuda.so.1, which is there wherever a GPU is used.
+"""GPUs and arrays in their memory, through NVIDIA's driver (libcuda.so.1) alone: no library of arrays is imported.
 
-CuPy, PyTorch and JAX allocate memory in the primary context of a GPU; so everything here happens in that context, in
-any thread. The numbers and signatures are those of cuda.h, which never change.
+CuPy, PyTorch and JAX allocate memory in the primary context of a GPU, so everything here happens in that context, in
+any thread. Constants and signatures are those of cuda.h, which never change.
 """
 
 import ctypes
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import c_char, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve.errors import InternalError
 
 HANDLE_BYTES = 64
 """The length of a handle of memory, and of one of an event (CU_IPC_HANDLE_SIZE)."""
@@ -26,16 +33,16 @@ _NON_BLOCKING_STREAM = 1
 
 
 class GpuError(Exception):
-    """CUDA's driver says no, or is not there."""
+    """An error of CUDA's driver, or no driver."""
 
 
 class Allocation(NamedTuple):
-    """What one call of cudaMalloc has allocated, or another process has handed over.
+    """Memory that one call of cudaMalloc has allocated, or that another process has handed over.
 
     Attributes:
         base: The address of its first byte.
         num_bytes: Its size.
-        buffer_id: What tells it from another allocation at this address, before or afterwards.
+        buffer_id: The id that distinguishes it from earlier and later allocations at the same address.
         can_be_shared: Whether CUDA can hand it to another process.
     """
 
@@ -45,62 +52,19 @@ class Allocation(NamedTuple):
     can_be_shared: bool
 
 
-class Gpu(Protocol):
-    """One GPU, as this process sees it. Safe to use from several threads.
+class Gpu:
+    """One GPU, as this process sees it through the driver. Safe to use from several threads.
 
-    Everything raises GpuError if the driver says no.
+    All methods raise GpuError if the driver reports an error.
 
     Attributes:
-        uuid: What tells it from all other GPUs, 16 bytes.
-        stream: A stream (cudaStream_t) of this process's own: work that tensors depend on is done before what comes
-            next in it, and copies take place in it.
+        uuid: The 16 bytes that identify the GPU.
+        stream: This process's stream (cudaStream_t): copies take place in it, and work that tensors depend on is done
+            before whatever comes next in it.
     """
 
-    uuid: bytes
-    stream: int
-
-    def allocation_of(self, address: int) -> Allocation:
-        """Returns the allocation in which an address is."""
-        ...
-
-    def index_of(self, address: int) -> int:
-        """Returns the index of the GPU, this one or another, in whose memory an address is."""
-        ...
-
-    def memory_handle(self, base: int) -> bytes:
-        """Returns the handle with which another process opens an allocation, given the address of its first byte."""
-        ...
-
-    def new_event(self) -> int:
-        """Returns an event that other processes can wait for."""
-        ...
-
-    def event_handle(self, event: int) -> bytes:
-        """Returns the handle with which another process opens an event."""
-        ...
-
-    def record(self, event: int) -> None:
-        """Makes an event done when everything is that is in the stream so far."""
-        ...
-
-    def wait_for_stream(self, other: int) -> None:
-        """Makes what comes next in the stream wait for everything that is in another one so far."""
-        ...
-
-    def read(self, address: int, target: Any) -> None:
-        """Fills a C-contiguous array of NumPy from memory of the GPU, after what is in the stream."""
-        ...
-
-    def write(self, address: int, source: Any) -> None:
-        """Copies a C-contiguous array of NumPy to memory of the GPU, after what is in the stream; waits for it."""
-        ...
-
-
-class DriverGpu:
-    """A GPU, through the driver; see `Gpu`."""
-
     def __init__(self, library: Any, index: int) -> None:
-        """Takes the driver's library, and the index of the GPU as CUDA counts in this process.
+        """Opens a GPU, given the driver's library and the GPU's CUDA index in this process.
 
         Raises:
             GpuError: There is no such GPU.
@@ -123,7 +87,7 @@ class DriverGpu:
         self._between = between
 
     def allocation_of(self, address: int) -> Allocation:
-        """See `Gpu`."""
+        """Returns the allocation that contains an address."""
         base, size = c_void_p(), c_size_t()
         with self._current():
             self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), c_void_p(address))
@@ -133,49 +97,49 @@ class DriverGpu:
         return Allocation(base.value, size.value, buffer_id, bool(can_be_shared))
 
     def index_of(self, address: int) -> int:
-        """See `Gpu`."""
+        """Returns the index of the GPU, this one or another, whose memory contains an address."""
         with self._current():
             return self._attribute(_DEVICE_ORDINAL, c_int(), address)
 
     def memory_handle(self, base: int) -> bytes:
-        """See `Gpu`."""
+        """Returns the handle with which another process opens an allocation, given its base address."""
         handle = (c_char * HANDLE_BYTES)()
         with self._current():
             self._call("cuIpcGetMemHandle", ctypes.byref(handle), c_void_p(base))
         return handle.raw
 
     def new_event(self) -> int:
-        """See `Gpu`."""
+        """Returns an event that other processes can wait for."""
         with self._current():
             return self._new_event(_INTERPROCESS | _NO_TIMING | _BLOCKING_EVENT)
 
     def event_handle(self, event: int) -> bytes:
-        """See `Gpu`."""
+        """Returns the handle with which another process opens an event."""
         handle = (c_char * HANDLE_BYTES)()
         with self._current():
             self._call("cuIpcGetEventHandle", ctypes.byref(handle), c_void_p(event))
         return handle.raw
 
     def record(self, event: int) -> None:
-        """See `Gpu`."""
+        """Completes an event as soon as everything that is in the stream now is done."""
         with self._current():
             self._call("cuEventRecord", c_void_p(event), c_void_p(self.stream))
 
     def wait_for_stream(self, other: int) -> None:
-        """See `Gpu`."""
+        """Makes whatever comes next in the stream wait for everything that is in another stream now."""
         with self._lock, self._current():
             self._call("cuEventRecord", c_void_p(self._between), c_void_p(other))
             self._call("cuStreamWaitEvent", c_void_p(self.stream), c_void_p(self._between), c_uint(0))
 
     def read(self, address: int, target: Any) -> None:
-        """See `Gpu`."""
+        """Fills a C-contiguous NumPy array from memory of the GPU, after the work in the stream."""
         with self._current():
             place, size = c_void_p(target.ctypes.data), c_size_t(target.nbytes)
             self._call("cuMemcpyDtoHAsync_v2", place, c_void_p(address), size, c_void_p(self.stream))
             self._call("cuStreamSynchronize", c_void_p(self.stream))
 
     def write(self, address: int, source: Any) -> None:
-        """See `Gpu`."""
+        """Copies a C-contiguous NumPy array to memory of the GPU after the work in the stream, and waits for it."""
         with self._current():
             place, size = c_void_p(source.ctypes.data), c_size_t(source.nbytes)
             self._call("cuMemcpyHtoDAsync_v2", c_void_p(address), place, size, c_void_p(self.stream))
@@ -212,7 +176,7 @@ def load_library() -> Any:
     """Returns the driver's library.
 
     Raises:
-        GpuError: It is not there.
+        GpuError: There is none.
     """
     try:
         return ctypes.CDLL(_LIBRARY)
@@ -222,9 +186,66 @@ def load_library() -> Any:
 
 @cache
 def open_gpu(index: int) -> Gpu:
-    """Returns the GPU with an index, always the same object.
+    """Returns the GPU with this index, always the same object.
 
     Raises:
         GpuError: There is no driver, or no such GPU.
     """
-    return DriverGpu(load_library(), index)
+    return Gpu(load_library(), index)
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Turns GpuError into InternalError."""
+    try:
+        yield
+    except GpuError as error:
+        raise InternalError(f"a GPU of this machine fails: {error}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class GpuArray:
+    """A C-contiguous array in the memory of a GPU, owned by a library in this process.
+
+    Work that the library has queued on the array ends before whatever comes next in `gpu.stream`.
+
+    Attributes:
+        gpu: The GPU.
+        address: The address of its first element.
+        dtype: Its dtype, one that tensors can have.
+        shape: Its shape.
+        owner: The object that keeps the memory alive.
+    """
+
+    gpu: Gpu
+    address: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    owner: object = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def to_host(self) -> NDArray[Any]:
+        """Returns a copy in host memory.
+
+        Raises:
+            InternalError: CUDA fails.
+        """
+        host = np.empty(self.shape, self.dtype)
+        if host.nbytes:
+            with failures():
+                self.gpu.read(self.address, host)
+        return host
+
+    def fill(self, values: NDArray[Any]) -> None:
+        """Overwrites the elements with those of a host array of the same dtype and shape.
+
+        Raises:
+            InternalError: CUDA fails.
+        """
+        if values.nbytes:
+            with failures():
+                self.gpu.write(self.address, np.ascontiguousarray(values))

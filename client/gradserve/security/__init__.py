@@ -1,1 +1,0 @@
-"""Encrypted connections: certificates, and sockets that use them. Both sides share it."""
