@@ -5,21 +5,6 @@ from itertools import islice
 
 from gradserve_server.errors import InvalidArgumentError
 
-
-def visible(text: str) -> str:
-    """See `gradserve.printing`."""
-    if text.isascii() and text.isprintable():
-        return text
-    from gradserve.printing import visible
-
-    return visible(text)
-
-
-def visible_lines(text: str) -> str:
-    """See `gradserve.printing`."""
-    return "\n  ".join(map(visible, text.split("\n")))
-
-
 MAX_NAME_BYTES = 1024
 """The longest name of a resource, container, component, variable or collection, in UTF-8."""
 MAX_ID_BYTES = 128
@@ -88,3 +73,17 @@ def listed(names: Collection[str]) -> str:
     shown = ", ".join(map(quoted, islice(names, _SHOWN_ENTRIES)))
     more = f" and {len(names) - _SHOWN_ENTRIES} more" if len(names) > _SHOWN_ENTRIES else ""
     return f"[{shown}{more}]"
+
+
+def visible(text: str) -> str:
+    """See `gradserve.printing`."""
+    if text.isascii() and text.isprintable():
+        return text
+    from gradserve.printing import visible
+
+    return visible(text)
+
+
+def visible_lines(text: str) -> str:
+    """See `gradserve.printing`."""
+    return "\n  ".join(map(visible, text.split("\n")))

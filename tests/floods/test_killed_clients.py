@@ -13,7 +13,7 @@ from gradserve.v1 import lease_messages_pb2
 from gradserve_server.config import LeaseConfig, ServerConfig
 from tests.bad_input.layer_tables import create_request
 from tests.bad_input.requests import Create, Take, component, ref, spec
-from tests.leases.clients.aging_server import CLIENT_LEASE, AgingServer, num_held, num_private, pass_time
+from tests.resources.clients.aging_server import CLIENT_LEASE, AgingServer, num_held, num_private, pass_time
 from tests.servers.polling import eventually
 from tests.servers.raw_calls import RawCalls
 from tests.servers.runtime import NOT_WARMED_UP

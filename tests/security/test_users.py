@@ -22,7 +22,7 @@ from gradserve_server.config import LeaseConfig, ListenConfig, RuntimeConfig, Se
 from gradserve_server.parts import Parts
 from gradserve_server.security.user_keys import LIFETIME_SECONDS
 from gradserve_server.testing import LocalServer
-from tests.leases.clients.aging_server import num_held
+from tests.resources.clients.aging_server import num_held
 from tests.security.serving import TOKENS, entry, replace_file
 from tests.servers.clocks import SkippingClock
 from tests.servers.connecting import connect_with, without_retries

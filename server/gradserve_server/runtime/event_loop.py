@@ -15,6 +15,16 @@ from gradserve.lasting import lasting_thread
 
 _log = logging.getLogger(__name__)
 
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Returns an event loop: uvloop's where it is installed, which takes less time for a call, or asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
 _OWN_PACKAGE = __name__.partition(".")[0]
 _RUNS_THE_LOOP = "asyncio.runners"
 _WAITS = ("selectors", "asyncio.base_events", "asyncio.selector_events")
@@ -164,12 +174,3 @@ class ShortPauses:
     def _collected(self, phase: str, info: Mapping[str, Any]) -> None:
         if phase == "stop" and info["generation"] == 2:
             gc.freeze()
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Returns an event loop: uvloop's where it is installed, which takes less time for a call, or asyncio's own."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()

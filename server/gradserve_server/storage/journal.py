@@ -5,6 +5,27 @@ from collections.abc import Hashable, Iterator
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
+EventT_contra = TypeVar("EventT_contra", contravariant=True)
+
+
+class Journal(Protocol[EventT_contra]):
+    """Takes every event of one resource before it takes effect, in order."""
+
+    async def append(self, event: EventT_contra) -> None:
+        """Returns once the event may take effect.
+
+        If it raises, or the task is cancelled, the event does not take effect: nothing has changed, and the event is
+        not replayed.
+        """
+        ...
+
+
+class NoJournal:
+    """Lets every event take effect at once, and records nothing."""
+
+    async def append(self, event: object) -> None:
+        """Returns at once."""
+
 
 class Durability(Enum):
     """What survives a crash of the server, or a loss of power; see the enum of the protos."""
@@ -48,25 +69,3 @@ class IdWindow(Generic[IdT, RecordT]):
         self._records[used_id] = record
         self._records.move_to_end(used_id)
         return [self._records.popitem(last=False)[0] for _ in range(len(self._records) - self.size)]
-
-
-EventT_contra = TypeVar("EventT_contra", contravariant=True)
-
-
-class Journal(Protocol[EventT_contra]):
-    """Takes every event of one resource before it takes effect, in order."""
-
-    async def append(self, event: EventT_contra) -> None:
-        """Returns once the event may take effect.
-
-        If it raises, or the task is cancelled, the event does not take effect: nothing has changed, and the event is
-        not replayed.
-        """
-        ...
-
-
-class NoJournal:
-    """Lets every event take effect at once, and records nothing."""
-
-    async def append(self, event: object) -> None:
-        """Returns at once."""

@@ -34,7 +34,7 @@ from gradserve_server.storage.journal import Durability
 from tests.accumulators.bench import F32, KEY, Bench, apply, opened, push_pull, take, value_of
 from tests.accumulators.durable.disk import Disk, ledger_of
 from tests.servers.polling import PATIENCE_SECONDS, eventually_async
-from tests.state.failing_disk import break_flushes, fill_disk
+from tests.storage.failing_disk import break_flushes, fill_disk
 
 LEVELS = [Durability.ROUND, Durability.GRADIENT]
 

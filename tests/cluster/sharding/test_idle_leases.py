@@ -16,7 +16,7 @@ from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from tests.cluster.servers import addresses_of, name_at
 from tests.cluster.sharding.clients import MODEL, gradient, same, small_pieces
-from tests.leases.clients.aging_server import AgingServer, pass_time
+from tests.resources.clients.aging_server import AgingServer, pass_time
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP
 

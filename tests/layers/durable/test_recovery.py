@@ -31,7 +31,7 @@ from gradserve_server.storage.journal import Durability
 from tests.layers.bench import KEY, LayerBench, bits, config_of
 from tests.layers.durable.disk import LayerDisk
 from tests.layers.test_events import CONFIGS, REMEMBERED, STEPS, Worker
-from tests.state.failing_disk import break_flushes, fill_disk
+from tests.storage.failing_disk import break_flushes, fill_disk
 
 
 @pytest.fixture

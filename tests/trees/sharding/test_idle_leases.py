@@ -15,7 +15,7 @@ from gradserve_server.rpc.upstream import shards
 from tests.cluster.servers import addresses_of, name_at
 from tests.cluster.sharding.clients import MODEL, gradient, same, small_pieces
 from tests.cluster.sharding.test_idle_leases import left
-from tests.leases.clients.aging_server import AgingServer, pass_time
+from tests.resources.clients.aging_server import AgingServer, pass_time
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP
 from tests.trees.servers import aggregator

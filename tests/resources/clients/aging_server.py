@@ -58,7 +58,7 @@ def pass_time(server: AgingServer, seconds: float) -> None:
 def program(address: str, then: str) -> Iterator["subprocess.Popen[str]"]:
     """A program with a client that it never closes, once that has made one of everything."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.leases.program", address, then],
+        [sys.executable, "-m", "tests.resources.program", address, then],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

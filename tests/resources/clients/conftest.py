@@ -6,7 +6,7 @@ import pytest
 
 from gradserve_server.config import LeaseConfig, ServerConfig
 from gradserve_server.rpc.listeners.grpc.listener import ClientKeepalive
-from tests.leases.clients.aging_server import CLIENT_LEASE, AgingServer
+from tests.resources.clients.aging_server import CLIENT_LEASE, AgingServer
 from tests.servers.runtime import NOT_WARMED_UP
 
 CONFIG = ServerConfig(runtime=NOT_WARMED_UP, leases=LeaseConfig(client_lease_seconds=CLIENT_LEASE))

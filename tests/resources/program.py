@@ -1,6 +1,6 @@
 """A program with a client that it never closes, and one of everything that a client can have for itself alone.
 
-Run as `python -m tests.leases.program ADDRESS THEN`.
+Run as `python -m tests.resources.program ADDRESS THEN`.
 """
 
 import sys

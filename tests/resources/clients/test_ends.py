@@ -10,8 +10,8 @@ import gradserve
 import gradserve.aio
 from gradserve_server.config import LeaseConfig, ServerConfig
 from gradserve_server.testing import LocalServer
-from tests.leases.clients.aging_server import CLIENT_LEASE, AgingServer, num_held, num_private, pass_time, program
-from tests.leases.program import NUM_MADE
+from tests.resources.clients.aging_server import CLIENT_LEASE, AgingServer, num_held, num_private, pass_time, program
+from tests.resources.program import NUM_MADE
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.processes import ended
 from tests.servers.runtime import NOT_WARMED_UP

@@ -16,7 +16,7 @@ from gradserve.calls.exchange import TimeLimits
 from gradserve.testing import FaultyProxy
 from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import ListenConfig
-from tests.leases.clients.aging_server import CLIENT_LEASE, AgingServer, num_held, num_private, pass_time
+from tests.resources.clients.aging_server import CLIENT_LEASE, AgingServer, num_held, num_private, pass_time
 from tests.servers.connecting import connect_with
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 

@@ -9,7 +9,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from tests.leases.clients.aging_server import AgingServer, num_private, pass_time
+from tests.resources.clients.aging_server import AgingServer, num_private, pass_time
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 GRAD = np.ones(2, np.float32)
