@@ -1,4 +1,4 @@
-"""Converts the answers of an accumulator to messages."""
+"""Encodes replies of AccumulatorService: outcomes, averages, and descriptions of accumulators."""
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,69 +7,31 @@ from typing import ClassVar, TypeAlias
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.tensors import Contents, WithContents, encode_message
+from gradserve.wire.tensors import Contents, WithContents, encode_message, to_data_type
+from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Average, RoundParts, SparseSlices
-from gradserve_server.accumulators.rounds import Applied, Outcome
+from gradserve_server.accumulators.rounds import AccumulatorState, Applied, Outcome
+from gradserve_server.accumulators.spec import (
+    ComponentSpec,
+    Layout,
+    Reduction,
+)
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.rpc.boundary.chain import Codec
+from gradserve_server.rpc.boundary.fields import encode_durability, encode_idle_lease
 from gradserve_server.rpc.boundary.messages import PARTS_AT_ONCE, Serialized, repeated, within
 from gradserve_server.rpc.tensors.messages import each_delivered
 from gradserve_server.tensors.delivery import Delivery
 
-_MOST_BYTES = 4 << 20
-"""The longest reply that is kept. Clients in Python ask for inline averages of up to 3 MiB."""
+# Outcomes and averages
 
-
-@dataclass
-class ContentsOfAverage(Contents):
-    """The contents of an average.
-
-    Attributes:
-        average: The average, whose arrays never change.
-    """
-
-    is_kept: ClassVar[bool] = True
-    average: Average | None = None
-
-
-@dataclass(frozen=True)
-class _Kept:
-    average: "weakref.ref[Average]"
-    message: bytes
-    reply: bytes
-
-
-class ReplyEncoder:
-    """Serializes replies, and keeps the latest one as long as its average: other calls may be answered in the same way.
-
-    Not thread-safe: used on the event loop only.
-    """
-
-    def __init__(self) -> None:
-        self._kept: _Kept | None = None
-
-    def __call__(self, reply: WithContents) -> bytes:
-        """Returns a reply as it is sent."""
-        contents = reply.contents
-        if not isinstance(contents, ContentsOfAverage) or contents.average is None or not contents.buffers:
-            return encode_message(reply)
-        message = reply.message.SerializeToString()
-        kept = self._kept
-        if kept is not None and kept.average() is contents.average and kept.message == message:
-            return kept.reply
-        encoded = encode_message(reply)
-        if len(encoded) <= _MOST_BYTES:
-            self._kept = _Kept(weakref.ref(contents.average, self._forget), message, encoded)
-        return encoded
-
-    def _forget(self, average: "weakref.ref[Average]") -> None:
-        if self._kept is not None and self._kept.average is average:
-            self._kept = None
-
-
-def reply_codecs() -> Mapping[str, Codec]:
-    """Returns the serializers of the methods whose replies several calls may get."""
-    return {method: Codec(encode=ReplyEncoder()) for method in ("PushPull", "ReadAverage", "ReduceGradients")}
+_OUTCOMES = {
+    Outcome.ACCEPTED: accumulator_pb2.APPLY_OUTCOME_ACCEPTED,
+    Outcome.STALE: accumulator_pb2.APPLY_OUTCOME_STALE,
+    Outcome.ALREADY_COUNTED: accumulator_pb2.APPLY_OUTCOME_ALREADY_COUNTED,
+}
 
 
 _Response: TypeAlias = (
@@ -78,12 +40,6 @@ _Response: TypeAlias = (
     | messages_pb2.PushPullResponse
     | messages_pb2.ReduceGradientsResponse
 )
-
-_OUTCOMES = {
-    Outcome.ACCEPTED: accumulator_pb2.APPLY_OUTCOME_ACCEPTED,
-    Outcome.STALE: accumulator_pb2.APPLY_OUTCOME_STALE,
-    Outcome.ALREADY_COUNTED: accumulator_pb2.APPLY_OUTCOME_ALREADY_COUNTED,
-}
 
 
 def encode_applied(applied: Applied, *, duplicate: bool, num_rounds: int) -> messages_pb2.ApplyGradientResponse:
@@ -97,6 +53,18 @@ def encode_applied(applied: Applied, *, duplicate: bool, num_rounds: int) -> mes
         round=applied.round.number + 1 if is_in_round and applied.round is not None else 0,
         num_rounds=num_rounds,
     )
+
+
+@dataclass
+class ContentsOfAverage(Contents):
+    """The contents of an average.
+
+    Attributes:
+        average: The average, whose arrays never change.
+    """
+
+    is_kept: ClassVar[bool] = True
+    average: Average | None = None
 
 
 async def encode_taken(average: Average, delivery: Delivery, compute: Compute, *, duplicate: bool) -> WithContents:
@@ -218,4 +186,152 @@ def _encode_parts(parts: RoundParts) -> accumulator_pb2.RoundParts:
         sums=parts.sums,
         epoch=parts.epoch,
         oldest_epoch=parts.oldest_epoch,
+    )
+
+
+# Replies with averages, serialized once for all calls that get the same one
+
+_MOST_BYTES = 4 << 20
+"""The longest reply that is kept. Clients in Python ask for inline averages of up to 3 MiB."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    average: "weakref.ref[Average]"
+    message: bytes
+    reply: bytes
+
+
+class ReplyEncoder:
+    """Serializes replies, and keeps the latest one as long as its average: other calls may be answered in the same way.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(self) -> None:
+        self._kept: _Kept | None = None
+
+    def __call__(self, reply: WithContents) -> bytes:
+        """Returns a reply as it is sent."""
+        contents = reply.contents
+        if not isinstance(contents, ContentsOfAverage) or contents.average is None or not contents.buffers:
+            return encode_message(reply)
+        message = reply.message.SerializeToString()
+        kept = self._kept
+        if kept is not None and kept.average() is contents.average and kept.message == message:
+            return kept.reply
+        encoded = encode_message(reply)
+        if len(encoded) <= _MOST_BYTES:
+            self._kept = _Kept(weakref.ref(contents.average, self._forget), message, encoded)
+        return encoded
+
+    def _forget(self, average: "weakref.ref[Average]") -> None:
+        if self._kept is not None and self._kept.average is average:
+            self._kept = None
+
+
+def reply_codecs() -> Mapping[str, Codec]:
+    """Returns the serializers of the methods whose replies several calls may get."""
+    return {method: Codec(encode=ReplyEncoder()) for method in ("PushPull", "ReadAverage", "ReduceGradients")}
+
+
+# Descriptions of accumulators
+
+_REDUCTION_CODES = {
+    Reduction.MEAN: accumulator_pb2.REDUCTION_MEAN,
+    Reduction.SUM: accumulator_pb2.REDUCTION_SUM,
+}
+
+
+_LAYOUT_CODES = {
+    Layout.DENSE: accumulator_pb2.LAYOUT_DENSE,
+    Layout.SPARSE: accumulator_pb2.LAYOUT_SPARSE,
+}
+
+
+@dataclass(frozen=True)
+class ServerId:
+    """What descriptions say of the server that they come from.
+
+    Attributes:
+        incarnation: The id of this run of it.
+        member: Its place in a cluster, as `Member.text`; empty if it is in none.
+    """
+
+    incarnation: str
+    member: str
+
+
+def num_parts(accumulator: Accumulator) -> int:
+    """Returns the number of parts that the message of an accumulator has."""
+    return len(accumulator.rounds.members.workers) + accumulator.spec.num_parts + 2 * len(accumulator.spec.agreement)
+
+
+def encode_info(
+    server: ServerId, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
+) -> accumulator_pb2.AccumulatorInfo:
+    """Returns the state of an accumulator of this server as a message. Can run in any thread."""
+    info = _info_without_spec(server, key, accumulator, state, lifetime)
+    info.spec.CopyFrom(_spec_without_components(accumulator))
+    info.spec.components.extend(map(_encode_component, accumulator.spec.components))
+    return info
+
+
+def serialize_info(
+    server: ServerId, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
+) -> bytes:
+    """Returns what `encode_info` does, serialized, for any number of components."""
+    spec = accumulator.spec
+    parts = repeated(
+        map(_encode_component, spec.components), lambda some: accumulator_pb2.AccumulatorSpec(components=some)
+    )
+    rest = _spec_without_components(accumulator).SerializeToString()
+    info = _info_without_spec(server, key, accumulator, state, lifetime).SerializeToString()
+    return info + within(accumulator_pb2.AccumulatorInfo, "spec", [rest, *parts])
+
+
+def _info_without_spec(
+    server: ServerId, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
+) -> accumulator_pb2.AccumulatorInfo:
+    return accumulator_pb2.AccumulatorInfo(
+        accumulator=accumulator_pb2.AccumulatorRef(
+            container=key.container, name=key.name, incarnation=accumulator.incarnation, member=server.member
+        ),
+        global_step=state.global_step,
+        num_accumulated=state.num_accumulated,
+        num_waiting=state.num_waiting,
+        num_bytes=state.num_bytes,
+        worker_ids=state.worker_ids,
+        kept_steps=state.kept_steps,
+        is_private=bool(lifetime.owner),
+        idle_lease=encode_idle_lease(lifetime),
+        server_incarnation=server.incarnation,
+        epoch=state.epoch,
+    )
+
+
+def _spec_without_components(accumulator: Accumulator) -> accumulator_pb2.AccumulatorSpec:
+    """Returns the message of a spec, with every field set but the components."""
+    spec = accumulator.spec
+    return accumulator_pb2.AccumulatorSpec(
+        reduction=_REDUCTION_CODES[spec.reduction],
+        accumulate_dtype=None if spec.accumulate_dtype is None else to_data_type(spec.accumulate_dtype),
+        deterministic=spec.deterministic,
+        keep_averages=spec.keep_averages,
+        one_per_worker=spec.one_per_worker,
+        refuse_non_finite=spec.refuse_non_finite,
+        durability=encode_durability(spec.durability),
+        device=accumulator.place.name,
+        agreement=spec.agreement,
+        num_shards=spec.num_shards,
+    )
+
+
+def _encode_component(component: ComponentSpec) -> accumulator_pb2.ComponentSpec:
+    return accumulator_pb2.ComponentSpec(
+        name=component.name,
+        dtype=to_data_type(component.dtype),
+        shape=accumulator_pb2.PartialShape(unknown_rank=component.shape.dims is None, dims=component.shape.dims),
+        layout=_LAYOUT_CODES[component.layout],
+        pieces=[accumulator_pb2.Piece(server=each.server, num_rows=each.num_rows) for each in component.pieces],
     )

@@ -23,31 +23,29 @@ from gradserve_server.resources.cluster import Member, check_member
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.accumulators.replies import (
+    ServerId,
     encode_applied,
+    encode_info,
     encode_pulled,
     encode_read,
     encode_reduced,
     encode_taken,
+    num_parts,
+    serialize_info,
 )
 from gradserve_server.rpc.accumulators.requests import (
     GradientRequest,
     counts_one_per_worker,
+    decode_accumulator_spec,
     decode_counted,
     decode_decided,
     decode_gradient,
+    decode_key,
     decode_read_id,
     decode_staged,
     decode_take_id,
     epoch_of,
     weight_of,
-)
-from gradserve_server.rpc.accumulators.specs import (
-    ServerId,
-    decode_accumulator_spec,
-    decode_key,
-    encode_info,
-    num_parts,
-    serialize_info,
 )
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of, wait_timeout

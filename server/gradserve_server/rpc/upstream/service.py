@@ -40,9 +40,14 @@ from gradserve_server.errors import (
 from gradserve_server.resources.quotas import Quota
 from gradserve_server.resources.registry import DEFAULT_CONTAINER
 from gradserve_server.rpc.accumulators.replies import encode_pulled, encode_read, encode_taken
-from gradserve_server.rpc.accumulators.requests import GradientRequest, counts_one_per_worker, decode_gradient
+from gradserve_server.rpc.accumulators.requests import (
+    GradientRequest,
+    counts_one_per_worker,
+    decode_accumulator_spec,
+    decode_gradient,
+    decode_key,
+)
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
-from gradserve_server.rpc.accumulators.specs import decode_accumulator_spec, decode_key
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import page_of, wait_timeout
 from gradserve_server.rpc.boundary.messages import Serialized

@@ -26,8 +26,7 @@ from gradserve_server.accumulators.gradient import Average, SparseSlices, Value
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import Compute
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.rpc.accumulators.requests import GradientRequest
-from gradserve_server.rpc.accumulators.specs import decode_accumulator_spec
+from gradserve_server.rpc.accumulators.requests import GradientRequest, decode_accumulator_spec
 from gradserve_server.rpc.upstream.averages import average_of
 from gradserve_server.rpc.upstream.errors import served
 from gradserve_server.rpc.upstream.upstream import Upstream
