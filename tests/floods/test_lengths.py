@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from gradserve_server.rpc.accumulators.requests import decode_accumulator_spec
 
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, fused_batch_norm_messages_pb2, lease_messages_pb2, tensor_messages_pb2
 from gradserve.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import listed, quoted
-from gradserve_server.rpc.accumulators.requests import decode_gradient
+from gradserve_server.rpc.accumulators.requests import decode_accumulator_spec, decode_gradient
 from gradserve_server.tensors.references import NO_PAYLOAD
 from tests.bad_input.layer_tables import config, create_request, named
 from tests.bad_input.requests import (

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from gradserve_server.accumulators.averages import KeptAverages
@@ -24,14 +24,14 @@ from gradserve_server.resources.quotas import Quota
 from gradserve_server.runtime.tasks import Begun, OwnTasks
 
 NOT_COUNTED_FIELD = "worker_id"
-"""The field of the error of a push_pull that has waited in vain, and whose own gradient is not in the round."""
+"""The field of the timeout of a push_pull whose own gradient is not in the round."""
 
 
 class Accumulator:
-    """Averages gradients in rounds. For the semantics see `AccumulatorService` in the protos.
+    """Averages gradients in rounds. `AccumulatorService` in the protos defines the semantics.
 
-    Lives on one event loop. A call with an id counts once, however often it is sent; a change that has begun is
-    finished even if its caller goes away. Waiting takes no thread.
+    Lives on one event loop. A call with an id counts once, however often it is sent. A change that has begun is
+    finished even if its caller leaves. Waiting takes no thread.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Accumulator:
             averages: Keeps the averages of past rounds.
             journal: Takes every change before it takes effect.
             waiters: The quota of waiting calls, shared by all accumulators.
-            bookkeeping: The quota of bytes of what is kept beside tensors.
-            observer: Learns what happens.
-            gate: Says whether rounds may begin; None: they may.
-            shard: What this server has of it, if it is sharded. Its own sum then has no components.
+            bookkeeping: The quota of bytes of memory beside tensors.
+            observer: Notified of what happens.
+            gate: Lets rounds begin or holds them; None: they may begin.
+            shard: This server's shard, if the accumulator is sharded. Its own sum then has no components.
         """
         self.name = name
         self.spec = spec
@@ -88,20 +88,20 @@ class Accumulator:
             shard=shard,
         )
         self._under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter] = CallsUnderWay()
-        self._waits = Waits(name, ledger.rounds, self.queue, observer)
+        self._waits = Waits(name, ledger.rounds, self.queue, observer, _gave_up(self._under_way, self._changes))
         self._workers = LiveWorkers(name)
         self._tasks = OwnTasks()
         self.shard = shard
-        """What this server has of it, if it is sharded."""
+        """This server's shard; None if it has none."""
 
     @property
     def sum_spec(self) -> AccumulatorSpec:
-        """The spec of its sum, which has no components if servers have them."""
+        """The spec of its sum, which has no components if the accumulator is sharded."""
         return self._sum.spec
 
     @property
     def place(self) -> Place:
-        """Where its sum and its averages are."""
+        """The memory that holds its sum and its averages."""
         return self._sum.place
 
     @property
@@ -111,12 +111,12 @@ class Accumulator:
 
     @property
     def is_changing(self) -> bool:
-        """True while a gradient is being added or a round ended, which `num_accumulated` does not show yet."""
+        """True while a gradient is being added or a round is ending, before `num_accumulated` shows it."""
         return self._changes.is_under_way
 
     @property
     def rounds(self) -> Rounds:
-        """Its rounds, to be looked at."""
+        """Its rounds, read-only."""
         return self._ledger.rounds
 
     @property
@@ -141,11 +141,11 @@ class Accumulator:
     async def apply(
         self, call: RequestId | None, contribution: Contribution, open_gradient: OpenGradient
     ) -> tuple[Applied, bool]:
-        """Adds a gradient to the round or drops it as stale; also returns whether the call was a duplicate.
+        """Adds a gradient to the round, or drops it as stale; also returns whether the call was a duplicate.
 
         Raises:
-            InvalidArgumentError: The gradient is not valid here, or another client is waiting with the worker_id,
-                although each worker counts once; nothing has changed.
+            InvalidArgumentError: The gradient is not valid here, or each worker counts once and another client is
+                waiting with this worker_id; nothing has changed.
             ServiceError: `open_gradient` failed, or a limit was reached; nothing has changed.
         """
         if self.spec.one_per_worker:
@@ -157,8 +157,8 @@ class Accumulator:
 
         Raises:
             InvalidArgumentError: `num_required` is not positive.
-            DeadlineExceededError: There were too few of them within `timeout` seconds; nothing has changed.
-            AbortedError: The average of an earlier call is gone, or the accumulator was deleted.
+            DeadlineExceededError: Too few gradients arrived within `timeout` seconds; nothing has changed.
+            AbortedError: The average of an earlier call is no longer kept, or the accumulator was deleted.
         """
         check_num_required(num_required)
         await self._forget_overdue(call)
@@ -173,14 +173,14 @@ class Accumulator:
                 return self._answer(self._averages.of_round(taken.round)), True
             if first is not None:
                 assert isinstance(first, Waiter), "gradients are refused above"
-                return self._answer(await self._waits.until_answered(first, timeout, self._gave_up)), True
+                return self._answer(await self._waits.until_answered(first, timeout)), True
             waiter = Waiter(num_required, call=call)
             self.queue.append(waiter)
             self._changes.serve_takers()
             if not waiter.answer.done():
                 self._under_way.begin(call, waiter)
                 waiter.answer.add_done_callback(lambda _: self._under_way.end(call, waiter))
-            return self._answer(await self._waits.until_answered(waiter, timeout, self._gave_up)), False
+            return self._answer(await self._waits.until_answered(waiter, timeout)), False
 
     async def push_pull(
         self,
@@ -209,8 +209,8 @@ class Accumulator:
 
         Raises:
             InvalidArgumentError: Another client is waiting with the same worker_id; nothing has changed.
-            ServiceError: See `apply` and `take`. If the wait fails, the gradient stays in the round. The field
-                "worker_id" of DeadlineExceededError says that it is not there, as another one of its worker is.
+            ServiceError: See `apply` and `take`. If the wait fails, the gradient stays in the round. A
+                DeadlineExceededError with the field "worker_id" says that another gradient of its worker is there.
         """
         check_num_required(num_required)
         if one_per_worker or self.spec.one_per_worker:
@@ -235,14 +235,14 @@ class Accumulator:
                     self.queue.append(waiter)
                     self._changes.serve_takers()
                 try:
-                    average = await self._waits.until_answered(waiter, timeout, self._gave_up)
+                    average = await self._waits.until_answered(waiter, timeout)
                 except DeadlineExceededError as error:
                     if applied.outcome is Outcome.ALREADY_COUNTED:
                         error.field = NOT_COUNTED_FIELD
                     raise
                 return applied, self._answer(average), duplicate
             finally:
-                self._waits.leave(waiter, self._gave_up)
+                self._waits.leave(waiter)
 
     async def read_average(self, step: int | None, timeout: float | None, call: RequestId | None = None) -> Average:
         """Waits for the average of the round that leads to `step`; returns the newest one for None.
@@ -250,7 +250,7 @@ class Accumulator:
         Args:
             step: The step.
             timeout: Seconds to wait; None for no limit.
-            call: The id of the call, if it has one: the average of a sharded accumulator is kept for it, as for a take.
+            call: The id of the call, if it has one. The average of a sharded accumulator is kept for it, as for a take.
 
         Raises:
             OutOfRangeError: The average is not kept, or no round led to that step.
@@ -261,7 +261,7 @@ class Accumulator:
             self._averages.acknowledge(call)
         with self._waiter_quota.hold():
             average = await self._waits.until_read(self._averages.history, step, timeout)
-            while not self._averages.hold(average, call):  # so many rounds have ended since it was there
+            while not self._averages.hold(average, call):  # dropped because many rounds ended since
                 average = await self._waits.until_read(self._averages.history, step, timeout)
             return self._answer(average)
 
@@ -270,7 +270,7 @@ class Accumulator:
         await self._changes.set_global_step(step)
 
     async def end_epoch(self) -> tuple[int, list[str]]:
-        """Begins another epoch; returns it, and the gradients that count: those that were staged before, and no others.
+        """Begins another epoch; returns it, and the ids of all gradients staged before it that count.
 
         Raises:
             InvalidArgumentError: The accumulator is not sharded.
@@ -286,7 +286,7 @@ class Accumulator:
     # Recovery
 
     async def add_again(self, gradient: Gradient, contribution: Contribution) -> None:
-        """Adds a gradient of the current round to its sum, before any call: the ledger knows of it already.
+        """Adds a gradient of the current round, which the ledger already has, to the sum; before any call.
 
         Raises:
             ResourceExhaustedError: There is not enough memory.
@@ -296,7 +296,7 @@ class Accumulator:
         await self._sum.finish()
 
     async def keep_again(self, average: Average, answered: Sequence[RequestId]) -> None:
-        """Keeps the average of a round that has ended, before any call, as at its end."""
+        """Keeps the average of an ended round, as at its end; before any call."""
         await self._averages.keep_again(average, answered)
 
     # Calls that count once
@@ -311,7 +311,7 @@ class Accumulator:
     ) -> tuple[Applied, bool]:
         check_contribution(self.name, self.spec, contribution)
         await self._forget_overdue(call)
-        # In this order: a call that is remembered may be waiting for the disk.
+        # In this order: a remembered call may still wait for the disk.
         known = self._under_way.find(call) or self._recall(call)
         if known is not None:
             if isinstance(known, Taken | Waiter):
@@ -326,11 +326,11 @@ class Accumulator:
                 except AbortedError as error:
                     if not error.caller_left:
                         raise
-                    # The first caller, that is: this one brings the gradient again. It may be here before the first
-                    # one's callback, and must not join that call once more.
+                    # The first caller left, but this one has the gradient, too. It may get here before the first call's
+                    # callback, and must not join that call again.
                     self._under_way.end(call, known)
                     return await self._apply_once(call, contribution, open_gradient, pull, one_per_worker)
-            # Frees what a repeated call brought along as the first call did, unless it is the same.
+            # Frees the tensors of a repeated call as those of the first, unless they are the same.
             with contextlib.suppress(ServiceError):
                 await open_gradient(drop)
             return applied, True
@@ -364,7 +364,7 @@ class Accumulator:
             raise
 
     async def _check_sum(self, contribution: Contribution) -> None:
-        """Checks that none of the calls whose gradients are in a sum has been answered, or is under way."""
+        """Checks that no call whose gradient is in a sum was answered before or is in flight."""
         for call in contribution.calls:
             await self._forget_overdue(call)
         for call in contribution.calls:
@@ -372,14 +372,14 @@ class Accumulator:
                 raise not_as_a_sum(f"the call {call.client_id}:{call.sequence} has been made before")
 
     async def _forget_overdue(self, call: RequestId | None) -> None:
-        """Forgets what is no longer needed once a call has arrived, by events of their own."""
+        """Records the events by which the arrival of a call shows that earlier ones can be forgotten."""
         if self._changes.is_closed or not self._ledger.overdue(call):
             return
-        self._ledger.recall(call)  # Raises for a call that is refused, which shows nothing.
+        self._ledger.recall(call)  # raises for a refused call, which shows nothing
         await self._changes.forget_overdue(call)
 
     def _recall(self, call: RequestId | None) -> Applied | Taken | None:
-        """Returns the outcome of a call, and releases the averages that its client has received."""
+        """Returns the remembered outcome of a call, and releases the averages that its client has received."""
         known = self._ledger.recall(call)
         if call is not None:
             self._averages.acknowledge(call)
@@ -388,7 +388,15 @@ class Accumulator:
     def _answer(self, average: Average) -> Average:
         return self._averages.answered(average, self._ledger.rounds)
 
-    def _gave_up(self, waiter: Waiter) -> None:
+
+def _gave_up(
+    under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter], changes: RoundChanges
+) -> Callable[[Waiter], None]:
+    """Returns the function to call when a waiter gives up; it does not keep the accumulator alive."""
+
+    def gave_up(waiter: Waiter) -> None:
         # At once, not in a callback: the same call may arrive again in this turn of the loop.
-        self._under_way.end(waiter.call, waiter)
-        self._changes.serve_takers()
+        under_way.end(waiter.call, waiter)
+        changes.serve_takers()
+
+    return gave_up

@@ -1,4 +1,4 @@
-"""The averages that an accumulator keeps: for readers, and for calls that may not have received theirs."""
+"""The averages that an accumulator keeps: for readers, and for calls that may not have received them yet."""
 
 import asyncio
 from collections import OrderedDict
@@ -17,27 +17,27 @@ from gradserve_server.runtime.timing import Turn
 
 
 class KeptBytes:
-    """Counts the memory of averages, each once, however many parts keep it.
+    """Counts the memory of averages, each once, even if both the history and a call keep it.
 
     Attributes:
-        total: The bytes of all averages that are kept.
+        total: The bytes of all kept averages.
     """
 
     def __init__(self) -> None:
         self.total = 0
         self._keepers: dict[int, int] = {}
-        """The number of parts that keep the average of a round, by number of the round."""
+        """How often the average of a round is kept, by number of the round."""
         self._dropped: list[int] = []
 
     def add(self, average: Average) -> None:
-        """Notes that another part keeps an average."""
+        """Counts another keeper of an average."""
         keepers = self._keepers.get(average.round_number, 0)
         self._keepers[average.round_number] = keepers + 1
         if not keepers:
             self.total += average.nbytes
 
     def remove(self, average: Average) -> None:
-        """Notes that a part keeps an average no more."""
+        """Removes a keeper of an average, which is released with the last."""
         keepers = self._keepers.pop(average.round_number) - 1
         if keepers:
             self._keepers[average.round_number] = keepers
@@ -47,7 +47,7 @@ class KeptBytes:
             self._dropped.append(average.round_number)
 
     def take_dropped(self) -> list[int]:
-        """Returns the numbers of the rounds whose averages nobody keeps any more, since the last call."""
+        """Returns the numbers of the rounds whose averages were dropped since the last call."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
@@ -66,7 +66,7 @@ class AverageHistory:
     """The latest averages, by step, for any number of readers."""
 
     def __init__(self, capacity: int, kept: KeptBytes) -> None:
-        """Takes the number of averages to keep, and what counts their memory."""
+        """Takes the number of averages to keep, and the counter of their memory."""
         self._capacity = capacity
         self._kept = kept
         self._by_round: dict[int, Average] = {}
@@ -86,7 +86,7 @@ class AverageHistory:
 
     @property
     def all_kept(self) -> list[Average]:
-        """The averages that are kept."""
+        """All kept averages."""
         return list(self._averages.values())
 
     def newest(self) -> Average | None:
@@ -102,7 +102,7 @@ class AverageHistory:
         return self._by_round.get(number)
 
     def add(self, average: Average) -> None:
-        """Keeps an average in the place of the oldest, and hands it to the readers that wait for it."""
+        """Keeps an average in place of the oldest, and answers the readers that wait for it."""
         replaced = self._averages.pop(average.step, None)
         if replaced is not None:
             self._forget(replaced)
@@ -123,8 +123,8 @@ class AverageHistory:
             global_step: The accumulator's current step.
 
         Raises:
-            OutOfRangeError: The average is not kept, or the step will never be reached.
-            Exception: The error of `close`, once that was called.
+            OutOfRangeError: The average is not kept, or no round will lead to the step.
+            Exception: The error of `close`, if that was called.
         """
         if self._closed is not None:
             raise self._closed.with_traceback(None)
@@ -143,18 +143,18 @@ class AverageHistory:
                 del self._readings[step]
 
     def drop(self, rounds: Collection[int]) -> None:
-        """Keeps the averages of rounds no more."""
+        """Drops the averages of rounds."""
         for average in [each for each in self._averages.values() if each.round_number in rounds]:
             del self._averages[average.step]
             self._forget(average)
 
     def step_set(self, global_step: int) -> None:
-        """Ends the waits for steps that no round can lead to any more."""
+        """Fails the readers of steps that no round can lead to any more."""
         for step in [step for step in self._readings if step is not None and step <= global_step]:
             self._readings.pop(step).answer.set_exception(self._gone(step))
 
     def close(self, error: Exception) -> None:
-        """Ends every wait with an error, later ones too, and drops the averages."""
+        """Fails all readers, and later ones too, and drops the averages."""
         self._closed = error
         for reading in self._readings.values():
             reading.answer.set_exception(error)
@@ -185,16 +185,16 @@ class _Held:
 
 
 class UndeliveredAverages:
-    """Keeps the average of a round until the calls it answered have received it.
+    """Keeps the average of a round until the calls that it answered have received it.
 
-    A reply can be lost, and its call sent again. So an average is kept until a later call of the same client shows that
-    the answer arrived, or until its lease ends.
+    A reply can be lost and its call repeated. So an average is kept until a later call of the same client acknowledges
+    the answer, or until its lease ends.
 
     Not thread-safe: used on the event loop only.
     """
 
     def __init__(self, lease_seconds: float, clock: Callable[[], float], kept: KeptBytes) -> None:
-        """Takes a monotonic `clock` in seconds, and what counts the memory of averages."""
+        """Takes a monotonic `clock` in seconds, and the counter of the memory of averages."""
         self._kept = kept
         self._lease_seconds = lease_seconds
         self._clock = clock
@@ -210,11 +210,11 @@ class UndeliveredAverages:
 
     @property
     def averages(self) -> list[Average]:
-        """The averages that are kept."""
+        """All kept averages."""
         return [held.average for held in self._rounds.values()]
 
     def get(self, round_number: int) -> Average | None:
-        """Returns the average of a round, None if it is not kept, or was withdrawn."""
+        """Returns the average of a round; None if it is not kept or was withdrawn."""
         held = self._rounds.get(round_number)
         return None if held is None or held.is_withdrawn else held.average
 
@@ -251,7 +251,7 @@ class UndeliveredAverages:
         return count
 
     def drop_oldest(self, besides: Container[int]) -> bool:
-        """Drops the oldest average, without the rounds in `besides`; returns False if there is none."""
+        """Drops the oldest average of a round not in `besides`; returns False if there is none."""
         oldest = next((number for number in self._rounds if number not in besides), None)
         if oldest is None:
             return False
@@ -260,10 +260,10 @@ class UndeliveredAverages:
         return True
 
     def withdraw(self, rounds: Iterable[int]) -> None:
-        """Answers no more calls with the averages of rounds.
+        """Stops answering calls with the averages of rounds.
 
-        Those of a sharded accumulator are kept all the same: answers that were given before say what they are to be
-        computed of, and servers forget that when they are kept no longer.
+        Those of a sharded accumulator are kept all the same: servers may still have to compute them for earlier
+        answers, and forget their gradients once the averages are dropped.
         """
         for number in rounds:
             held = self._rounds.get(number)
@@ -310,7 +310,7 @@ def average_of_current(rounds: Rounds, values: Mapping[str, Value], host_copy: H
 
 
 class KeptAverages:
-    """The averages that an accumulator keeps, and their share of the memory.
+    """All averages that an accumulator keeps, and their memory.
 
     Not thread-safe: used on the event loop only.
     """
@@ -331,12 +331,12 @@ class KeptAverages:
         Args:
             history: Keeps averages for readers.
             undelivered: Keeps averages for calls that may be sent again.
-            kept: Counts the memory of the averages that both keep.
+            kept: Counts the memory of the averages of both.
             memory: The quota of bytes.
             copies: Copies averages to other memory.
             expire_at: Schedules a call of `expire` at a time of the clock of `undelivered`.
             forget: Called with the numbers of rounds whose averages are no longer kept.
-            decision: Names the gradients of rounds, if the accumulator is sharded.
+            decision: Names the gradients of each round, if the accumulator is sharded.
         """
         self.history = history
         self._undelivered = undelivered
@@ -350,30 +350,30 @@ class KeptAverages:
 
     @property
     def nbytes(self) -> int:
-        """The memory of all averages, each counted once."""
+        """The memory of all averages."""
         return self._account.used
 
     def of_current(self, rounds: Rounds, values: Mapping[str, Value]) -> Average:
-        """Returns the average of the round that is about to end, which is not kept yet."""
+        """Returns the average of the round that is about to end, without keeping it yet."""
         average = average_of_current(rounds, values, self._copies.host_copy(values))
         return average if self._decision is None else replace(average, parts=self._decision.parts(rounds))
 
     @property
     def all_kept(self) -> list[Average]:
-        """The averages that are kept, for readers and for calls; some of them twice."""
+        """All kept averages; those kept both for readers and for calls appear twice."""
         return [*self.history.all_kept, *self._undelivered.averages]
 
     def answered(self, average: Average, rounds: Rounds) -> Average:
-        """Returns an average as an answer of now: of a sharded accumulator, with what servers may forget."""
+        """Returns an average as a current answer; for a sharded accumulator, with what its servers may forget."""
         if average.parts is None:
             return average
         return replace(average, parts=as_of_now(average.parts, rounds, self.all_kept))
 
     def hold(self, average: Average, call: RequestId | None) -> bool:
-        """Keeps the average that a call reads until a later call of its client, if servers have yet to compute it.
+        """Keeps an average that a call reads until a later call of its client, if servers have yet to compute it.
 
         Returns:
-            False if it is no longer kept: servers may have forgotten it.
+            False if it is no longer kept, so that servers may have forgotten its gradients.
         """
         if average.parts is None:
             return True
@@ -387,7 +387,7 @@ class KeptAverages:
         return True
 
     async def keep_again(self, average: Average, answered: Sequence[RequestId]) -> None:
-        """Keeps an average that was there before, whose values are on the host.
+        """Keeps an average of an earlier run of the server, whose values are on the host.
 
         Raises:
             ResourceExhaustedError: There is not enough memory.
@@ -417,19 +417,19 @@ class KeptAverages:
         return average
 
     def acknowledge(self, call: RequestId) -> None:
-        """Releases the averages that the client has received, as a later call shows."""
+        """Releases the averages that the client has received, as this call shows."""
         if self._undelivered.acknowledge(call):
             self._settle()
 
     def beyond(self, step: int) -> tuple[int, ...]:
-        """Returns the numbers of the rounds that led beyond a step, and whose averages are kept."""
+        """Returns the numbers of the rounds that led beyond a step and whose averages are kept."""
         return tuple(sorted({each.round_number for each in self.all_kept if each.step > step}))
 
     def step_set(self, step: int, abandoned: Collection[int]) -> None:
-        """Drops the averages of rounds, and ends the waits for steps that no round can lead to any more.
+        """Drops the averages of abandoned rounds, and fails readers of steps that no round can lead to any more.
 
-        An earlier step takes back what came after it: neither readers nor stragglers nor calls that are sent again get
-        these averages.
+        Going back to an earlier step takes back what came after it: readers, stragglers and repeated calls no longer
+        get these averages.
         """
         self.history.drop(abandoned)
         self._undelivered.withdraw(abandoned)
@@ -437,13 +437,13 @@ class KeptAverages:
         self._settle()
 
     def make_room(self) -> bool:
-        """Drops the oldest average kept only for calls that may be sent again; returns False if there is none."""
+        """Drops the oldest average kept only for repeated calls; returns False if there is none."""
         dropped = self._undelivered.drop_oldest(self.history.rounds)
         self._settle()
         return dropped
 
     def expire(self, turn: Turn) -> int:
-        """Releases averages kept for calls whose lease has ended, in one turn; returns the number of calls."""
+        """Releases averages of calls whose lease has ended, in one turn; returns the number of calls."""
         self._expiry_asked_for = False
         count = self._undelivered.expire(turn)
         self._settle()
@@ -451,7 +451,7 @@ class KeptAverages:
         return count
 
     def close(self, error: Exception) -> None:
-        """Ends the waits of readers with an error, and frees the memory. What is on disk stays."""
+        """Fails waiting readers, and frees the memory; what is on disk stays."""
         self.history.close(error)
         self._undelivered.clear()
         self._kept.take_dropped()

@@ -1,4 +1,4 @@
-"""What changes the rounds of an accumulator: gradients join them, takes end them, and steps are set."""
+"""Changes of the rounds of an accumulator: gradients join, takes end rounds, steps are set."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -64,10 +64,10 @@ T = TypeVar("T")
 
 
 class RoundChanges:
-    """Changes the rounds of one accumulator, one change after the other, in order of arrival.
+    """Changes the rounds of one accumulator, one change at a time, in order of arrival.
 
-    A change holds a lock, even while threads do the arithmetic. Whoever has the lock also serves the takes that the
-    change was enough for, before anybody else changes the round.
+    A change holds a lock, even while threads do the arithmetic. Before releasing it, the holder also serves the takes
+    that now have enough gradients.
 
     Every change is an event. First the arithmetic is staged, which can fail. Then the journal takes the event. Last,
     the arithmetic is committed and the ledger applies the event, which cannot fail.
@@ -94,10 +94,10 @@ class RoundChanges:
             averages: Keeps the averages of past rounds.
             journal: Takes every change before it takes effect.
             queue: The calls that wait for a round to end.
-            member_bytes: Counts the memory of what is kept of the members of a round.
-            gate: Says whether rounds may begin.
-            observer: Learns what happens.
-            shard: What this server has of the accumulator, if it is sharded: ends with it.
+            member_bytes: Counts the memory of the members of a round.
+            gate: Lets rounds begin or holds them.
+            observer: Notified of what happens.
+            shard: This server's shard, which is closed with the accumulator; None if it has none.
         """
         self._ledger = ledger
         self._sum = round_sum
@@ -114,16 +114,16 @@ class RoundChanges:
 
     @property
     def is_under_way(self) -> bool:
-        """True while a change is being made, which the ledger does not show yet."""
+        """True while a change is being made that the ledger does not show yet."""
         return self._lock.locked()
 
     @property
     def is_closed(self) -> bool:
-        """True once nothing changes any more."""
+        """True after `close`."""
         return self._closed is not None
 
     def check_open(self) -> None:
-        """Raises the error of `close`, once it was called."""
+        """Raises the error of `close` if that was called."""
         if self._closed is not None:
             raise self._closed.with_traceback(None)
 
@@ -136,32 +136,33 @@ class RoundChanges:
         *,
         one_per_worker: bool,
     ) -> Applied:
-        """Adds a gradient to the round, or drops it; returns the answer to its call once a journal on disk has it.
+        """Adds a gradient to the round or drops it; returns the answer once it is durable enough to be sent.
 
         Args:
             call: The id of its call, if it has one.
             contribution: Its sender, step and weight.
             gradient: Its values.
-            pull: Queued for the average of the round, if the gradient or its worker is in it.
-            one_per_worker: Whether to drop it if its worker is in the round already.
+            pull: Queued for the average of the round if the gradient, or another one of its worker, is in it.
+            one_per_worker: Whether to drop the gradient if its worker is already in the round.
 
         Raises:
-            InvalidArgumentError: It is not valid here; nothing has changed.
-            ServiceError: A limit was reached, and nothing has changed; or the journal failed, which ends everything.
+            InvalidArgumentError: The gradient is not valid here; nothing has changed.
+            ServiceError: A limit was reached, and nothing has changed; or the journal failed, which closes the
+                accumulator.
         """
         applied, written = await self._exclusively(self._answer, call, contribution, gradient, pull, one_per_worker)
         if written is not None:
-            # Without the lock, so that the disk has the next gradient before it has this one.
+            # Without the lock, so that the next gradient can be handed to the disk meanwhile.
             try:
                 await written
             except ServiceError as error:
-                # It is in the sum, and nobody knows whether it is on disk.
+                # The gradient is in the sum, but may not be on disk.
                 self.close(error)
                 raise
         return applied
 
     async def set_global_step(self, step: int) -> None:
-        """Sets the step, even if the caller goes away; gradients in the round stay in it."""
+        """Sets the step, even if the caller leaves; gradients in the round stay in it."""
         await self._tasks.finish(self._exclusively(self._set_global_step, step))
 
     async def end_epoch(self) -> tuple[int, list[str]]:
@@ -169,7 +170,7 @@ class RoundChanges:
         return await self._tasks.finish(self._exclusively(self._end_epoch))
 
     async def forget_overdue(self, call: RequestId | None) -> None:
-        """Forgets what is no longer needed once a call has arrived, by events of their own."""
+        """Records the events by which the arrival of a call shows that earlier ones can be forgotten."""
         try:
             async with self._lock:
                 for event in self._ledger.overdue(call):
@@ -181,10 +182,10 @@ class RoundChanges:
     def serve_takers(self) -> None:
         """Ends the rounds that waiting takes have enough gradients for.
 
-        Nothing is to be done while the lock is held: its holder serves them before releasing it.
+        Does nothing while the lock is held: its holder serves them before releasing it.
         """
         if not self._lock.locked() and self._queue.head(self._ledger.rounds.num_accumulated) is not None:
-            serving = Begun(self._exclusively(_change_nothing))  # whose errors are those of the takers
+            serving = Begun(self._exclusively(_change_nothing))  # errors go to the takers
             if not serving.is_done:
                 self._tasks.begin(serving.rest())
 
@@ -201,7 +202,7 @@ class RoundChanges:
         self._member_bytes.close()
 
     async def _exclusively(self, change: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Makes a change under the lock; serves waiting takes and finishes the sum before releasing it."""
+        """Makes a change under the lock; before releasing it, serves waiting takes and finishes the sum."""
         try:
             async with self._lock:
                 self.check_open()
@@ -224,7 +225,7 @@ class RoundChanges:
             try:
                 await self._end_round(head)
             except Exception as error:
-                # An error of the taker, not of the lock's holder, whose change is done.
+                # The error is the taker's, not that of the lock's holder, whose change is done.
                 self._queue.remove(head)
                 head.fail(error)
 
@@ -289,7 +290,7 @@ class RoundChanges:
             given.check_lenders()
             written = await self._journal.accept(event, gradient)
             if written is not None and gradient.is_adoptable:
-                await written  # the sum may take over the memory that is being written
+                await written  # the sum may take over the memory that is still being written
         except BaseException:
             self._sum.settle()
             raise
@@ -312,7 +313,7 @@ class RoundChanges:
             try:
                 await self._journal.settle(average, answered)
             except ServiceError as error:
-                # The sum is used up, and nobody knows whether the round is on disk.
+                # The sum is gone, but the round may not be on disk.
                 self.close(error)
                 raise
         ended = self._ledger.end_round(event)
@@ -327,4 +328,4 @@ class RoundChanges:
 
 
 async def _change_nothing() -> None:
-    """A change for the sake of what follows every change."""
+    """Makes no change: for the steps that follow every change."""

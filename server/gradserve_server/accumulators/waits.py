@@ -1,4 +1,4 @@
-"""Waits for the rounds of an accumulator, and what becomes of those who give up."""
+"""Calls that wait for rounds: their queue, their timeouts with an explanation, and the workers known to be alive."""
 
 import asyncio
 from collections import OrderedDict
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeAlias
 
 from gradserve.printing import visible
 from gradserve_server.accumulators.averages import AverageHistory
@@ -22,12 +21,12 @@ class Waiter:
 
     Attributes:
         num_required: The number of gradients it needs.
-        round: The round of a push_pull, which is served whenever this round ends; None for a take.
-        call: The id of the first call that waits for it, if it has one.
-        answer: A future of the average, or of the error that ended the wait; cancelled when the last call that waited
-            for it gave up.
+        round: The round of a push_pull, whose end always answers it; None for a take.
+        call: The id of the first call that waits here, if it has one.
+        answer: A future of the average, or of the error that ended the wait; cancelled when the last waiting call
+            gives up.
         listeners: The number of calls that wait for the answer; a retry joins the first call here.
-        serving: Whether its average is being computed, so that it will be served.
+        serving: Whether its average is being computed, so that an answer is certain.
     """
 
     def __init__(self, num_required: int, *, call: RequestId | None = None) -> None:
@@ -39,14 +38,14 @@ class Waiter:
         self.serving = False
 
     def fail(self, error: Exception) -> None:
-        """Answers with an error, unless there is an answer already."""
+        """Answers with an error, unless already answered."""
         if not self.answer.done():
             self.answer.set_exception(error)
-            self.answer.exception()  # retrieved here, because everybody may have left
+            self.answer.exception()  # marks it as retrieved: every listener may have left
 
 
 class TakeQueue:
-    """A strict queue: its head holds up all behind it, however few gradients they need."""
+    """The waiting calls, first in, first out: the head blocks all behind it, however few gradients they need."""
 
     def __init__(self) -> None:
         self._waiters: OrderedDict[Waiter, None] = OrderedDict()
@@ -63,7 +62,7 @@ class TakeQueue:
         return 0 if first is None else first.num_required
 
     def append(self, waiter: Waiter) -> None:
-        """Appends a waiter; answers it with the error of `close`, once that was called."""
+        """Appends a waiter; after `close`, fails it with the error instead."""
         if self._closed is not None:
             waiter.fail(self._closed)
             return
@@ -94,7 +93,7 @@ class TakeQueue:
                 waiter.answer.set_result(average)
 
     def close(self, error: Exception) -> None:
-        """Answers all waiters with an error, and those who come later: a gradient may be on its way to the sum."""
+        """Fails all waiters, and later ones too: a gradient may still be on its way to the sum."""
         self._closed = error
         for waiter in self._waiters:
             waiter.fail(error)
@@ -104,17 +103,17 @@ class TakeQueue:
 
 _MOST_NAMED = 64
 _MOST_CHARACTERS = 800
-"""The longest list of workers: a status has no room for more than two such lists."""
+"""The most characters of a list of workers: a gRPC status has room for two such lists."""
 
 
 class Diagnosis:
-    """Describes the current round of an accumulator.
+    """Explains why a wait timed out, by the state of the current round.
 
-    Many waits often end together, so what it says of the workers is made once for all until the round changes.
+    Many waits often end together, so the text about the workers is built once for each state of the round.
     """
 
     def __init__(self, name: str, rounds: Rounds, queue: TakeQueue) -> None:
-        """Takes the name of the accumulator, its rounds, and the calls that wait."""
+        """Takes the name and the rounds of the accumulator, and its queue."""
         self._name = name
         self._rounds = rounds
         self._queue = queue
@@ -136,7 +135,7 @@ class Diagnosis:
         )
 
     def text(self) -> str:
-        """Returns a sentence on the gradients in the round and on the missing workers, or the first of many."""
+        """Returns a sentence about the gradients in the round and the missing workers."""
         rounds = self._rounds
         described = (rounds.current.number, rounds.num_accumulated)
         if described != self._described:
@@ -157,7 +156,7 @@ class Diagnosis:
 
 
 def _named(workers: Iterable[str], count: int) -> str:
-    """Returns the first of some workers, separated by commas, and the number of the others."""
+    """Returns the first workers, separated by commas, and the number of the rest."""
     named: list[str] = []
     room = _MOST_CHARACTERS
     for worker in map(visible, workers):
@@ -169,7 +168,7 @@ def _named(workers: Iterable[str], count: int) -> str:
 
 
 _GRACE_SECONDS = 1.0
-"""How long the end of a connection may take to arrive here after its client has died."""
+"""How long the server may take to notice that the connection of a dead client has ended."""
 
 
 @dataclass(eq=False)
@@ -178,8 +177,8 @@ class _Pulling:
 
     Attributes:
         client: The client.
-        num_calls: The number of its calls that are under way.
-        over: Resolved at the end of the last of them: True if its caller has left. None: nobody asks.
+        num_calls: The number of its calls in flight.
+        over: Resolved when the last of them ends, with True if its caller left; None if nobody asked.
     """
 
     client: str
@@ -188,11 +187,11 @@ class _Pulling:
 
 
 class LiveWorkers:
-    """The clients whose push_pulls are under way on one accumulator, by worker_id.
+    """The clients with push_pulls in flight on one accumulator, by worker_id.
 
-    The call of a client that is waiting shows that the client lives: a second client with its worker_id is not the same
-    worker, started again, but another one, whose gradients would be dropped. Calls without a request id do not show
-    which client they are of.
+    A waiting call proves that its client is alive. So a second client with the same worker_id is not the same worker
+    after a restart but another one, whose gradients would be dropped. Calls without a request id do not identify their
+    clients.
     """
 
     def __init__(self, name: str) -> None:
@@ -201,7 +200,7 @@ class LiveWorkers:
         self._pulling: dict[str, _Pulling] = {}
 
     def pulling(self, call: RequestId | None, contribution: Contribution) -> AbstractContextManager[None]:
-        """Notes for the length of a block that the client of a push_pull lives."""
+        """Records for the duration of a block that the client of a push_pull is alive."""
         if call is None or (not contribution.sum_of and not contribution.worker_id):
             return _Noted(self._pulling, ())
         if not contribution.sum_of:
@@ -210,14 +209,14 @@ class LiveWorkers:
         return _Noted(self._pulling, named)
 
     async def check(self, call: RequestId | None, contribution: Contribution, timeout: float | None) -> None:
-        """Checks that no other client is waiting with the worker_id of a gradient that counts once for its worker.
+        """Checks that no other live client is waiting with the worker_id of a gradient that counts once per worker.
 
-        If there is one, waits for a moment, for at most `timeout` seconds: of a worker that was killed and started
-        again, the new connection may arrive before the end of the old one. A sum is not checked: one with a worker that
-        is in the round already is refused, and comes one by one.
+        If one is waiting, gives it a moment to leave, at most `timeout` seconds: when a worker is killed and restarted,
+        its new connection may arrive before the old one ends. Sums are not checked: one with a worker that is already
+        in the round is refused, and its gradients are sent one by one.
 
         Raises:
-            InvalidArgumentError: There is one, and it lives.
+            InvalidArgumentError: Another client is waiting, and it is alive.
         """
         worker_id = contribution.worker_id
         while call is not None and worker_id and not contribution.sum_of:
@@ -269,37 +268,37 @@ class _Noted(AbstractContextManager[None]):
                     known.over.set_result(kind is not None and issubclass(kind, asyncio.CancelledError))
 
 
-GaveUp: TypeAlias = Callable[[Waiter], object]
-"""Is told of a waiter that has left the queue without an answer."""
-
-
 class Waits:
-    """Lets calls wait for averages of one accumulator."""
+    """Lets calls wait for averages of one accumulator, up to their timeouts."""
 
-    def __init__(self, name: str, rounds: Rounds, queue: TakeQueue, observer: AccumulatorObserver) -> None:
-        """Takes what it explains failures with, and what learns of waits.
+    def __init__(
+        self,
+        name: str,
+        rounds: Rounds,
+        queue: TakeQueue,
+        observer: AccumulatorObserver,
+        gave_up: Callable[[Waiter], object],
+    ) -> None:
+        """Takes the parts of the accumulator.
 
         Args:
-            name: The accumulator's name.
+            name: Its name, for messages.
             rounds: Its rounds.
             queue: The calls that wait for a round to end.
-            observer: Learns of waits.
+            observer: Notified of waits.
+            gave_up: Called when a waiter leaves the queue unanswered.
         """
+        self._gave_up = gave_up
         self._rounds = rounds
         self._queue = queue
         self._diagnosis = Diagnosis(name, rounds, queue)
         self._observer = observer
 
-    async def until_answered(self, waiter: Waiter, timeout: float | None, gave_up: GaveUp) -> Average:
-        """Waits for the answer to a waiter, for at most `timeout` seconds.
-
-        Args:
-            waiter: The waiter.
-            timeout: The seconds, None for no limit.
-            gave_up: See `leave`.
+    async def until_answered(self, waiter: Waiter, timeout: float | None) -> Average:
+        """Waits until a waiter is answered, for at most `timeout` seconds; None for no limit.
 
         Raises:
-            DeadlineExceededError: There is none in time; the waiter has left the queue.
+            DeadlineExceededError: It was not answered in time, and has left the queue.
         """
         if waiter.answer.done():
             return waiter.answer.result()
@@ -312,19 +311,19 @@ class Waits:
                 return average
         except TimeoutError:
             if waiter.serving or waiter.answer.done():
-                # Its round is ending, or has just ended; giving up now would lose the average.
+                # Its round is ending or has just ended: giving up now would lose the average.
                 return await asyncio.shield(waiter.answer)
             raise self._diagnosis.too_few(waiter.num_required, timeout) from None
         finally:
             waiter.listeners -= 1
-            self.leave(waiter, gave_up)
+            self.leave(waiter)
 
     async def until_read(self, history: AverageHistory, step: int | None, timeout: float | None) -> Average:
-        """Waits for the average of a step, the newest one for None, for at most `timeout` seconds.
+        """Waits for the average of a step, or the newest for None, for at most `timeout` seconds.
 
         Raises:
-            OutOfRangeError: It is not kept, or no round led there.
-            DeadlineExceededError: No round led there in time.
+            OutOfRangeError: The average is not kept, or no round will lead to the step.
+            DeadlineExceededError: No round led to the step in time.
         """
         try:
             with self._observer.waiting() as wait:
@@ -335,21 +334,16 @@ class Waits:
         except TimeoutError:
             raise self._diagnosis.no_average(step, timeout) from None
 
-    def leave(self, waiter: Waiter, gave_up: GaveUp) -> None:
-        """Removes a waiter whose callers have all left from the queue, unless it is being served.
-
-        Args:
-            waiter: The waiter.
-            gave_up: Called if it was removed.
-        """
+    def leave(self, waiter: Waiter) -> None:
+        """Removes a waiter from the queue once all its callers have left, unless its answer is certain."""
         if waiter.listeners == 0 and not waiter.serving and not waiter.answer.done():
             waiter.answer.cancel()
             self._queue.remove(waiter)
-            gave_up(waiter)
+            self._gave_up(waiter)
 
 
 def check_num_required(num_required: int) -> None:
-    """Checks how many gradients a call waits for, with TensorFlow's message.
+    """Checks that a call waits for at least one gradient; the message is TensorFlow's.
 
     Raises:
         InvalidArgumentError: It is not positive.

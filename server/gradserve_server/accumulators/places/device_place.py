@@ -1,4 +1,4 @@
-"""Accumulators in the memory of a device."""
+"""The memory of a device as a place of accumulators, with the copies on the host that readers and the disk need."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -31,7 +31,7 @@ class DeviceAverages(AverageCopies):
     def __init__(
         self, device: Device, compute: Compute, evictor: Evictor, memory: Quota, allocate: AllocateAverage
     ) -> None:
-        """Takes the device and its memory, what runs copies, and what of the host's memory they count in and are.
+        """Takes the device and the memory of both sides.
 
         Args:
             device: The device.
@@ -47,7 +47,7 @@ class DeviceAverages(AverageCopies):
         self._allocate = allocate
 
     def host_copy(self, values: Mapping[str, Value]) -> HostCopy:
-        """Returns the copy of an average in host memory, not made yet."""
+        """Returns a copy of an average in host memory, made on demand."""
         return SharedHostCopy(values, self._compute, self._to_host, Account(self._memory), self._evictor)
 
     async def brought(self, values: Mapping[str, Value]) -> Mapping[str, Value]:
@@ -72,10 +72,10 @@ class DeviceAverages(AverageCopies):
 
 
 class SharedHostCopy:
-    """The copy of one average in host memory, made when somebody needs it first, for all who do: a `HostCopy`.
+    """A copy of one average in host memory, made on first demand and shared by all readers: a `HostCopy`.
 
-    It counts in the quota until `close`. Whoever asks for it later, because the average was still about to be sent,
-    gets one that counts only while it is made. Used on the event loop only.
+    Counts in the quota until `close`. A reader that asks later, because its reply was still pending, gets a copy that
+    counts only while it is made. Used on the event loop only.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class SharedHostCopy:
         account: Account,
         evictor: Evictor,
     ) -> None:
-        """Takes the values, and what copies them.
+        """Takes the values and the means to copy them.
 
         Args:
             values: The values on the device.
             compute: Runs the copying.
-            copy: Copies.
-            account: An account of the host's memory, of nothing yet.
+            copy: Copies the values to the host.
+            account: An empty account of the host's memory.
             evictor: Makes room in the device's memory.
         """
         self._values = values
@@ -109,7 +109,7 @@ class SharedHostCopy:
         return sum([value.nbytes for value in self._values.values()])
 
     async def reserve(self, account: Account, owner: Identity) -> None:
-        """Takes memory of the device for handles of the values; stored tensors that nobody uses move for that."""
+        """Reserves device memory for handles of the values; unused stored tensors make room for them."""
         await self._evictor.grow(account, self._num_bytes, owner)
 
     async def values(self) -> Mapping[str, Value]:
@@ -136,7 +136,7 @@ class SharedHostCopy:
         return copied
 
     def close(self) -> None:
-        """Frees the memory, as nobody will ask for the average any more."""
+        """Frees the memory of an average that nobody will ask for again."""
         self._is_closed = True
         if self._copying is not None and self._copying.done():
             self._forget()
@@ -147,9 +147,9 @@ class SharedHostCopy:
 
 
 class DeviceJournal:
-    """The journal of an accumulator on a device: copies to the host what another journal writes, and that only.
+    """The journal of an accumulator on a device: copies to the host what another journal writes, and nothing else.
 
-    The copy of an average for the disk is the one that readers get, too.
+    Readers share the copy of an average that is made for the disk.
     """
 
     is_durable = True
@@ -162,14 +162,14 @@ class DeviceJournal:
         to_host: Callable[[Gradient], Gradient],
         memory: Quota,
     ) -> None:
-        """Takes the other journal, what it writes, what runs copies, what copies, and the host's quota of bytes."""
+        """Takes the other journal and its durability, the means to copy, and the host's quota of bytes."""
         self._journal = journal
         self._writes_gradients = durability is Durability.GRADIENT
         self._compute = compute
         self._to_host = to_host
         self._memory = memory
         self._reserved = Account(memory)
-        """For the copy of the average of a round that is about to end."""
+        """Counts the copy of the average of a round that is about to end."""
 
     async def append(self, event: Event) -> None:
         """See `AccumulatorJournal`."""
@@ -223,7 +223,7 @@ class DeviceJournal:
         self._journal.forget(rounds)
 
     def of_shard(self) -> ShardJournal | None:
-        """See `AccumulatorJournal`: sharded accumulators are on the host."""
+        """See `AccumulatorJournal`. Sharded accumulators are on the host."""
         return self._journal.of_shard()
 
 
@@ -232,14 +232,14 @@ T = TypeVar("T")
 
 
 class ConvertingReducer(Reducer, Protocol):
-    """A reducer of a device that converts, too."""
+    """A reducer of a device that can also convert dtypes."""
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early once `stop()` is true."""
         ...
 
     def converted(self, array: Array, dtype: np.dtype[Any]) -> tuple[Array, int | None]:
-        """Returns an array rounded to another floating dtype, and the position of the first value that is lost."""
+        """Returns an array rounded to another floating dtype, and the position of the first value that overflows."""
         ...
 
     def converts(self, dtype: np.dtype[Any]) -> bool:
@@ -249,7 +249,7 @@ class ConvertingReducer(Reducer, Protocol):
 
 @dataclass(frozen=True)
 class DevicePlace(Place):
-    """The memory of a device, for dense components; see `Place`.
+    """The memory of a device, for dense components.
 
     Attributes:
         reducer: Computes there.
@@ -270,17 +270,16 @@ class DevicePlace(Place):
         return self.evictor.device.part(Purpose.ACCUMULATORS, owner, container)
 
     async def grow(self, account: Account, amount: int, owner: Identity) -> None:
-        """Takes more bytes; stored tensors that nobody uses move to the host for that."""
+        """Takes more bytes; unused stored tensors move to the host to make room."""
         await self.evictor.grow(account, amount, owner)
 
     async def attempt(
         self, num_bytes: int, owner: Identity, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Runs work in a thread; again without what is kept for later, or stored tensors, if memory is lacking."""
+        """Runs work in a thread; if memory is lacking, frees caches and then stored tensors, and repeats it."""
 
         def in_block() -> T:
-            # Whatever was going on in memory that is allocated now is over when the block is left: then another thread
-            # may write to it.
+            # When the block ends, all earlier work in newly allocated memory is over: other threads may write there.
             with self.device.computing():
                 return function(*args, **kwargs)
 
@@ -290,11 +289,11 @@ class DevicePlace(Place):
         return await self.evictor.attempt(work, num_bytes, owner)
 
     def copied(self, gradient: Gradient, *, is_checked: bool) -> list[str]:
-        """Returns the components that are elsewhere; all of a gradient that others may change."""
+        """Returns the components that are elsewhere; all of a live gradient."""
         return [name for name, value in gradient.dense.items() if gradient.live or not self.device.holds(value)]
 
     def copy(self, gradient: Gradient) -> Gradient:
-        """Returns a gradient on the device. What others can change is copied once, and checked there."""
+        """Returns a gradient on the device. Live values are copied once, and checked there."""
         copied = set(self.copied(gradient, is_checked=False))
         with self.device.computing():
             values = {name: self._copy(value) if name in copied else value for name, value in gradient.dense.items()}
@@ -323,7 +322,7 @@ class DevicePlace(Place):
         return result
 
     def element(self, array: Array, index: tuple[int, ...]) -> Any:
-        """Returns an element. The whole array is not copied for it."""
+        """Returns an element, without copying the whole array."""
         one = np.empty((), array.dtype)
         offset = int(np.ravel_multi_index(index, array.shape)) if index else 0
         with self.device.computing():
@@ -331,20 +330,20 @@ class DevicePlace(Place):
         return one[()]
 
     def may_be_written(self, array: Array) -> bool:
-        """Returns True: arrays of devices have no such flag, and what may not be written is not adoptable."""
+        """Returns True: arrays of devices have no such flag, and read-only ones are not adoptable."""
         return True
 
     def protect(self, array: Array) -> None:
         """Does nothing: see `may_be_written`."""
 
     def average_copies(self, host_memory: Quota, allocate: AllocateAverage) -> DeviceAverages:
-        """Returns what copies averages to the host, and back."""
+        """Returns the copies of averages on the host."""
         return DeviceAverages(self.device, self.compute, self.evictor, host_memory, allocate)
 
     def journal(
         self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Quota
     ) -> AccumulatorJournal:
-        """Returns a journal that copies what the other one writes to the host."""
+        """Returns a journal that copies to the host what the other one writes."""
         if durability in (None, Durability.NONE):
             return journal
         return DeviceJournal(journal, durability, self.compute, self._gradient_on_host, host_memory)

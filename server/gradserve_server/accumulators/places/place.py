@@ -1,4 +1,4 @@
-"""Where the values of an accumulator are, and what computes on them there."""
+"""The memory in which accumulators keep their values: what every such place offers, the host, and the choice of one."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -22,55 +22,23 @@ from gradserve_server.security.identity import Identity
 from gradserve_server.storage.journal import Durability
 
 AllocateAverage = Callable[[Sequence[tuple[tuple[int, ...], np.dtype[Any]]]], list[Array]]
-"""Returns arrays in host memory, where others read them in place if there are such readers."""
+"""Returns arrays in host memory; in shared memory if others read averages in place."""
 
 
 class AverageCopies:
-    """Copies the averages of an accumulator on the host: there is nothing to copy."""
+    """The copies of averages between their place and the host; on the host, there are none."""
 
     def host_copy(self, values: Mapping[str, Value]) -> HostCopy | None:
-        """Returns the copy of an average in host memory, not made yet; None if it is there already."""
+        """Returns a copy of an average in host memory, made on demand; None if the average is there."""
         return None
 
     async def brought(self, values: Mapping[str, Value]) -> Mapping[str, Value]:
-        """Returns the values of an average, which are on the host, where averages of this accumulator are.
+        """Brings the values of an average from the host to where the accumulator keeps averages.
 
         Raises:
             ResourceExhaustedError: There is not enough memory.
         """
         return values
-
-
-class PrivateCopies:
-    """Copies live gradients, for whatever must not change any more."""
-
-    def __init__(self, reducer: Reducer, allocate: Allocate) -> None:
-        """Takes what copies, and what allocates memory."""
-        self._reducer = reducer
-        self._allocate = allocate
-
-    def stage(self, gradient: Gradient) -> tuple[Gradient, Callable[[], None]]:
-        """Prepares a copy of the dense values; returns the gradient with it, and the function that carries it out.
-
-        Raises:
-            MemoryError: There is not enough memory.
-        """
-        copies = {name: self._allocate(value.shape, value.dtype) for name, value in gradient.dense.items()}
-
-        def fill() -> None:
-            self._reducer.scale(list(gradient.dense.values()), 1.0, list(copies.values()))
-
-        return Gradient({**gradient.sparse, **copies}, owned=True), fill
-
-    def copy(self, gradient: Gradient) -> Gradient:
-        """Returns a gradient with copies of the dense values.
-
-        Raises:
-            MemoryError: There is not enough memory.
-        """
-        copied, fill = self.stage(gradient)
-        fill()
-        return copied
 
 
 P = ParamSpec("P")
@@ -79,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Place(ABC):
-    """Memory in which accumulators are, and what computes there. It has nothing of any of them.
+    """A memory that accumulators can be in, and the arithmetic there. Holds no state of any accumulator.
 
     Attributes:
         name: The name of the device, as in `AccumulatorSpec.device`.
@@ -87,8 +55,7 @@ class Place(ABC):
         allocate: Allocates memory.
         compute: Runs the arithmetic.
         has_sparse: Whether sparse components can be here.
-        takes_from_anywhere: Whether gradients may be in any memory when they are checked; otherwise they are on the
-            host.
+        takes_from_anywhere: Whether gradients may be in any memory when they are checked; if not, on the host.
     """
 
     name: str
@@ -99,10 +66,21 @@ class Place(ABC):
     has_sparse: ClassVar[bool]
     takes_from_anywhere: ClassVar[bool]
 
-    @property
-    def copies(self) -> PrivateCopies:
-        """Copies gradients that others may change."""
-        return PrivateCopies(self.reducer, self.allocate)
+    def stage_copy(self, gradient: Gradient) -> tuple[Gradient, Callable[[], None]]:
+        """Allocates a private copy of a gradient that others may change.
+
+        Returns:
+            The gradient with new dense values, and the function that fills them.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        copies = {name: self.allocate(value.shape, value.dtype) for name, value in gradient.dense.items()}
+
+        def fill() -> None:
+            self.reducer.scale(list(gradient.dense.values()), 1.0, list(copies.values()))
+
+        return Gradient({**gradient.sparse, **copies}, owned=True), fill
 
     # Memory
 
@@ -115,14 +93,14 @@ class Place(ABC):
         """Takes more bytes for an accumulator of an identity.
 
         Raises:
-            ResourceExhaustedError: That much is not left; nothing was taken.
+            ResourceExhaustedError: Less than that is left; nothing was taken.
         """
 
     @abstractmethod
     async def attempt(
         self, num_bytes: int, owner: Identity, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Runs work on `num_bytes` of data that allocates memory, and that can begin again.
+        """Runs work on `num_bytes` of data that allocates memory and can be repeated.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -131,11 +109,11 @@ class Place(ABC):
 
     @abstractmethod
     def may_be_written(self, array: Array) -> bool:
-        """Returns True if nothing forbids to write to an array."""
+        """Returns True if an array is not write-protected."""
 
     @abstractmethod
     def protect(self, array: Array) -> None:
-        """Forbids to write to an array from now on."""
+        """Makes an array read-only."""
 
     # Gradients. These run in any thread.
 
@@ -145,12 +123,12 @@ class Place(ABC):
 
         Args:
             gradient: The gradient.
-            is_checked: Whether its values are looked at before.
+            is_checked: Whether its values are checked first.
         """
 
     @abstractmethod
     def copy(self, gradient: Gradient) -> Gradient:
-        """Returns a gradient with such copies.
+        """Returns a gradient with these components copied.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -169,11 +147,11 @@ class Place(ABC):
     def element(self, array: Array, index: tuple[int, ...]) -> Any:
         """Returns an element, for messages."""
 
-    # What is needed on the host
+    # Copies on the host
 
     @abstractmethod
     def average_copies(self, host_memory: Quota, allocate: AllocateAverage) -> AverageCopies:
-        """Returns what copies the averages of one accumulator to other memory and back.
+        """Returns the copies of one accumulator's averages on the host.
 
         Args:
             host_memory: The accumulator's quota of bytes on the host.
@@ -184,18 +162,18 @@ class Place(ABC):
     def journal(
         self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Quota
     ) -> AccumulatorJournal:
-        """Returns a journal that takes gradients and averages from here.
+        """Returns a journal that takes gradients and averages in this place.
 
         Args:
-            journal: A journal that takes them from the host's memory.
-            durability: What it writes.
+            journal: A journal that takes them on the host.
+            durability: Decides what it writes.
             host_memory: The accumulator's quota of bytes on the host.
         """
 
 
 @dataclass(frozen=True)
 class HostPlace(Place):
-    """The memory of the host; see `Place`.
+    """The memory of the host.
 
     Attributes:
         memory: The quota of bytes.
@@ -217,24 +195,26 @@ class HostPlace(Place):
     async def attempt(
         self, num_bytes: int, owner: Identity, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Runs work."""
+        """Runs work; the host repeats none."""
         return await self.compute.run(num_bytes, function, *args, **kwargs)
 
     def may_be_written(self, array: Array) -> bool:
-        """Returns True if nothing forbids to write to an array."""
+        """Returns True if an array is not write-protected."""
         return bool(array.flags.writeable)
 
     def protect(self, array: Array) -> None:
-        """Forbids to write to an array from now on."""
+        """Makes an array read-only."""
         array.flags.writeable = False
 
     def copied(self, gradient: Gradient, *, is_checked: bool) -> list[str]:
-        """Returns the components of a gradient that others may change, if it is checked."""
+        """Returns all components of a live gradient if it is checked: afterwards it must not change."""
         return list(gradient.dense) if gradient.live and is_checked else []
 
     def copy(self, gradient: Gradient) -> Gradient:
         """Returns a gradient with copies of all dense values."""
-        return self.copies.copy(gradient)
+        copied, fill = self.stage_copy(gradient)
+        fill()
+        return copied
 
     def converted(self, array: Array, dtype: np.dtype[Any]) -> Array:
         """Returns an array of real numbers in another dtype."""
@@ -245,7 +225,7 @@ class HostPlace(Place):
         return array[index]
 
     def average_copies(self, host_memory: Quota, allocate: AllocateAverage) -> AverageCopies:
-        """Returns what copies nothing."""
+        """Returns copies that do nothing."""
         return AverageCopies()
 
     def journal(
@@ -256,19 +236,19 @@ class HostPlace(Place):
 
 
 AUTO = "auto"
-"""The name of the device of the ops, whatever it is."""
+"""Names the device of the ops, whichever that is."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Places:
-    """The places in which a server can have accumulators.
+    """The places of one server.
 
     Attributes:
         host: The host.
-        device: The device of the ops, None if that is the host.
-        default: The name of the place of accumulators that ask for none.
+        device: The device of the ops; None if that is the host.
+        default: The name of the place for accumulators that ask for none.
 
     Raises:
         NoSuchDeviceError: There is no place of the default name.
@@ -289,13 +269,13 @@ class Places:
         return ", ".join([each.name for each in (self.host, self.device) if each is not None])
 
     def find(self, name: str) -> Place | None:
-        """Returns the place of a name, None if there is none."""
+        """Returns the place of this name; None if there is none."""
         if name == AUTO:
             return self.device or self.host
         return next((each for each in (self.host, self.device) if each is not None and each.name == name), None)
 
     def named(self, spec: AccumulatorSpec) -> AccumulatorSpec:
-        """Returns a spec with the name of a place, if it asks for the device of the ops, whatever that is."""
+        """Returns a spec in which AUTO is replaced by the name of a place."""
         if spec.device != AUTO:
             return spec
         is_anywhere = _sparse_component(spec) is None and not spec.num_shards
@@ -329,9 +309,9 @@ class Places:
         )
 
     def of_restored(self, spec: AccumulatorSpec, what: str) -> Place:
-        """Returns the place of an accumulator that was there before: the host if its own is not there any more.
+        """Returns the place of an accumulator of an earlier run: the host if this server lacks its device.
 
-        Sums have the same bits there. A server that refused to start would take all the others away, too.
+        Sums have the same bits there. Refusing to start would take all other accumulators away, too.
         """
         place = self.find(spec.device or self.host.name)
         if place is None:

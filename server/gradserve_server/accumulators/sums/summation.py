@@ -187,7 +187,6 @@ class WorkerOrderSum:
     def __init__(self, spec: AccumulatorSpec, place: Place) -> None:
         self._spec = spec
         self._place = place
-        self._copies = place.copies
         self._held: list[tuple[Contribution, Gradient]] = []
         self._nbytes = 0
 
@@ -214,7 +213,7 @@ class WorkerOrderSum:
         """
         if not gradient.live:
             return Staged(partial(self._hold, contribution, gradient), 0)
-        copied, fill = self._copies.stage(gradient)
+        copied, fill = self._place.stage_copy(gradient)
 
         def fill_and_hold() -> None:
             fill()
