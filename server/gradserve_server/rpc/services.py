@@ -1,4 +1,4 @@
-"""All services, including health and reflection, with the chain around their calls."""
+"""All services of a server, including health and reflection, with the chain around their calls."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,7 +55,7 @@ _REFLECTION: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"
 
 
 def _reflection_v1() -> Any:
-    """Returns the descriptor of grpc.reflection.v1, which has the messages of v1alpha under another name."""
+    """Returns the descriptor of grpc.reflection.v1, whose messages are those of v1alpha under another name."""
     alpha, current = "grpc.reflection.v1alpha", "grpc.reflection.v1"
     file = descriptor_pb2.FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(file)
@@ -67,7 +67,7 @@ def _reflection_v1() -> Any:
 
 
 def _as_v1alpha(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Returns what reads requests of v1 for the servicer of v1alpha."""
+    """Returns a parser of v1 requests that returns requests for the servicer of v1alpha."""
     return lambda data: reflection_pb2.ServerReflectionRequest.FromString(parse(data).SerializeToString())
 
 
@@ -75,7 +75,7 @@ _REFLECTION_V1 = _reflection_v1()
 
 
 class Services:
-    """The services for listeners. Made and used on one event loop."""
+    """The services that listeners serve. Made and used on one event loop."""
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class Services:
         on_fault: Callable[[], object],
         observed: Observed,
     ) -> None:
-        """Takes the servicers, what surrounds them, and what notes their calls.
+        """Puts the chain around the servicers.
 
-        The checks of access may be None. `interceptors` come after those of every server. `on_fault` is called after
-        each call that has failed unexpectedly.
+        Without `access`, everybody may do everything. `interceptors` come after those of every server. `on_fault` is
+        called after each call that failed unexpectedly.
         """
         names = [descriptor.full_name for descriptor in SERVICES]
         self._health = HealthServicer(names)
@@ -130,7 +130,7 @@ class Services:
                 )
                 for descriptor, servicer in zip(SERVICES, servicers, strict=True)
             ),
-            # Health checks are answered throughout.
+            # Health checks are answered until the end.
             Service(_HEALTH, self._health, always),
             Service(_REFLECTION, described, chain),
             Service(_REFLECTION_V1, described, chain, {"ServerReflectionInfo": Codec(_as_v1alpha)}),
@@ -138,6 +138,6 @@ class Services:
         """The services, each with its chain."""
 
     def close(self) -> None:
-        """Answers new calls with UNAVAILABLE, and health checks with NOT_SERVING."""
+        """Answers new calls with UNAVAILABLE, and health checks with NOT_SERVING, from now on."""
         self.admission.close()
         self._health.drain()

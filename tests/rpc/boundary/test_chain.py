@@ -1,5 +1,6 @@
-"""The chain around every call, without a socket: its order, and how the responses of streams go through it."""
+"""The chain around every call, without a socket: its order, the responses of streams, and the time that is left."""
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,8 @@ from gradserve_server.rpc.boundary.chain import Call, Handle, StreamedCall, chai
 from tests.servers.raw_calls import METHODS
 
 UNARY, STREAM = METHODS["GetServerInfo"], METHODS["GetTensors"]
+
+
 CALL = Call(UNARY.full_name)
 
 
@@ -83,3 +86,19 @@ async def test_a_stream_that_cannot_be_sent_is_closed_at_once() -> None:
     with pytest.raises(NotFoundError):
         await handle("request", StreamedCall(STREAM.full_name, send=send))
     assert notes == ["outer before", "closed", "outer after"]
+
+
+def test_the_time_that_is_left_gets_less() -> None:
+    call = Call("some.Method", time.monotonic() + 60)
+    before, after = call.time_left(), call.time_left()
+    assert before is not None
+    assert after is not None
+    assert 0 < after <= before <= 60
+
+
+def test_no_time_is_left_after_the_deadline() -> None:
+    assert Call("some.Method", time.monotonic() - 1).time_left() == 0
+
+
+def test_without_a_deadline_a_client_waits_for_ever() -> None:
+    assert Call("some.Method").time_left() is None

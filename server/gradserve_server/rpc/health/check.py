@@ -1,4 +1,4 @@
-"""Asks a server for its health, as load balancers do."""
+"""Health checks of a server, as load balancers make them."""
 
 import math
 from typing import Any
@@ -14,10 +14,10 @@ from gradserve.transport.status import explain
 
 
 def check_health(address: str, timeout: float, tls: TLS | None = None) -> str:
-    """Returns "SERVING", "NOT_SERVING", or why there was no answer within `timeout` seconds (math.inf for no limit).
+    """Returns "SERVING", "NOT_SERVING", or the reason why no answer came within `timeout` seconds (math.inf: no limit).
 
     Raises:
-        gradserve.InvalidArgumentError: It is not an address, or a file of `tls` cannot be used.
+        gradserve.InvalidArgumentError: `address` is not an address, or a file of `tls` cannot be used.
     """
     route = Route.to(Address.to_connect(address))
     certificates = None if route.address.path else client_certificates(tls)

@@ -1,7 +1,7 @@
-"""Answers `gradserve health` in a tenth of the processor time, where the answer is the usual one.
+"""A shortcut for `gradserve health` that takes a tenth of the processor time, if the answer is the usual one.
 
-Health checks run every few seconds, beside training. Importing what commands need takes longer than asking: so this
-module imports gRPC alone, and leaves everything but a plain SERVING to the command.
+Health checks run every few seconds, beside training, and importing the command takes longer than the check itself. So
+this module imports only gRPC, and leaves everything but a plain SERVING to the command.
 """
 
 import os
@@ -13,21 +13,21 @@ _ADDRESS = re.compile(r"unix:[^,?#%\s]+|[A-Za-z0-9_][\w.-]*:[0-9]{1,5}", re.ASCI
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 _LOOPBACK = re.compile(r"unix:.*|localhost:.*|127\.[0-9.]+:.*")
 _ELSEWHERE = re.compile(r"GRADSERVE_TLS.*")
-"""Variables with which the command does something else."""
+"""Environment variables that change what the command does."""
 _SERVING = b"\x08\x01"
 """grpc.health.v1.HealthCheckResponse with the status SERVING."""
 _DEFAULT_ADDRESS, _DEFAULT_SECONDS = "localhost:50051", "5.0"
 
 
 def line_if_serving(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> str | None:
-    """Returns the line that `gradserve health` prints if a server serves.
+    """Returns the line that `gradserve health` prints for a server that serves.
 
     Args:
-        arguments: What follows `gradserve health`: an address, as a word or as --address, and --timeout.
+        arguments: The arguments of `gradserve health`: an address, as a word or as --address, and --timeout.
         environment: The environment variables.
 
     Returns:
-        None if the command itself has to answer: for other options, TLS, several servers, and any other answer.
+        None if the command itself must answer: for other options, TLS, several servers, and any other answer.
     """
     given = _understood(arguments, environment)
     if given is None:
@@ -49,7 +49,7 @@ def line_if_serving(arguments: Sequence[str], environment: Mapping[str, str] = o
 
 
 def _understood(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[str, float] | None:
-    """Returns the address and the timeout, or None if there is anything else than these."""
+    """Returns the address and the timeout, or None if the arguments say anything else."""
     options = {"--address": "", "--timeout": _DEFAULT_SECONDS}
     words: list[str] = []
     rest = iter(arguments)

@@ -1,4 +1,4 @@
-"""The standard health service."""
+"""The standard health service, which ends its streams when the server drains."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -15,17 +15,17 @@ _Response = health_pb2.HealthCheckResponse
 class HealthServicer(health_pb2_grpc.HealthServicer):
     """Reports whether the services serve: all do until the server drains, and none do from then on.
 
-    The servicer of grpcio-health-checking never ends a Watch, so every watching client, such as a load balancer, would
-    make the drain take as long as it may.
+    The servicer of grpcio-health-checking never ends a Watch, so any watching client, such as a load balancer, would
+    delay the drain until its time limit.
     """
 
     def __init__(self, services: Iterable[str]) -> None:
-        """Takes the full names of the services; the empty one stands for the server."""
+        """Takes the full names of the services; an empty name in a request means the server."""
         self._names = frozenset(("", *services))
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
-        """Answers NOT_SERVING from now on, also to watching clients, and ends their streams."""
+        """Answers NOT_SERVING from now on, also to watching clients, whose streams end."""
         self._draining.set()
 
     async def Check(self, request: health_pb2.HealthCheckRequest, call: Call) -> _Response:

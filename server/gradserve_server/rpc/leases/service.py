@@ -1,4 +1,4 @@
-"""LeaseService: the leases of clients."""
+"""LeaseService: clients hold a lease, and end it."""
 
 from gradserve.v1 import lease_messages_pb2 as messages_pb2
 from gradserve_server.resources.lifetimes import ClientLeases

@@ -1,1 +1,1 @@
-"""Listens for calls: ports, socket files, and the gRPC servers behind them."""
+"""Listeners, which bind addresses and serve calls: over gRPC, and over sockets."""

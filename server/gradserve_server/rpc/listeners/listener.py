@@ -1,4 +1,4 @@
-"""The interface of listeners, whatever their transport."""
+"""The interface of listeners, the part of a server that another transport can replace."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,7 +12,7 @@ from gradserve_server.rpc.boundary.interceptors import Admission
 
 
 class Listener(Protocol):
-    """Listens for calls of services, and passes them on. Made and used on one event loop; serves once."""
+    """Listens for calls to services. Made and used on one event loop; serves once."""
 
     def bind(self, addresses: Sequence[Address]) -> list[Address]:
         """Binds to addresses; returns them with the ports picked for port 0, and with absolute paths.
@@ -27,9 +27,9 @@ class Listener(Protocol):
         ...
 
     async def drain(self, grace: float) -> None:
-        """Stops: closes the ports, lets calls under way go on for `grace` seconds, then ends them with UNAVAILABLE.
+        """Stops: closes the ports, lets calls in flight go on for `grace` seconds, then ends them with UNAVAILABLE.
 
-        No call is admitted any more by then. Also releases addresses that were bound but never served.
+        By then, no more calls are admitted. Also releases addresses that were bound but never served.
         """
         ...
 
@@ -46,8 +46,9 @@ class MakeListener(Protocol):
         way: Way,
         /,
     ) -> Listener:
-        """Returns an unbound listener for services whose calls the admission admits.
+        """Returns an unbound listener for services.
 
-        With certificates, connections over TCP are encrypted. The listener counts its bytes and calls in `way`.
+        `admission` admits calls until the server drains. With certificates, connections over TCP are encrypted. The
+        listener counts its bytes and calls in `way`.
         """
         ...

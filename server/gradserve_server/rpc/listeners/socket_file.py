@@ -1,4 +1,4 @@
-"""The file of a Unix socket."""
+"""The file of a Unix socket, which may take the place of a dead server's."""
 
 import errno
 import fcntl
@@ -18,17 +18,17 @@ _LOCK_POLL_SECONDS = 0.01
 
 
 def bind_socket_file(path: Path, bind: Callable[[Path], object]) -> OwnFile:
-    """Makes a Unix socket at a path, which may replace a socket of a server that no longer runs.
+    """Makes a Unix socket at a path, replacing the socket of a server that no longer runs.
 
-    gRPC replaces any socket that it finds at its path, and finally removes whatever is there. So it binds a unique path
-    beside this one, and the socket is then renamed, which makes no difference to it.
+    gRPC replaces any socket that it finds at its path, and removes whatever is there in the end. So it binds a unique
+    path beside this one, and the socket is renamed afterwards.
 
     Args:
         path: The absolute path.
-        bind: Makes a socket at the path that it is given, and listens on it.
+        bind: Makes a socket at a given path, and listens on it.
 
     Raises:
-        OSError: A server listens there, or it is something other than a socket. Nothing has changed.
+        OSError: A server listens there, or the path holds something other than a socket; it is left as it was.
     """
     beside = path.with_name(f".{secrets.token_hex(3)}")  # Address leaves room for these 7 characters
     with _locked(path.parent):
@@ -39,7 +39,7 @@ def bind_socket_file(path: Path, bind: Callable[[Path], object]) -> OwnFile:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Allows one server at a time to look for a free path in a folder."""
+    """Lets one server at a time look for a free path in a folder."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:
@@ -64,7 +64,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _check_free(path: Path) -> None:
-    """Raises OSError unless the path is free, or has a socket on which nobody listens."""
+    """Raises OSError unless the path is free, or holds a socket on which nobody listens."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

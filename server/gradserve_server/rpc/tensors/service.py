@@ -56,7 +56,7 @@ _DELETED_AT_ONCE = 512
 _SERIAL = re.compile("[0-9]{1,18}")
 
 _Storing: TypeAlias = messages_pb2.PutTensorsResponse | messages_pb2.StoreTensorsResponse
-"""A response with the handles of what was stored."""
+"""A response with the handles of stored tensors."""
 
 
 class TensorServicer:
@@ -75,7 +75,7 @@ class TensorServicer:
         stream_idle_seconds: float,
         max_message_bytes: int,
     ) -> None:
-        """Takes the store and what gets at tensors, the longest pause in a stream, and the longest reply over gRPC."""
+        """Takes the store, the ways into and out of it, and the limits of pauses in streams and of gRPC replies."""
         self._store = store
         self._opener = opener
         self._in_flight = in_flight
@@ -132,7 +132,7 @@ class TensorServicer:
         tensors: Sequence[TensorSpec] | Sequence[Array],
         handles: Sequence[str],
     ) -> Serialized:
-        """Returns the response with the handles of tensors. If the call is given up before, nobody knows them."""
+        """Returns the response with the handles of tensors. If the call is given up, deletes the tensors."""
         try:
             return await self._compute.run(work, _serialized, response, tensors, handles)
         except BaseException:
@@ -156,7 +156,7 @@ class TensorServicer:
                 await _write(landing, part)
 
         def num_arrived() -> int:
-            return landing.received_bytes + num_parts  # empty ones do not go unnoticed
+            return landing.received_bytes + num_parts  # empty parts count as progress too
 
         await self._in_flight.senders.receive(take_parts(), num_arrived, in_messages=True)
 
@@ -212,7 +212,7 @@ class TensorServicer:
     async def _stored_from_gpu(
         self, wanted: str, device: Device, opened: OpenedTensors, work: int, lease: float | None, call: Call
     ) -> tuple[Sequence[Array], list[str]]:
-        """Copies tensors, some of which are in the client's memory of the GPU: there, unless it is wanted elsewhere."""
+        """Copies tensors, some of them in the client's GPU memory: on the GPU, unless the host is wanted."""
         await call.payload.arrived()
         if wanted and device is self._uploads.host:
             await opened.bring_to_host()
@@ -235,7 +235,7 @@ class TensorServicer:
         lease: float | None,
         call: Call,
     ) -> tuple[Sequence[Array], list[str]]:
-        """Copies tensors to a device; those of a large payload while the rest arrives."""
+        """Copies tensors to a device; tensors of a large payload while the rest is arriving."""
         arrived: Arrived = call.payload.arrived
         if not await self._compute.run(work, _are_in_filled_payload, references):
             await call.payload.arrived()
@@ -252,7 +252,7 @@ class TensorServicer:
     async def _owned(self, arrays: Sequence[Array]) -> Sequence[Array]:
         """Returns arrays that nobody else refers to, and that can be deleted one by one.
 
-        A single one that came as payload is taken over. Several share its memory, so they are copied.
+        A single array that came as payload is taken over. Several share the memory of the payload, so they are copied.
         """
         if len(arrays) == 1 and arrays[0].flags.writeable:
             return arrays
@@ -288,15 +288,15 @@ class TensorServicer:
             if len(arrays) <= PARTS_AT_ONCE:
                 response = messages_pb2.ReadTensorsResponse(tensors=contents.tensors(arrays))
             else:
-                # With contents beside it, a message for gRPC could not be serialized in parts.
+                # For gRPC, a message with contents beside it could not be serialized in parts.
                 beside = call.carries_results
                 response = await self._compute.run_in_thread(_serialized_tensors, arrays, contents, beside=beside)
-            # Until the reply has left, the memory is in use, and counts.
+            # Until the reply has left, the memory is in use and counts.
             call.endings.append(_Ending(using.pop_all(), self._tasks))
         return WithContents(response, contents)
 
     async def _streamed(self, arrays: Sequence[Array], using: AsyncExitStack) -> StreamedReply:
-        """Returns a reply with arrays, the first of which are on their way to the host."""
+        """Returns a reply with arrays, of which the first are already on their way to the host."""
         contents = StreamedContents()
         response = await self._compute.run(
             PIECE_BYTES * len(arrays), lambda: messages_pb2.ReadTensorsResponse(tensors=contents.tensors(arrays))
@@ -309,7 +309,7 @@ class TensorServicer:
     async def _write(
         self, arrays: Sequence[Array], request: messages_pb2.ReadTensorsRequest, call: Call
     ) -> WithContents:
-        """Writes stored tensors to the client's memory of the GPU."""
+        """Writes stored tensors into the client's GPU memory."""
         if len(request.into) != len(arrays):
             raise InvalidArgumentError(
                 f"expected one place for each of the {len(arrays)} handles, got {len(request.into)}", field="into"
@@ -358,7 +358,7 @@ class TensorServicer:
 
 
 class _Ending(AbstractContextManager[None]):
-    """Ends the use of tensors after the reply, in several turns of the event loop if they are many."""
+    """Ends the use of tensors after the reply; if they are many, in several steps on the event loop."""
 
     def __init__(self, using: AsyncExitStack, tasks: OwnTasks) -> None:
         self._using = using
@@ -408,7 +408,7 @@ def _are_partly_on_gpu(references: Mapping[str, Reference]) -> bool:
 
 
 async def _is_there(_part: Array) -> None:
-    """Waits for nothing."""
+    """Returns at once: everything has arrived."""
 
 
 def _serialized(

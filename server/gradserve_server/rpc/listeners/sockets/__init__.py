@@ -1,1 +1,1 @@
-"""Listens on sockets that carry whole calls in frames; docs/sockets.md specifies them."""
+"""The listener for sockets that carry whole calls in frames; docs/sockets.md specifies them."""

@@ -1,4 +1,4 @@
-"""Listens on TCP and Unix sockets, and serves their connections."""
+"""The listener of TCP and Unix sockets: chooses and binds their addresses, and serves their connections."""
 
 import asyncio
 import contextlib
@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 _BACKLOG = 512
 _MAX_UNKNOWN = 256
-"""The most connections without a ticket; the oldest of them makes way for another."""
+"""The most connections that have not shown a ticket; beyond it, the oldest of them ends."""
 _TRANSFER_THREADS = 2
 _PAUSE_SECONDS = 0.1
-"""The pause after the system had no descriptor left for a connection."""
+"""The pause after the system had no descriptor for a connection."""
 _QUIET_SECONDS = 60.0
 
 
@@ -54,10 +54,10 @@ class SocketListener:
         """Makes a listener that is not bound yet.
 
         Args:
-            context: What connections share.
-            idle_seconds: How long a payload may make no progress.
+            context: The parts that all connections share.
+            idle_seconds: How long a payload may go without progress.
             certificates: The certificates of connections over TCP; None if they are not encrypted.
-            max_connections: The most connections. Clients for which there is no room make their calls over gRPC.
+            max_connections: The most connections. Beyond it, clients make their calls over gRPC.
         """
         self._max_connections = max_connections
         self._context = context
@@ -71,7 +71,7 @@ class SocketListener:
         self._last_report = float("-inf")
 
     def bind_tcp(self, host: str, port: int) -> list[Address]:
-        """Listens on all addresses of a host, on one port; returns them with the port picked for 0.
+        """Listens on all addresses of a host, on one port; returns the address with the port picked for 0.
 
         Raises:
             OSError: One of them cannot be bound; the message says which and why.
@@ -115,7 +115,7 @@ class SocketListener:
         ]
 
     async def drain(self, grace: float) -> None:
-        """Stops: closes the sockets, lets calls under way go on for `grace` seconds, then ends them."""
+        """Stops: closes the sockets, lets calls in flight go on for `grace` seconds, then ends them."""
         for task in self._acceptors:
             task.cancel()
         await asyncio.gather(*self._acceptors, return_exceptions=True)
@@ -144,7 +144,7 @@ class SocketListener:
     async def _accept(self, listening: socket.socket) -> None:
         while True:
             try:
-                sock, _ = listening.accept()  # not by the loop, which loses a connection when this is cancelled
+                sock, _ = listening.accept()  # the loop would lose a connection if this were cancelled
             except BlockingIOError:
                 await _readable(listening)
                 continue
@@ -156,17 +156,17 @@ class SocketListener:
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             self._begin(sock)
-            await asyncio.sleep(0)  # others want their turn while many connect
+            await asyncio.sleep(0)  # lets others run while many clients connect
 
     def _report(self, error: OSError) -> None:
-        """Logs that the system has no room for a connection, but only once in a while: clients decide how long."""
+        """Logs that the system has no room for a connection, at most once a minute: clients decide how often."""
         now = time.monotonic()
         if now - self._last_report >= _QUIET_SECONDS:
             self._last_report = now
             _log.warning("cannot accept a connection: %s", reason_of(error))
 
     def _take_waiting(self, listening: socket.socket) -> None:
-        """Takes the connections that have not been accepted yet, so that they do not end without a word."""
+        """Accepts the connections that still wait, so that their clients are told why they end."""
         with contextlib.suppress(OSError):
             while True:
                 self._begin(listening.accept()[0])
@@ -193,7 +193,7 @@ class SocketListener:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         connection = self._connections.pop(task)
-        # Here, because a task that is cancelled at once never runs.
+        # Here, because a task that is cancelled right away never runs.
         try:
             self._context.admission.check()
         except UnavailableError as reason:
@@ -219,12 +219,12 @@ async def _readable(sock: socket.socket) -> None:
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
-    """Returns sockets bound to all addresses of a host, at least one, on the same port.
+    """Returns sockets bound to the same port on all addresses of a host, at least one.
 
     Raises:
         OSError: One of them cannot be bound.
     """
-    # As for gRPC, 0.0.0.0 means every address.
+    # As in gRPC, 0.0.0.0 means every address.
     hosts = ("0.0.0.0", "::") if host == "0.0.0.0" else (host,)
     found = [each for name in hosts for each in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
     missing: OSError | None = None
@@ -262,16 +262,16 @@ def _bound_to(family: int, kind: int, protocol: int, address: tuple[object, ...]
 def bind_sockets(
     listener: SocketListener, config: ListenConfig, grpc_addresses: Sequence[Address], found: SocketAddresses
 ) -> None:
-    """Binds the sockets of a server, and notes where they are.
+    """Binds the sockets of a server, and notes their addresses.
 
     Args:
         listener: The listener.
-        config: What was asked for.
-        grpc_addresses: Where the server listens for gRPC.
-        found: Gets the addresses.
+        config: The configured addresses.
+        grpc_addresses: The addresses on which the server listens for gRPC.
+        found: Receives the addresses.
 
     Raises:
-        OSError: An address or path that was asked for cannot be bound. Those chosen by `auto` are left out then.
+        OSError: A configured address or path cannot be bound. Those that `auto` chooses are skipped instead.
     """
     found.tcp = _bind_tcp(listener, config.bulk_listen, grpc_addresses)
     if config.shared_memory_socket not in ("auto", "off"):
@@ -297,7 +297,7 @@ def _bind_tcp(listener: SocketListener, wanted: str, grpc_addresses: Sequence[Ad
 
 
 def _public(address: Address, grpc_addresses: Sequence[Address]) -> Address:
-    """Leaves out the host if clients know a better one: that under which they reach the server over gRPC."""
+    """Omits the host if clients know a better one: the host at which they reach the server over gRPC."""
     same = any(each.host == address.host for each in grpc_addresses)
     return Address("", address.port) if same or address.host in ("0.0.0.0", "::") else address
 
@@ -331,13 +331,13 @@ def _candidates(grpc_addresses: Sequence[Address], problems: list[str]) -> Itera
 
 
 def _runtime_folder() -> Path:
-    """Returns a folder that only this user can enter, without sockets that servers have left behind.
+    """Returns a folder that only this user can enter, without the sockets of servers that have ended.
 
-    Clients learn its name over gRPC. So if somebody else has taken the usual name first, another one does as well, one
-    that nobody can know beforehand; later servers of this user find that again.
+    Clients learn its name over gRPC. So if somebody else has taken the usual name, an unpredictable one serves as well,
+    and later servers of this user find it again.
 
     Raises:
-        OSError: There is none, and none can be made.
+        OSError: The folder cannot be made.
     """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     usual = base / f"gradserve-{os.getuid()}"
@@ -350,7 +350,7 @@ def _runtime_folder() -> Path:
 
 
 def _is_private(folder: Path) -> bool:
-    """True if it is a folder of this user that nobody else can enter."""
+    """Returns True for a folder of this user that nobody else can enter."""
     try:
         status = folder.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Receives the payloads of calls."""
+"""The payloads of calls: room for them, their arrival, and copies out of memory that clients can change."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from gradserve_server.rpc.listeners.sockets.stream import FrameStream
 from gradserve_server.tensors.references import NO_PAYLOAD, Arrival, Payload, PayloadSegment
 
 EARLY_BYTES = 4 << 20
-"""From this size on a call may begin before all of its payload has arrived."""
+"""The least size of a payload whose call may begin before all of it has arrived."""
 _FIRST_PAUSE_SECONDS = 20e-6
 _LONGEST_PAUSE_SECONDS = 1e-3
 _NOTHING: NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -32,7 +32,7 @@ class PayloadReceiver:
     """Receives the payloads of one connection, one at a time."""
 
     def __init__(self, stream: FrameStream, context: SocketContext, regions: ClientRegions) -> None:
-        """Takes the frames of the connection, what all connections share, and the client's regions."""
+        """Takes the frames of the connection, the context of all connections, and the client's regions."""
         self._stream = stream
         self._context = context
         self._regions = regions
@@ -40,7 +40,7 @@ class PayloadReceiver:
         self._arrival: Arrival | None = None
         self._payload = NO_PAYLOAD
         self._is_copied = False
-        """Whether parts of the latest payload are copies of what is in the client's memory."""
+        """Whether parts of the latest payload are copied from the client's memory."""
         self._is_free = asyncio.Event()
         self._is_free.set()
 
@@ -62,8 +62,8 @@ class PayloadReceiver:
     async def wait(self) -> None:
         """Waits until nobody reads the latest payload.
 
-        If the caller is cancelled meanwhile, it still waits until nobody reads the client's memory: that is the
-        client's own again once it has an answer, or the connection has ended.
+        A cancelled caller still waits until nobody reads the client's memory: that is the client's again once it has
+        the answer, or the connection has ended.
         """
         cancelled: asyncio.CancelledError | None = None
         while self.is_busy:
@@ -77,24 +77,24 @@ class PayloadReceiver:
             raise cancelled
 
     async def open(self, header: FrameHeader, head: memoryview, allowed: int, *, in_place: bool) -> Payload:
-        """Makes room for what follows the message of a call; returns it with what lies in regions. `fill` comes next.
+        """Makes room for the payload of a call, and returns it with its parts in regions. `fill` comes next.
 
         Args:
             header: The header of the call.
-            head: What lies between the header and the payload.
+            head: The bytes between the header and the payload.
             allowed: The most bytes that the call may bring.
-            in_place: Whether parts in the client's regions of the host may stay there; otherwise they are copied.
+            in_place: Whether parts in the client's host memory may stay there; otherwise they are copied.
 
         Raises:
-            FrameError: The segments are not what the specification allows.
-            MemoryError, ResourceExhaustedError: There is no memory for it; it has been received and dropped.
+            FrameError: The segments break the specification.
+            MemoryError, ResourceExhaustedError: There is no memory; the payload has been received and dropped.
         """
         num_bytes = header.payload_bytes
         if not num_bytes and not header.num_segments:
             return NO_PAYLOAD
         places = unpack_segments(head[header.name_bytes : -header.message_bytes or None], header)
         check_payload_bytes(sum(each.num_bytes for each in places), allowed)
-        waits = num_bytes <= self._context.memory.limit  # while one that never fits is dropped, others go on
+        waits = num_bytes <= self._context.memory.limit  # others go on while a payload that never fits is dropped
         in_flight = self._context.in_flight
         memory = Account(self._context.memory)
         if waits and num_bytes:
@@ -129,19 +129,19 @@ class PayloadReceiver:
         return self._payload
 
     async def prepare_on_gpu(self, *, in_place: bool) -> None:
-        """Waits until the client's work on the GPU is done that the payload depends on.
+        """Waits for the client's GPU work that the payload depends on.
 
         Args:
-            in_place: Whether what is on the GPU may stay there; otherwise it is copied to the host.
+            in_place: Whether parts on the GPU may stay there; otherwise they are copied to the host.
 
         Raises:
-            AbortedError: The client left before all of it was copied.
-            InvalidArgumentError: The client's event does not tell.
+            AbortedError: The client left before everything was copied.
+            InvalidArgumentError: The client's event cannot be queried.
             MemoryError, ResourceExhaustedError: There is no memory for copies.
         """
         payload, event, sharing = self._payload, self._regions.event, self._context.gpu.sharing
         segments = payload.on_gpu
-        if not segments:  # the call has turned out not to look at its payload
+        if not segments:  # the call does not use its payload
             return
         assert event is not None, "it came with the first region of the GPU"
         assert sharing is not None, "regions of the GPU have been opened"
@@ -161,12 +161,12 @@ class PayloadReceiver:
         payload.replace(copies)
 
     async def fill(self) -> None:
-        """Receives what follows the message of the latest call.
+        """Receives the payload of the latest call.
 
         Raises:
-            AbortedError: The client left before all that was to be copied of its memory was: a call that it gave up
-                while the server was suspended must not be carried out with what is there now.
-            EOFError, SilentError, TooSlowError, OSError: It did not come.
+            AbortedError: The client left before its memory was copied. If it gave up the call while the server was
+                suspended, the call must not run with whatever the memory holds now.
+            EOFError, SilentError, TooSlowError, OSError: The payload did not come.
         """
         own, self._unfilled = self._unfilled, _NOTHING
         if own.size:
@@ -188,7 +188,7 @@ class PayloadReceiver:
         return self._context.allocate((num_bytes,), np.dtype(np.uint8))
 
     async def _copied(self, segments: Sequence[PayloadSegment], memory: Account) -> list[PayloadSegment]:
-        """Replaces segments in the client's memory of the host by copies."""
+        """Replaces segments in the client's host memory by copies."""
         live = sum(each.memory.size for each in segments if each.is_live and not each.on_gpu)
         memory.grow(live)
 
@@ -203,7 +203,7 @@ class PayloadReceiver:
 
 
 async def _until_done(event: SharedEvent) -> None:
-    """Waits for an event of a client's GPU work. No thread does: whoever never ends that work keeps nobody waiting."""
+    """Waits for an event of a client's GPU work, by polling: a client whose work never ends must not block a thread."""
     pause = _FIRST_PAUSE_SECONDS
     try:
         while not event.is_done():

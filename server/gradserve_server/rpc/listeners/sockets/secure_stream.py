@@ -1,4 +1,4 @@
-"""Frames over a non-blocking socket with TLS."""
+"""A stream of frames over a non-blocking socket with TLS."""
 
 import asyncio
 import contextlib
@@ -15,12 +15,12 @@ from gradserve_server.security.peer import PeerCertificate
 _HANDSHAKE = 22
 """The first byte that a client with TLS sends."""
 _REASON_SECONDS = 1.0
-"""How long a client may take to read why the handshake has failed."""
+"""How long a client may take to read why the handshake failed."""
 _UNREAD_BYTES = 1 << 16
 
 
 def _read_decrypted(job: "SecureReceiving | SecureDiscarding") -> int:
-    """Reads what is decrypted already, which the system does not report any more; returns how much that is."""
+    """Reads bytes that are decrypted already, which the system no longer reports; returns their number."""
     decrypted = 0 if job.is_done else job.sock.pending()
     return job._read(decrypted) if decrypted else 0
 
@@ -31,22 +31,22 @@ class SecureReceiving(Receiving):
     sock: SecureSocket
 
     def step(self) -> int:
-        """Reads what has arrived."""
+        """Reads the bytes that have arrived."""
         return super().step() + _read_decrypted(self)
 
 
 class SecureDiscarding(Discarding):
-    """Reads a payload that nobody wants from a socket with TLS."""
+    """Reads and drops a payload from a socket with TLS."""
 
     sock: SecureSocket
 
     def step(self) -> int:
-        """Reads what has arrived."""
+        """Reads the bytes that have arrived."""
         return super().step() + _read_decrypted(self)
 
 
 class SecureStream(FrameStream):
-    """Reads and writes frames that are encrypted."""
+    """Reads and writes encrypted frames."""
 
     _receiving = SecureReceiving
     _discarding = SecureDiscarding
@@ -62,11 +62,11 @@ class SecureStream(FrameStream):
         self._is_shaking_hands = False
 
     async def open(self) -> None:
-        """Carries out the handshake. See `FrameStream`."""
+        """Performs the handshake; see `FrameStream`."""
         while not (first := self._first_byte()):
             await self._ready(self._loop.add_reader, self._loop.remove_reader)
         if first[0] != _HANDSHAKE:
-            # The answer is not encrypted either. A socket that is closed with unread bytes would take it back.
+            # The answer is not encrypted either. Closing a socket with unread bytes would discard it.
             self._plain.recv(_UNREAD_BYTES)
             raise InvalidArgumentError("this socket uses TLS: connect with tls=gradserve.TLS(ca=...)")
         self._is_shaking_hands = True
@@ -76,7 +76,7 @@ class SecureStream(FrameStream):
         try:
             await self._shake_hands(self._secured)
         except ssl.SSLError:
-            # The reason is on its way to the client, which may have sent more meanwhile.
+            # The reason is on its way to the client, which may have sent more in the meantime.
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(_REASON_SECONDS):
                     await self._wait_for_end(self._secured)
@@ -114,7 +114,7 @@ class SecureStream(FrameStream):
                 await self._ready(self._loop.add_writer, self._loop.remove_writer)
 
     async def _wait_for_end(self, secured: SecureSocket) -> None:
-        """Closes the sending side, and waits until the client has closed its own."""
+        """Closes the sending side, and waits until the client has closed its side."""
         secured.shutdown(socket.SHUT_WR)
         while True:
             try:
@@ -124,7 +124,7 @@ class SecureStream(FrameStream):
                 await self._ready(self._loop.add_reader, self._loop.remove_reader)
 
     def _first_byte(self) -> bytes:
-        """Returns the first byte, or nothing if it has not come yet.
+        """Returns the first byte, or nothing if it has not arrived yet.
 
         Raises:
             EOFError: The client has left.

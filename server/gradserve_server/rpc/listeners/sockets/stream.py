@@ -1,4 +1,4 @@
-"""Frames over a non-blocking socket."""
+"""A stream of frames over a non-blocking socket."""
 
 import array
 import asyncio
@@ -20,9 +20,9 @@ from gradserve_server.rpc.listeners.sockets.transfers import Discarding, InOrder
 from gradserve_server.security.peer import PeerCertificate
 
 _SMALL_BYTES = 1 << 16
-"""Payloads of up to this size are moved at once: waking up a thread takes longer."""
+"""Payloads of up to this size are moved on the event loop, as waking up a thread takes longer."""
 _READ_BYTES = 20 << 10
-"""What one system call reads at most: a frame whose tensors are in its message, as small ones are."""
+"""The most that one system call reads ahead: a frame with small tensors in its message."""
 _ONE_DESCRIPTOR = socket.CMSG_LEN(array.array("i").itemsize)
 _CUT_OFF = int(socket.MSG_CTRUNC)
 _PEER_CREDENTIALS = struct.Struct("@iII")
@@ -40,15 +40,15 @@ class FrameStream:
     """Reads and writes frames. Used by one task.
 
     Attributes:
-        strands: The further sockets over which large payloads are split, for now.
-        peer: The certificate that the client has shown, if it had to.
+        strands: The further sockets over which large payloads of the current call are split.
+        peer: The certificate of the client, if the server asks for one.
     """
 
     _receiving = Receiving
     _discarding = Discarding
 
     def __init__(self, sock: socket.socket, transfers: Transfers, idle_seconds: float) -> None:
-        """Takes over a connected, non-blocking socket, and how long a client may pause within a frame."""
+        """Takes over a connected, non-blocking socket. A client may pause for `idle_seconds` within a frame."""
         self.strands: Sequence[FrameStream] = ()
         self.peer: PeerCertificate | None = None
         self._sock: socket.socket | SecureSocket = sock
@@ -56,7 +56,7 @@ class FrameStream:
         self._transfers = transfers
         self._loop = asyncio.get_running_loop()
         self._takes_descriptors = sock.family == socket.AF_UNIX
-        # asyncio looks for descriptors only, and describes at length a socket that it does not find.
+        # asyncio wants a descriptor only, and builds a long error message for a socket that it does not know.
         self._number = sock.fileno()
         self._received = b""
         self._position = 0
@@ -69,22 +69,22 @@ class FrameStream:
         self._is_writing = False
 
     async def open(self) -> None:
-        """Does what comes before the first frame.
+        """Prepares the connection for the first frame.
 
         Raises:
-            EOFError, InvalidArgumentError, OSError: There will be no frames.
+            EOFError, InvalidArgumentError, OSError: The connection cannot be used.
         """
 
     def peer_uid(self) -> int | None:
-        """Returns the user at the other end, as the kernel says; None over TCP."""
+        """Returns the user at the other end according to the kernel; None over TCP."""
         return self._peer()[1]
 
     def peer_pid(self) -> int | None:
-        """Returns the process at the other end, as the kernel says; None over TCP."""
+        """Returns the process at the other end according to the kernel; None over TCP."""
         return self._peer()[0]
 
     def peer_name(self) -> str:
-        """Returns the other end for people: "127.0.0.1:4711", or "process 4711" at a Unix socket."""
+        """Returns the name of the other end for logs: "127.0.0.1:4711", or "process 4711" for a Unix socket."""
         if self._sock.family == socket.AF_UNIX:
             return f"process {self.peer_pid()}"
         with contextlib.suppress(OSError):
@@ -124,12 +124,12 @@ class FrameStream:
 
         Raises:
             EOFError: The client has closed the connection.
-            FrameError: It is no header, or has descriptors that are not allowed.
-            SilentError: Only a part of it came.
+            FrameError: The bytes are no header, or came with descriptors that are not allowed.
+            SilentError: Only a part of the header came.
             OSError: The connection is gone.
         """
         if self._has_read_all:
-            await self._more(None)  # between two frames a client may be silent for as long as it likes
+            await self._more(None)  # between two frames, a client may stay silent
         while len(self._received) - self._position < HEADER_BYTES:
             await self._more(self._idle_seconds)
         start = self._position
@@ -143,12 +143,12 @@ class FrameStream:
         return header
 
     def take_descriptor(self) -> int | None:
-        """Returns the descriptor that came with the frame, which is the caller's; None if there is none."""
+        """Returns the descriptor that came with the frame, for the caller to close; None if there is none."""
         descriptor, self._descriptor = self._descriptor, None
         return descriptor
 
     async def read(self, num_bytes: int) -> memoryview:
-        """Reads the next bytes, which are few.
+        """Reads the next few bytes.
 
         Raises:
             EOFError, SilentError, OSError: See `read_header`.
@@ -167,7 +167,7 @@ class FrameStream:
 
         Args:
             memory: The memory.
-            on_bytes: Told how many more bytes are there, in any thread, if it takes more than a moment.
+            on_bytes: Called with the number of further bytes, in any thread, unless the payload is small.
 
         Raises:
             EOFError, SilentError, OSError: See `read_header`.
@@ -186,7 +186,7 @@ class FrameStream:
         )
 
     async def discard(self, num_bytes: int) -> None:
-        """Reads the payload that comes next and forgets it.
+        """Reads the payload that comes next, and drops it.
 
         Raises:
             EOFError, SilentError, OSError: See `read_header`.
@@ -258,7 +258,7 @@ class FrameStream:
         return None
 
     def num_arrived(self) -> int:
-        """Returns how many bytes of what `read` waits for, and `read_into`, have arrived so far, of all frames."""
+        """Returns how many bytes have arrived so far for `read` and `read_into`, of all frames."""
         streams = (self, *self.strands)
         return sum(each._num_read + (each._under_way.num_moved if each._under_way else 0) for each in streams)
 
@@ -275,7 +275,7 @@ class FrameStream:
         self._watcher = None
 
     def has_left(self) -> bool:
-        """Returns True if the client has sent something more, or has left, which the event loop need not have seen."""
+        """Returns True if the client has sent more, or has left, even if the event loop has not noticed yet."""
         return not self._has_read_all or self._is_readable()
 
     @property
@@ -303,7 +303,7 @@ class FrameStream:
             data = data[count:]
 
     def _move(self, data: memoryview) -> int:
-        """Moves what was received ahead to the beginning of some memory; returns its size."""
+        """Moves bytes that were received ahead to the beginning of some memory; returns their number."""
         count = min(len(self._received) - self._position, len(data))
         data[:count] = memoryview(self._received)[self._position : self._position + count]
         self._position += count
@@ -355,7 +355,7 @@ class FrameStream:
             self._loop.remove_writer(self._number)
 
     def _listen(self) -> None:
-        # The loop goes on listening between calls, which saves most of the system calls of a small one.
+        # The loop keeps listening between calls, which saves most of the system calls of a small one.
         if not self._is_listening:
             self._loop.add_reader(self._number, self._has_bytes)
             self._is_listening = True
@@ -371,18 +371,18 @@ class FrameStream:
         if reader is not None:
             if reader.done():
                 return
-            # Here and not where the reader goes on: the loop would find the socket readable once more until then.
+            # Here rather than in the reader, because the loop would find the socket readable again until that runs.
             try:
                 self._receive()
             except BlockingIOError:
                 return
             except (EOFError, FrameError, OSError) as error:
-                # Its traceback has this frame, from which the future is found: a cycle with the whole connection.
+                # Its traceback would refer to this frame and thus to the future: a cycle with the whole connection.
                 reader.set_exception(error.with_traceback(None))
             else:
                 reader.set_result(None)
         elif self._is_readable():
-            # Nobody reads them now: they would wake the loop again and again.
+            # Nobody reads the bytes now, and they would wake the loop again and again.
             self.ignore()
             self._tell()
 
@@ -391,7 +391,7 @@ class FrameStream:
             self._watcher()
 
     def _is_readable(self) -> bool:
-        """Returns False if the bytes that the loop saw have been read meanwhile."""
+        """Returns False if the bytes that the loop saw have been read already."""
         try:
             self._sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Moves large payloads between sockets and memory, in a few threads."""
+"""Threads that move large payloads between sockets and memory."""
 
 import asyncio
 import contextlib
@@ -17,15 +17,136 @@ from gradserve.lasting import lasting_thread
 from gradserve.tls import SecureSocket
 from gradserve.transport.sockets.buffers import Buffers
 
+_log = logging.getLogger(__name__)
+
+_STEP_BYTES = 4 << 20
+"""The most bytes moved for one socket before others get their turn."""
+_CHECK_SECONDS = 0.5
+
+
+class Job(Protocol):
+    """A transfer over a non-blocking socket.
+
+    Attributes:
+        events: The event to wait for: selectors.EVENT_READ or EVENT_WRITE.
+    """
+
+    events: int
+
+    @property
+    def sock(self) -> socket.socket | SecureSocket:
+        """The socket."""
+        ...
+
+    def step(self) -> int:
+        """Moves up to `_STEP_BYTES`; returns how many bytes it moved.
+
+        Raises:
+            BlockingIOError: The socket is not ready.
+            OSError: The connection is gone.
+        """
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """True once everything is moved."""
+        ...
+
+
+class Receiving:
+    """Fills memory from a socket.
+
+    Attributes:
+        num_moved: The bytes received so far.
+    """
+
+    events = selectors.EVENT_READ
+
+    def __init__(
+        self, sock: socket.socket | SecureSocket, memory: memoryview, on_bytes: Callable[[int], None] | None = None
+    ) -> None:
+        """Takes the socket, the memory, and a function to call, in the moving thread, with the bytes of each step."""
+        self.sock = sock
+        self.num_moved = 0
+        self._rest = memory
+        self._on_bytes = on_bytes
+
+    def step(self) -> int:
+        """Reads the bytes that have arrived."""
+        return self._read(_STEP_BYTES)
+
+    def _read(self, at_most: int) -> int:
+        count = self.sock.recv_into(self._rest[:at_most])
+        if not count:
+            raise ConnectionResetError("the client left in the middle of a payload")
+        self._rest = self._rest[count:]
+        self.num_moved += count
+        if self._on_bytes is not None:
+            self._on_bytes(count)
+        return count
+
+    @property
+    def is_done(self) -> bool:
+        """True once the memory is full."""
+        return not self._rest
+
+
+class Discarding:
+    """Reads and drops a payload, so that the connection can go on."""
+
+    events = selectors.EVENT_READ
+
+    def __init__(self, sock: socket.socket | SecureSocket, num_bytes: int) -> None:
+        self.sock = sock
+        self._left = num_bytes
+        self._scratch = memoryview(bytearray(min(num_bytes, 1 << 18)))
+
+    def step(self) -> int:
+        """Reads the bytes that have arrived."""
+        return self._read(len(self._scratch))
+
+    def _read(self, at_most: int) -> int:
+        count = self.sock.recv_into(self._scratch[: min(self._left, at_most)])
+        if not count:
+            raise ConnectionResetError("the client left in the middle of a payload")
+        self._left -= count
+        return count
+
+    @property
+    def is_done(self) -> bool:
+        """True once everything is read."""
+        return not self._left
+
+
+class Sending:
+    """Writes pieces of memory to a socket, without copying them."""
+
+    events = selectors.EVENT_WRITE
+
+    def __init__(self, sock: socket.socket | SecureSocket, pieces: Sequence[bytes | memoryview]) -> None:
+        self.sock = sock
+        self._buffers = Buffers(pieces)
+
+    def step(self) -> int:
+        """Writes as much as there is room for."""
+        count = self.sock.sendmsg(self._buffers.next(_STEP_BYTES))
+        self._buffers.advance(count)
+        return count
+
+    @property
+    def is_done(self) -> bool:
+        """True once everything is written."""
+        return not self._buffers
+
 
 class InOrder:
-    """Counts the bytes of parts, and tells how many more bytes have arrived without a gap.
+    """Counts the bytes of a payload that have arrived without a gap, while its parts arrive at the same time.
 
     Safe to use from several threads.
     """
 
     def __init__(self, sizes: Sequence[int], on_bytes: Callable[[int], None]) -> None:
-        """Takes the sizes of the parts, and what is told, by one thread at a time."""
+        """Takes the sizes of the parts, and a function to call, in one thread at a time, with each progress."""
         self._left = list(sizes)
         self._ahead = [0] * len(sizes)
         self._on_bytes = on_bytes
@@ -33,7 +154,7 @@ class InOrder:
         self._lock = threading.Lock()
 
     def of(self, part: int) -> Callable[[int], None]:
-        """Returns what is told how many more bytes of a part have arrived."""
+        """Returns a function that notes further bytes of a part."""
         return partial(self._advance, part)
 
     def _advance(self, part: int, num_bytes: int) -> None:
@@ -50,128 +171,6 @@ class InOrder:
                 self._first += 1
             if in_order:
                 self._on_bytes(in_order)
-
-
-_log = logging.getLogger(__name__)
-
-_STEP_BYTES = 4 << 20
-"""The most bytes moved for one socket before others get their turn."""
-_LOOK_SECONDS = 0.5
-
-
-class Job(Protocol):
-    """A transfer over a non-blocking socket.
-
-    Attributes:
-        events: What it waits for: selectors.EVENT_READ or EVENT_WRITE.
-    """
-
-    events: int
-
-    @property
-    def sock(self) -> socket.socket | SecureSocket:
-        """The socket."""
-        ...
-
-    def step(self) -> int:
-        """Moves up to `_STEP_BYTES`; returns how many it moved.
-
-        Raises:
-            BlockingIOError: It must wait.
-            OSError: The connection is gone.
-        """
-        ...
-
-    @property
-    def is_done(self) -> bool:
-        """True when everything is moved."""
-        ...
-
-
-class Receiving:
-    """Fills memory from a socket.
-
-    Attributes:
-        num_moved: How many bytes it has received.
-    """
-
-    events = selectors.EVENT_READ
-
-    def __init__(
-        self, sock: socket.socket | SecureSocket, memory: memoryview, on_bytes: Callable[[int], None] | None = None
-    ) -> None:
-        """Takes the socket, the memory, and what is told how many more bytes have arrived, in the moving thread."""
-        self.sock = sock
-        self.num_moved = 0
-        self._rest = memory
-        self._on_bytes = on_bytes
-
-    def step(self) -> int:
-        """Reads what has arrived."""
-        return self._read(_STEP_BYTES)
-
-    def _read(self, at_most: int) -> int:
-        count = self.sock.recv_into(self._rest[:at_most])
-        if not count:
-            raise ConnectionResetError("the client left in the middle of a payload")
-        self._rest = self._rest[count:]
-        self.num_moved += count
-        if self._on_bytes is not None:
-            self._on_bytes(count)
-        return count
-
-    @property
-    def is_done(self) -> bool:
-        """True when the memory is full."""
-        return not self._rest
-
-
-class Discarding:
-    """Reads a payload that nobody wants, so that the connection can go on."""
-
-    events = selectors.EVENT_READ
-
-    def __init__(self, sock: socket.socket | SecureSocket, num_bytes: int) -> None:
-        self.sock = sock
-        self._left = num_bytes
-        self._scratch = memoryview(bytearray(min(num_bytes, 1 << 18)))
-
-    def step(self) -> int:
-        """Reads what has arrived."""
-        return self._read(len(self._scratch))
-
-    def _read(self, at_most: int) -> int:
-        count = self.sock.recv_into(self._scratch[: min(self._left, at_most)])
-        if not count:
-            raise ConnectionResetError("the client left in the middle of a payload")
-        self._left -= count
-        return count
-
-    @property
-    def is_done(self) -> bool:
-        """True when all is read."""
-        return not self._left
-
-
-class Sending:
-    """Writes pieces of memory to a socket, without copying them."""
-
-    events = selectors.EVENT_WRITE
-
-    def __init__(self, sock: socket.socket | SecureSocket, pieces: Sequence[bytes | memoryview]) -> None:
-        self.sock = sock
-        self._buffers = Buffers(pieces)
-
-    def step(self) -> int:
-        """Writes what there is room for."""
-        count = self.sock.sendmsg(self._buffers.next(_STEP_BYTES))
-        self._buffers.advance(count)
-        return count
-
-    @property
-    def is_done(self) -> bool:
-        """True when all is written."""
-        return not self._buffers
 
 
 class _Entry:
@@ -208,18 +207,18 @@ class _Mover:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._entries: set[_Entry] = set()
-        self._next_look = 0.0
+        self._next_check = 0.0
         self._is_closing = False
         self._thread = lasting_thread("moving payloads", self._run, _log, name)
 
     def submit(self, entry: _Entry | None) -> None:
-        """Hands over a transfer; a cancelled one is looked at again. None ends the thread."""
+        """Hands over a transfer, or again one that was cancelled. None ends the thread."""
         self._arrived.append(entry)
         with contextlib.suppress(BlockingIOError):  # it is awake already
             os.write(self._wake_write, b"\0")
 
     def join(self) -> None:
-        """Waits for the thread, which has been told to end."""
+        """Waits for the thread to end, after None was submitted."""
         self._thread.join()
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -232,7 +231,7 @@ class _Mover:
         self._selector.close()
 
     def _turn(self) -> None:
-        for key, _ in self._selector.select(_LOOK_SECONDS if self._entries else None):
+        for key, _ in self._selector.select(_CHECK_SECONDS if self._entries else None):
             if key.fd == self._wake_read:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
@@ -258,7 +257,7 @@ class _Mover:
         except (BlockingIOError, InterruptedError):
             return
         except Exception as error:
-            self._end(entry, error.with_traceback(None))  # it has this frame, which has the entry: a cycle
+            self._end(entry, error.with_traceback(None))  # it has this frame, and thus the entry: a cycle
             return
         entry.last_progress = time.monotonic()
         if entry.job.is_done:
@@ -266,9 +265,9 @@ class _Mover:
 
     def _end_silent(self) -> None:
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_check:
             return
-        self._next_look = now + _LOOK_SECONDS
+        self._next_check = now + _CHECK_SECONDS
         for entry in [each for each in self._entries if now - each.last_progress > self._idle_seconds]:
             self._end(entry, TimeoutError(f"the connection was silent for more than {self._idle_seconds:g} s"))
 
@@ -278,13 +277,13 @@ class _Mover:
                 self._entries.discard(entry)
                 self._selector.unregister(entry.job.sock)
         finally:
-            entry.end(error)  # whatever happens: its caller waits for that
+            entry.end(error)  # whatever happens, because its caller waits
 
 
 class Transfers:
-    """A few threads that move payloads; any number of slow connections share them.
+    """A few threads that move payloads for any number of slow connections.
 
-    The system calls release the GIL, so the event loop goes on meanwhile.
+    The system calls release the GIL, so the event loop keeps running.
     """
 
     def __init__(self, num_threads: int, idle_seconds: float) -> None:
@@ -292,7 +291,7 @@ class Transfers:
         self._movers = [_Mover(f"gradserve-transfer-{index}", idle_seconds) for index in range(num_threads)]
 
     async def run(self, job: Job) -> None:
-        """Carries out a transfer. If the caller is cancelled, its memory is not touched any more when this returns.
+        """Runs a transfer. If the caller is cancelled, its memory is no longer touched once this returns.
 
         Raises:
             OSError: The connection is gone, or was silent for too long (TimeoutError).
@@ -318,7 +317,7 @@ class Transfers:
             del entry  # it has the error, whose traceback gets this frame
 
     def close(self) -> None:
-        """Ends transfers under way, and the threads."""
+        """Ends running transfers and the threads."""
         for mover in self._movers:
             mover.submit(None)
         for mover in self._movers:

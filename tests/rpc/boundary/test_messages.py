@@ -1,32 +1,50 @@
-"""Requests of very many parts are parsed in slices, which gives what parsing them at once gives."""
+"""Messages of very many parts are parsed and serialized in slices, which gives what doing so at once gives."""
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 
-from gradserve.v1 import tensor_messages_pb2, tensor_pb2
-from gradserve.wire.tensors import PartDecoder
-from gradserve_server.rpc.boundary import messages as long_requests
+from gradserve.v1 import (
+    accumulator_messages_pb2,
+    accumulator_pb2,
+    cudnn_rnn_messages_pb2,
+    tensor_messages_pb2,
+    tensor_pb2,
+)
+from gradserve.wire.tensors import Contents, PartDecoder
+from gradserve_server.rpc.boundary import messages
 from gradserve_server.rpc.boundary.messages import (
     SLICE_BYTES,
     UNCHECKED_BYTES,
     MalformedMessage,
     RequestReader,
     parse_in_slices,
+    repeated,
     slices,
+    within,
 )
+from gradserve_server.rpc.tensors.messages import encode_handle, encode_spec
 from gradserve_server.runtime.process import switch_threads_often
+from gradserve_server.tensors.spec import TensorSpec
 from tests.bad_input.requests import Apply, Create, component, dense, identity, ref, sparse, spec, zeros
 from tests.bad_input.test_streams import header
 
 MANY = 6000
+
+
 NAMES = [f"layer {number}" for number in range(MANY)]
+
+
 STORE = tensor_messages_pb2.StoreTensorsRequest
+
+
 EMPTY = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=[0], content=b"")
+
 
 LONG: dict[str, Any] = {
     "components of an accumulator": Create(accumulator=ref("a"), spec=spec(*[component(each) for each in NAMES])),
@@ -54,7 +72,7 @@ async def test_no_step_parses_much(name: str, monkeypatch: pytest.MonkeyPatch) -
             parsed.append(len(part))
             yield part
 
-    monkeypatch.setattr(long_requests, "slices", noted)
+    monkeypatch.setattr(messages, "slices", noted)
     decoder = PartDecoder if name == "a header" else None
     assert await RequestReader(message.DESCRIPTOR, decoder).read(message.SerializeToString()) == message
     assert len(parsed) > 1
@@ -67,7 +85,7 @@ async def test_no_step_parses_much(name: str, monkeypatch: pytest.MonkeyPatch) -
     "message", [STORE(tensors=[EMPTY] * 100), STORE(tensors=[tensor_pb2.Tensor(content=bytes(UNCHECKED_BYTES))] * 50)]
 )
 async def test_few_parts_are_parsed_at_once(message: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_requests, "slices", None)
+    monkeypatch.setattr(messages, "slices", None)
     assert await RequestReader(message.DESCRIPTOR).read(message.SerializeToString()) == message
 
 
@@ -121,3 +139,65 @@ def test_threads_take_turns_often() -> None:
         assert sys.getswitchinterval() < before / 2
     finally:
         sys.setswitchinterval(before)
+
+
+SPEC = TensorSpec(np.dtype(np.float32), (2, 3))
+
+
+STORED = tensor_messages_pb2.PutTensorsResponse
+
+
+AVERAGE = accumulator_messages_pb2.TakeGradientResponse
+
+
+def named(name: str) -> accumulator_pb2.ComponentGradient:
+    return accumulator_pb2.ComponentGradient(name=name)
+
+
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 3000])
+def test_a_list(count: int) -> None:
+    sizes: list[int] = []
+
+    def some(tensors: Sequence[Any]) -> STORED:
+        sizes.append(len(tensors))
+        return STORED(tensors=tensors)
+
+    handles = [str(number) for number in range(count)]
+    data = b"".join(repeated([encode_handle(SPEC, each) for each in handles], some))
+    assert data == STORED(tensors=[encode_handle(SPEC, each) for each in handles]).SerializeToString()
+    assert sum(sizes) == count
+    assert max(sizes, default=0) <= 256
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_a_message_in_a_message(count: int) -> None:
+    names = [f"layer {number}" for number in range(count)]
+    expected = accumulator_pb2.Average(components=map(named, names), step=7)
+    parts = repeated(map(named, names), lambda some: accumulator_pb2.Average(components=some))
+    step = accumulator_pb2.Average(step=7).SerializeToString()
+    assert AVERAGE.FromString(within(AVERAGE, "average", [*parts, step])) == AVERAGE(average=expected)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_tensors_one_by_one(*, beside: bool) -> None:
+    arrays = [np.full(2000, number, np.float32) for number in range(20)]
+    contents, at_once = Contents(), Contents()
+    tensors = list(contents.each_tensor(arrays, beside=beside))
+    if beside:
+        assert tensors == at_once.tensors(arrays)
+        assert contents == at_once
+    else:
+        assert [each.content for each in tensors] == [array.tobytes() for array in arrays]
+        assert not contents.buffers
+    assert not list(contents.each_tensor([], beside=beside))
+    few = list(Contents().each_tensor([np.zeros(3)], beside=beside))
+    assert [each.content for each in few] == [bytes(24)]
+
+
+def test_lists_of_an_op() -> None:
+    kind = cudnn_rnn_messages_pb2.CudnnRNNParamsToCanonicalResponse
+    tensors = [encode_handle(SPEC, str(number)) for number in range(600)]
+    parts = [b"".join(repeated(tensors, lambda some: kind(weights=some)))]
+    parts += repeated(tensors[:3], lambda some: kind(biases=some))
+    assert b"".join(parts) == kind(weights=tensors, biases=tensors[:3]).SerializeToString()
+    assert encode_spec(SPEC).shape == [2, 3]
