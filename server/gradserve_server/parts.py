@@ -51,7 +51,7 @@ def make_all_families(device: Device, parallel: ForkJoin) -> Mapping[str, Family
 
 
 def make_device_reducer(device: Device) -> ConvertingReducer | None:
-    """Returns what adds up gradients on a device; None for the host, and for devices on which nothing does."""
+    """Returns the reducer that adds up gradients on a device; None if it has none, as the host."""
     if isinstance(device, CpuDevice):
         return None
     from gradserve_server.devices.cuda.device import CudaDevice
@@ -70,18 +70,18 @@ class Parts:
 
     Attributes:
         inventory: The devices of the machine.
-        choose_device: Returns the device that ops run on, given the name that is wanted, the host and the inventory.
-        share_gpu: Returns what opens clients' memory on that device; None if it is not a GPU.
+        choose_device: Returns the device for ops, given the configured name, the host and the inventory.
+        share_gpu: Returns the opener of clients' memory on that device; None if it is not a GPU.
         make_families: Returns the families of ops and layers for a device and the threads that share a piece of work.
-        make_device_reducer: Returns what adds up gradients on that device, None if nothing does.
+        make_device_reducer: Returns the reducer that adds up gradients on that device, or None.
         clock: The clock of leases.
         wall_clock: The time in nanoseconds since 1970, for the order of sharded accumulators of one name.
-        new_id: Returns an id that nothing else has.
+        new_id: Returns a unique id.
         new_seed: Returns an unpredictable number of 63 bits.
-        interceptors: Interceptors of every call, after those that every server has.
-        make_listener: Makes the listener that serves the services, not bound yet.
-        tracer_provider: What makes the tracer of the server, which then makes spans, whatever the configuration says.
-            None: if that asks for traces, OpenTelemetry's global one.
+        interceptors: Additional interceptors of every call, after the built-in ones.
+        make_listener: Makes the listener for the services; it is bound later.
+        tracer_provider: The provider of the server's tracer, which enables tracing. None: OpenTelemetry's global
+            provider, if the configuration asks for tracing.
     """
 
     inventory: Inventory = field(default_factory=take_inventory)
@@ -99,7 +99,7 @@ class Parts:
 
 
 def open_state(config: StateConfig) -> "ServerState | None":
-    """Opens the state directory of a configuration, None if it has none.
+    """Opens the configured state directory; returns None if there is none.
 
     Raises:
         StateError: It cannot be made, opened or used.
@@ -122,7 +122,7 @@ class ServerState:
     """
 
     def __init__(self, store: StateStore, default: Durability) -> None:
-        """Takes the directory, and the durability of what asks for none."""
+        """Takes the directory, and the default durability."""
         self._store = store
         self.accumulators = FileRecords(store, default)
         self.layers = FileLayerRecords(store, default)
@@ -133,21 +133,21 @@ class ServerState:
         return self._store.path
 
     async def restore(self, registry: AccumulatorRegistry, allocate: Allocate) -> int:
-        """Makes the accumulators again that are there; see `FileRecords.restore`."""
+        """Restores the accumulators; see `FileRecords.restore`."""
         return await self.accumulators.restore(registry, allocate)
 
     def start(self, on_failure: Callable[[str], object]) -> None:
-        """Begins to write; see `StateStore.start`."""
+        """Starts writing; see `StateStore.start`."""
         self._store.start(on_failure)
 
     def close(self) -> None:
-        """Writes what has not been written, and closes the files."""
+        """Writes pending changes, and closes the files."""
         self._store.close()
 
 
 @dataclass(frozen=True)
 class ResourceCounts:
-    """What there is on a server. Read on the event loop."""
+    """Resource counts for the status page and metrics. Read on the event loop."""
 
     quotas: ServerQuotas
     registry: AccumulatorRegistry
@@ -175,7 +175,7 @@ class ResourceCounts:
         return found
 
     def counts(self) -> Mapping[str, tuple[int, int]]:
-        """Returns how many there are of each kind, and how many there may be; 0 for no limit of its own."""
+        """Returns the number in use and the limit for each kind of resource; 0 means no limit of its own."""
         quotas, sockets = self.quotas, self.sockets
         limited = {
             "handles": quotas.handles,
@@ -192,17 +192,17 @@ class ResourceCounts:
 _log = logging.getLogger(__name__)
 
 RESERVED = 400
-"""For files of the state, logs, certificates, listeners, the HTTP port, and whatever libraries open."""
+"""Descriptors for state files, logs, certificates, listeners, the HTTP port and libraries."""
 _LEAST_CONNECTIONS = 16
 
 
 def within_descriptors(limits: LimitsConfig, num_addresses: int) -> LimitsConfig:
-    """Returns limits under which clients cannot take all descriptors; the same ones if there are enough of them.
+    """Lowers `max_connections` if clients could otherwise take all file descriptors of the process.
 
     Args:
-        limits: The limits that are wanted.
-        num_addresses: The number of addresses of gRPC, to each of which there may be `max_connections`. As many may be
-            to sockets, and as many again are strands of these.
+        limits: The configured limits.
+        num_addresses: The number of gRPC addresses. Each may have `max_connections`; the sockets may have as many, and
+            their strands as many again.
     """
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:

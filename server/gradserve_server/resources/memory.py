@@ -12,17 +12,17 @@ from gradserve_server.security.shares import ShareRules
 
 
 class Sizes(NamedTuple):
-    """Bytes of the memory of the host, and of the device."""
+    """Numbers of bytes in host memory and in device memory."""
 
     host: int = 0
     device: int = 0
 
 
 class Purpose(Enum):
-    """What memory of the device is taken for."""
+    """The purposes for which device memory is reserved."""
 
     COMPUTING = "computing"
-    """Calls under way: their outputs, copies of inputs, and what they take besides."""
+    """Calls in flight: outputs, copies of inputs, and scratch memory."""
     STORED = "stored"
     """Stored tensors."""
     ACCUMULATORS = "accumulators"
@@ -32,42 +32,42 @@ class Purpose(Enum):
 
 
 class DeviceMemory:
-    """The memory of a device that has its own.
+    """The memory of a device, apart from the host's.
 
     Attributes:
-        quota: Its quota of bytes.
-        holds: Whether an array is there.
+        quota: The quota of its bytes.
+        holds: Returns whether an array is on the device.
     """
 
     def __init__(self, quota: FairQuota, holds: Callable[[Array], bool]) -> None:
-        """Takes the attributes."""
+        """Takes the quota, and what tells whether an array is there."""
         self.quota = quota
         self.holds = holds
         self._purposes = {purpose: PurposeQuota(quota) for purpose in Purpose}
 
     @property
     def used(self) -> Mapping[Purpose, int]:
-        """How much of it is taken for each purpose."""
+        """The bytes in use by purpose."""
         return {purpose: quota.used for purpose, quota in self._purposes.items()}
 
     def part(self, purpose: Purpose, owner: Identity = ANONYMOUS, container: str | None = None) -> Quota:
-        """Returns the quota for what is taken for a purpose, and belongs to an identity; see `Quota.part`."""
+        """Returns the quota that an identity uses for a purpose; see `Quota.part`."""
         return self._purposes[purpose].part(owner, container)
 
 
 class Room:
-    """One holder's share of the memory of the host, and of the device.
+    """One holder's share of host memory and device memory.
 
     Attributes:
-        host: Its share of the host's.
-        device: Its share of the device's; of nothing where ops run on the host.
+        host: The account of host memory.
+        device: The account of device memory; of an empty quota if ops run on the host.
         owner: The holder.
     """
 
     __slots__ = ("device", "host", "owner")
 
     def __init__(self, host: Account, device: Account | None = None, owner: Identity = ANONYMOUS) -> None:
-        """Takes the shares."""
+        """Takes the accounts."""
         self.host = host
         self.device = Account(Quota(0, "bytes of no device")) if device is None else device
         self.owner = owner
@@ -78,11 +78,11 @@ class Room:
         return self.host.used + self.device.used
 
     def another(self) -> "Room":
-        """Returns another room of the same holder, which has nothing yet."""
+        """Returns an empty room of the same holder."""
         return Room(self.host.another(), self.device.another(), self.owner)
 
     def grow(self, sizes: Sizes) -> None:
-        """Takes more of both; moves nothing to make room.
+        """Takes more of both; does not evict anything.
 
         Raises:
             ResourceExhaustedError: There is not enough; nothing was taken.
@@ -110,34 +110,34 @@ class Room:
             raise
 
     def settle(self, sizes: Sizes = Sizes()) -> None:  # noqa: B008
-        """Sets what it has of both, whether or not that is within the limits."""
+        """Sets both accounts, without checking the limits."""
         self.host.settle(sizes.host)
         self.device.settle(sizes.device)
 
 
 class Memories:
-    """The memory of the host, and that of the device if it has its own.
+    """The memory of the host and, if ops run on a GPU, of the device.
 
     Attributes:
-        host: The quota of bytes of the host's.
-        device: The device's; None if the ops run on the host.
+        host: The quota of bytes of host memory.
+        device: The device's memory; None if ops run on the host.
     """
 
     def __init__(self, host: Quota, device: DeviceMemory | None = None, purpose: Purpose = Purpose.COMPUTING) -> None:
-        """Takes the attributes, and what the device's is taken for."""
+        """Takes the memories, and the purpose for which device memory is reserved."""
         self.host = host
         self.device = device
         self._purpose = purpose
         self._nothing = Quota(0, "bytes of no device")
 
     def room(self, owner: Identity = ANONYMOUS, container: str | None = None) -> Room:
-        """Returns a room for what belongs to an identity, and is in a container; see `Quota.part`."""
+        """Returns an empty room of an identity in a container; see `Quota.part`."""
         return Room(Account(self.host.part(owner, container)), self._on_device(owner, container), owner)
 
     def room_of_call(self, owner: Identity = ANONYMOUS) -> Room:
-        """Returns a room for the results of a call. What is on the device counts for the caller from the start.
+        """Returns an empty room for the results of a call.
 
-        What is on the host counts for an owner only when it is stored.
+        Device memory counts against the caller from the start; host memory only when the results are stored.
         """
         return Room(Account(self.host), self._on_device(owner, None), owner)
 
@@ -145,11 +145,11 @@ class Memories:
         return Account(self._nothing if self.device is None else self.device.part(self._purpose, owner, container))
 
     def is_on_device(self, array: Array) -> bool:
-        """Returns True if an array counts for the device."""
+        """Returns True if an array is in device memory."""
         return self.device is not None and self.device.holds(array)
 
     def sizes(self, arrays: Iterable[Array]) -> Sizes:
-        """Returns the bytes of arrays, where they are."""
+        """Returns the bytes of arrays in each memory."""
         if self.device is None:
             return Sizes(sum([array.nbytes for array in arrays]))
         host = device = 0
@@ -172,24 +172,24 @@ class ServerQuotas:
 
     Attributes:
         rules: How much an identity or a container may take of them.
-        memory: The bytes of tensors, on a GPU's host without those on the GPU.
-        stored_memory: What of that stored tensors take.
-        accumulator_memory: What of that accumulators take.
-        layer_memory: What of that layers take.
-        call_memory: What of that calls under way take.
-        device_memory: The bytes of the memory of the device that ops run on; None if that is the host's.
-        bookkeeping: The bytes of what is kept beside tensors.
-        handles: Stored tensors, and forwards that layers keep.
-        layers: The layers.
+        memory: The bytes of all tensors in host memory.
+        stored_memory: The part of `memory` that stored tensors use.
+        accumulator_memory: The part that accumulators use.
+        layer_memory: The part that layers use.
+        call_memory: The part that calls in flight use.
+        device_memory: The bytes of device memory; None if ops run on the host.
+        bookkeeping: The bytes of names, ids, specs and other data beside tensors.
+        handles: The number of stored tensors, and of forwards that layers keep.
+        layers: The number of layers.
     """
 
     def __init__(self, limits: LimitsConfig, rules: ShareRules, device_bytes: int | None = None) -> None:
-        """Takes the limits, how much of them an identity or a container may take, and what the device has.
+        """Makes the quotas.
 
         Args:
             limits: The limits.
             rules: How much an identity or a container may take.
-            device_bytes: How much of its memory the device can spare; None if it has none of its own.
+            device_bytes: The device memory that may be used; None if ops run on the host.
         """
         self.rules = rules
         self.device_memory = None

@@ -17,9 +17,8 @@ class Quota:
         limit: The limit.
         used: What is in use.
         unit: The unit for messages.
-        spare: Functions that give some of it back when that much more is asked for than is left: what others hold only
-            to be faster.
-        owners: The shares in which everything that is taken counts, too.
+        spare: Functions that free caches when a request exceeds what is left; each takes the missing amount.
+        owners: The shares that every acquisition also counts against.
 
     Not thread-safe: used on the event loop only.
     """
@@ -27,12 +26,12 @@ class Quota:
     owners: Sequence[Share] = ()
 
     def __init__(self, limit: int, unit: str, *, each: "Cost | None" = None) -> None:
-        """Takes the limit, and what is limited.
+        """Makes a quota that is not in use.
 
         Args:
             limit: The limit.
             unit: The unit for messages, e.g. "bytes of tensor memory".
-            each: What each takes of another quota.
+            each: The cost of each unit in another quota.
         """
         self.limit = limit
         self.used = 0
@@ -42,11 +41,11 @@ class Quota:
 
     @property
     def whole(self) -> "Quota":
-        """The quota of which this is a part; itself if it is none."""
+        """The quota that this is a part of, or this quota itself."""
         return self
 
     def part(self, owner: Identity, container: str | None = None) -> "Quota":
-        """Returns the quota for what belongs to an identity and is in a container: here all take from the same."""
+        """Returns the quota that an identity uses in a container; without fair shares, the same for all."""
         return self
 
     def acquire(self, amount: int = 1) -> None:
@@ -61,7 +60,7 @@ class Quota:
         self.count(amount)
 
     def check(self, amount: int) -> None:
-        """Checks that `amount` is left, and that the owners may hold it. To take nothing is never refused.
+        """Checks that `amount` is left, and that the owners may hold it. An amount of 0 is always allowed.
 
         Raises:
             ResourceExhaustedError: It is not, or they may not.
@@ -69,7 +68,7 @@ class Quota:
         self.check_left(amount)
 
     def check_left(self, amount: int) -> None:
-        """Checks that `amount` is left, whoever takes it.
+        """Checks that `amount` is left, regardless of the owners' shares.
 
         Raises:
             ResourceExhaustedError: It is not.
@@ -89,34 +88,34 @@ class Quota:
         self.change(-amount)
 
     def change(self, amount: int) -> None:
-        """Changes what is in use, whether or not that is within the limit."""
+        """Changes the amount in use, without checking the limit."""
         self.count(amount)
         if self._each is not None:
             self._each.quota.change(self._each.amount * amount)
 
     def count(self, amount: int) -> None:
-        """Changes what is in use of this quota alone."""
+        """Changes the amount in use of this quota alone, not of the one that `each` costs."""
         self.used += amount
 
     def hold(self, amount: int = 1) -> "Held":
-        """Takes `amount` for a block, which begins with ResourceExhaustedError if that much is not left."""
+        """Takes `amount` for the length of a block; entering it raises ResourceExhaustedError if it is not left."""
         return Held(self, amount)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one of something takes of a quota."""
+    """What one unit of something costs in a quota."""
 
     quota: Quota
     amount: int
 
     def part(self, owner: Identity, container: str | None) -> "Cost":
-        """Returns the cost for what belongs to an identity, and is in a container; see `Quota.part`."""
+        """Returns the cost to an identity and a container; see `Quota.part`."""
         return Cost(self.quota.part(owner, container), self.amount)
 
 
 class Held:
-    """A part of a quota that is taken during a block. Made by `Quota.hold`."""
+    """An amount of a quota, taken for the length of a block. Made by `Quota.hold`."""
 
     __slots__ = ("_amount", "_quota")
 
@@ -139,7 +138,7 @@ class Account:
     __slots__ = ("_expected", "_quota", "used")
 
     def __init__(self, quota: Quota, used: int = 0) -> None:
-        """Takes the quota, and how much of what is already taken from it is the holder's."""
+        """Takes the quota, and how much of it the holder has taken already."""
         self._quota = quota
         self._expected: list[tuple[Share, int]] | None = None
         self.used = used
@@ -156,7 +155,7 @@ class Account:
     def take_over(self, amount: int, giver: "Account") -> None:
         """Takes `amount` more: first what another holder has reserved, then the rest from the quota.
 
-        What a holder has of another quota is of no use, and left to it.
+        Only a giver that shares the quota can hand anything over; others keep what they have.
 
         Raises:
             ResourceExhaustedError: The rest is not left, or the owners may not hold it; nothing has changed.
@@ -169,18 +168,16 @@ class Account:
         self.used += amount
 
     def split(self, amount: int) -> "Account":
-        """Returns another account, which gets `amount` of this one."""
+        """Moves `amount` to a new account, and returns it."""
         self.used -= amount
         return Account(self._quota, amount)
 
     def another(self) -> "Account":
-        """Returns an account of the same holder, which has nothing yet."""
+        """Returns an empty account of the same holder."""
         return Account(self._quota)
 
     def expect(self, amount: int, givers: Iterable["Account"]) -> None:
-        """Makes sure that the owners may hold `amount` more, which givers have reserved; `settle` follows.
-
-        Until then, it counts for the owners as if they had it.
+        """Reserves `amount` in the owners' shares, for memory that givers will hand over, until `settle`.
 
         Raises:
             ResourceExhaustedError: They may not; nothing has changed.
@@ -191,10 +188,7 @@ class Account:
         self._expected = [*(self._expected or ()), *asked]
 
     def settle(self, amount: int) -> None:
-        """Sets the share to `amount`, whether or not that is within the limit.
-
-        For existing memory that only changes hands.
-        """
+        """Sets the share to `amount` without checking the limit, for existing memory that changes hands."""
         if self._expected is not None:
             for owner, num in self._expected:
                 owner.give_back(num)
@@ -207,7 +201,7 @@ class Account:
         return self._quota.whole is other._quota.whole
 
     def _ask_owners(self, amount: int, givers: Iterable["Account"]) -> list[tuple[Share, int]]:
-        """Checks that the owners may hold an amount that givers hand over; returns what each does not hold yet.
+        """Checks that the owners may hold an amount that givers hand over; returns how much is new to each.
 
         Raises:
             ResourceExhaustedError: They may not.
@@ -230,7 +224,7 @@ def _no_limit(_limits: OwnLimits | ContainerLimits) -> None:
 
 
 class FairQuota(Quota):
-    """A quota of which each identity has a fair share, and containers have limits.
+    """A quota with fair shares for identities, and limits for containers.
 
     Attributes:
         identities: What each identity holds.
@@ -248,44 +242,44 @@ class FairQuota(Quota):
         of_container: Callable[[ContainerLimits], int | None] = _no_limit,
         retry_after: float | None = None,
     ) -> None:
-        """Takes the limit, what is limited, and the rules.
+        """Makes a quota that is not in use.
 
         Args:
             limit: The limit.
             unit: The unit for messages.
             rules: How much of it an identity or a container may hold.
-            each: What each takes of another quota.
-            of_identity: Picks the limit of an identity of its own, None for none.
-            of_container: Picks the limit of a container, None for none.
-            retry_after: Seconds after which somebody who holds too much may try again; None if waiting does not help.
+            each: The cost of each unit in another quota.
+            of_identity: Returns the limit from an identity's own limits, or None.
+            of_container: Returns the limit from a container's limits, or None.
+            retry_after: Seconds after which a refused owner may try again; None if waiting does not help.
         """
         super().__init__(limit, unit, each=each)
         self.identities = Shares(self, rules, of_identity, retry_after)
         self.containers = ContainerShares(self, rules, of_container, retry_after)
         self._rules = rules
         self._has_identities = rules.has_identities
-        # One for all who take for the same identity and container: there can be a million handles.
+        # Shared by everything of the same identity and container: there can be a million handles.
         self._parts: WeakValueDictionary[tuple[str, str], Quota] = WeakValueDictionary()
         self._parts_without_container: dict[str, Quota] = {}
 
     @property
     def reserve(self) -> int:
-        """The part that is for identities that hold no more than that."""
+        """The part reserved for identities that hold no more than this."""
         return int(self.limit * self._rules.reserved)
 
     def missing(self, owner: Identity, amount: int) -> tuple[int, int]:
-        """Returns how much must be given back before somebody may take `amount`: by the taker, and by all together."""
+        """Returns how much must be freed before `owner` may take `amount`: by the owner, and in total."""
         own = self.identities.missing(owner.name, amount)
         held = self.identities.held_by(owner.name)
         reserve = 0 if not owner.name or held + amount <= self.reserve else self.reserve
         return own, max(own, self.used + amount - (self.limit - reserve))
 
     def part(self, owner: Identity, container: str | None = None) -> Quota:
-        """Returns the quota for what belongs to an identity, and is in a container: whatever is taken counts for both.
+        """Returns the quota that an identity uses in a container; whatever is taken counts against both.
 
         Args:
-            owner: The identity; the anonymous one for nobody.
-            container: The container, None for none.
+            owner: The identity; the anonymous one if none owns it.
+            container: The container, or None.
         """
         name = owner.name if self._has_identities else ""
         if container is None:
@@ -309,10 +303,10 @@ class FairQuota(Quota):
 
 
 class _OwnedPart(Quota):
-    """A quota as its owners take from it.
+    """A fair quota as its owners see it.
 
     Attributes:
-        used: What was taken in this way.
+        used: The amount that they have taken.
     """
 
     def __init__(self, whole: Quota, owners: Sequence[Share], each: Cost | None) -> None:
@@ -340,14 +334,14 @@ class _OwnedPart(Quota):
 
 
 class PurposeQuota(Quota):
-    """What is taken of another quota for one purpose.
+    """Usage of another quota for one purpose.
 
     Attributes:
-        used: How much that is.
+        used: The amount taken for the purpose.
     """
 
     def __init__(self, source: Quota) -> None:
-        """Takes the quota from which everything is taken."""
+        """Takes the quota that everything counts against."""
         super().__init__(source.limit, source.unit)
         self.owners = source.owners
         self._source = source
@@ -383,7 +377,7 @@ class PurposeQuota(Quota):
 
 
 class _PurposePart(PurposeQuota):
-    """What is taken for the purpose by one identity, or in one container."""
+    """Usage for the purpose by one identity, or in one container."""
 
     def __init__(self, source: Quota, of_all: PurposeQuota) -> None:
         super().__init__(source)

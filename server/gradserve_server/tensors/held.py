@@ -18,7 +18,7 @@ from gradserve_server.security.identity import owner_named
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A stored tensor. Only the store and what moves tensors change it."""
+    """A stored tensor. Only the store, and the code that moves tensors, change it."""
 
     handle: str
     serial: int
@@ -26,11 +26,11 @@ class Entry:
     lease: Lease[str]
     memory: Account
     place: Account
-    """Its share of the handles."""
+    """Its account in the quota of handles."""
     shared: bool
-    """Whether something other than the store refers to the memory, too."""
+    """Whether the memory is referenced from outside the store."""
     owner: str
-    """The name of the identity whose tensor it is."""
+    """The name of the identity that owns it."""
     users: int = 0
     deleted: bool = False
 
@@ -44,7 +44,7 @@ class HeldTensors:
     """
 
     def __init__(self, memories: Memories, *, release: bool = False) -> None:
-        """Takes what the tensors count in, and whether they are deleted after the call."""
+        """Takes the memories that tensors count against, and whether to delete the tensors after the call."""
         self._memories = memories
         self._entries: dict[str, Entry] = {}
         self._release = release
@@ -58,25 +58,25 @@ class HeldTensors:
 
     @property
     def exclusive(self) -> bool:
-        """True if nobody else can see the arrays, now or later, so that the caller may take over their memory."""
+        """True if no other call can ever see the arrays, so that the caller may take over their memory."""
         if not self._release or not self._entries:
             return False
         return all(entry.users == 1 and not entry.shared for entry in self._entries.values())
 
     @property
     def memory(self) -> tuple[Account, ...]:
-        """The accounts of the memory, from which those who take it over take it."""
+        """The accounts of the tensors' memory, for callers that take it over."""
         return tuple(entry.memory for entry in self._entries.values())
 
     def share(self) -> None:
-        """Notes that the call will use the memory after its end, including that of the copies it puts in place."""
+        """Notes that the call will use the memory after it ends, including that of copies it installs."""
         self._shares = True
         for entry in self._entries.values():
             entry.shared = True
 
     @contextmanager
     def room_on_host(self) -> Iterator[Room]:
-        """Reserves room on the host, during a block, for copies of the tensors that are on the device.
+        """Reserves host memory, for the length of a block, for copies of the tensors on the device.
 
         Raises:
             ResourceExhaustedError: There is not enough.
@@ -89,12 +89,12 @@ class HeldTensors:
             room.settle()
 
     def relocate(self, handle: str, array: Array, giver: Room) -> None:
-        """Replaces a tensor by a copy that only this call knows of, unless another call has put one there already.
+        """Replaces a tensor by a copy private to this call, unless another call has installed a copy first.
 
         Args:
             handle: The handle of the tensor.
-            array: The copy, maybe in other memory.
-            giver: What the call has reserved for the copy.
+            array: The copy, possibly in other memory.
+            giver: The call's reservation for the copy.
         """
         entry = self._entries[handle]
         are_there = self._memories.is_on_device(array) and self._memories.is_on_device(entry.array)
@@ -111,8 +111,8 @@ def move(entry: Entry, array: Array, memories: Memories, giver: Room) -> None:
     Args:
         entry: The tensor.
         array: The new array, whose memory the giver has reserved.
-        memories: What tensors count in.
-        giver: The giver, who has that much less of it afterwards.
+        memories: The memories that tensors count against.
+        giver: The room that pays for the new array.
     """
     is_on_device = memories.is_on_device(array)
     if is_on_device != memories.is_on_device(entry.array):
@@ -126,7 +126,7 @@ def move(entry: Entry, array: Array, memories: Memories, giver: Room) -> None:
 
 
 class IdleTensors:
-    """Stored tensors that could make room on the device, in the order of their last use.
+    """Unused tensors on the device, which can be evicted, in the order of their last use.
 
     Not thread-safe: used on the event loop only.
     """
@@ -137,26 +137,26 @@ class IdleTensors:
         self._times = itertools.count()
 
     def add(self, entry: Entry) -> None:
-        """Adds a tensor that was in use until now."""
+        """Adds a tensor whose last use has just ended."""
         self._of_owner.setdefault(entry.owner, {})[entry] = next(self._times)
         self._bytes_of[entry.owner] = self.num_bytes(entry.owner) + entry.array.nbytes
 
     def discard(self, entry: Entry) -> None:
-        """Removes a tensor that is used from now on, or is not there any more; others are ignored."""
+        """Removes a tensor that is about to be used or is gone, if it is in the list."""
         if self._of_owner.get(entry.owner, {}).pop(entry, None) is not None:
             self._bytes_of[entry.owner] -= entry.array.nbytes
 
     @property
     def owners(self) -> list[str]:
-        """The names of those who have some."""
+        """The names of the owners of such tensors."""
         return [owner for owner, entries in self._of_owner.items() if entries]
 
     def num_bytes(self, owner: str) -> int:
-        """Returns how much the tensors of an owner hold."""
+        """Returns the bytes of an owner's tensors."""
         return self._bytes_of.get(owner, 0)
 
     def oldest(self, owners: Iterable[str]) -> Iterator[Entry]:
-        """Iterates over the tensors of some owners, the one first that was unused for the longest."""
+        """Iterates over the tensors of some owners, least recently used first."""
         queues = [self._of_owner[owner].items() for owner in owners if owner in self._of_owner]
         return (entry for entry, _ in merge(*queues, key=lambda item: item[1]))
 
@@ -167,10 +167,9 @@ _BUCKET_SIZE = 512
 
 
 class Serials(Generic[ItemT]):
-    """Items by serial number. A page of them costs as much as it has items, however many there are.
+    """Items by serial number. The cost of a page depends on its own length, not on the number of items.
 
-    The items are in buckets by number. Only a few items that were removed and came back are not in the order of their
-    bucket.
+    Items are in buckets by number. Within a bucket, only the few that were removed and added again are out of order.
     """
 
     def __init__(self) -> None:
@@ -179,7 +178,7 @@ class Serials(Generic[ItemT]):
         """The numbers of the buckets, sorted."""
 
     def add(self, serial: int, item: ItemT) -> None:
-        """Adds an item, or one that was removed."""
+        """Adds an item, new or removed before."""
         number = serial // _BUCKET_SIZE
         bucket = self._buckets.get(number)
         if bucket is None:
@@ -188,7 +187,7 @@ class Serials(Generic[ItemT]):
         bucket[serial] = item
 
     def remove(self, serial: int) -> None:
-        """Removes an item that is there."""
+        """Removes an existing item."""
         number = serial // _BUCKET_SIZE
         bucket = self._buckets[number]
         del bucket[serial]

@@ -10,17 +10,17 @@ from typing import TypeVar
 
 
 class InFlight:
-    """The bytes of payloads that are arriving, or have arrived and are not used yet. More than a limit waits.
+    """Bounds the bytes of payloads that are arriving or not used yet; payloads above the limit wait.
 
     Waiters are served first in, first out. A payload above the limit gets its turn when nothing else is in flight.
-    While there are any, senders must not be too slow. Not thread-safe: used on the event loop only.
+    While any wait, senders must keep to a minimum rate. Not thread-safe: used on the event loop only.
 
     Attributes:
-        senders: Those who send what is in flight.
+        senders: The senders of the payloads in flight.
     """
 
     def __init__(self, limit: int, least_rate: int = 0) -> None:
-        """Takes the limit in bytes, and how many bytes per second senders have to send while others wait."""
+        """Takes the limit in bytes, and the minimum rate in bytes per second while others wait."""
         self.senders = Senders(least_rate)
         self._limit = limit
         self._used = 0
@@ -55,13 +55,13 @@ class InFlight:
             raise
 
     def leave(self, num_bytes: int) -> None:
-        """Notes that `num_bytes` are used, or gone."""
+        """Removes `num_bytes`, which were used or dropped."""
         self._used -= num_bytes
         self._serve()
 
     @asynccontextmanager
     async def hold(self, num_bytes: int) -> AsyncIterator[None]:
-        """Waits until `num_bytes` more may be in flight, and counts them until the end of the block."""
+        """Waits until `num_bytes` more may be in flight, and counts them for the length of the block."""
         await self.enter(num_bytes)
         try:
             yield
@@ -69,7 +69,7 @@ class InFlight:
             self.leave(num_bytes)
 
     def look(self) -> None:
-        """Looks at the senders while others wait; called by itself."""
+        """Checks the senders, and goes on every `LOOK_SECONDS` while others wait."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -99,11 +99,11 @@ T = TypeVar("T")
 LOOK_SECONDS = 1.0
 """The time between two looks at senders."""
 LOOKS = 10
-"""After so many looks it is decided whether a sender is too slow."""
+"""The number of looks after which a sender's rate is judged."""
 
 
 class TooSlowError(Exception):
-    """A sender is slower than the least rate, while others wait for its room."""
+    """A sender is below the minimum rate while others wait for its memory."""
 
 
 @dataclass(eq=False)
@@ -116,27 +116,27 @@ class _Sender:
 
 
 class Senders:
-    """Ends what arrives too slowly while others wait. Nobody else has to hurry.
+    """Minimum send rates for clients whose uploads hold scarce memory. They apply only while others wait.
 
-    What arrives during a pause of the server itself, which then looks less often, counts in favour of the sender.
+    If the server itself pauses, it looks less often, and bytes that arrive in the pause count in the sender's favor.
     Used on the event loop only.
     """
 
     def __init__(self, least_rate: int) -> None:
-        """Takes the bytes per second that have to arrive while others wait."""
+        """Takes the minimum rate in bytes per second while others wait."""
         self._least_rate = least_rate
         self._senders: dict[_Sender, None] = {}
 
     async def receive(self, receiving: Awaitable[T], num_arrived: Callable[[], int], *, in_messages: bool = False) -> T:
-        """Awaits what a sender sends.
+        """Awaits data from a sender.
 
         Args:
-            receiving: Receives it.
-            num_arrived: Returns how many bytes have arrived, from whatever number on.
-            in_messages: Whether these are counted when a message is complete only. Then it is decided when one is.
+            receiving: Receives the data.
+            num_arrived: Returns a count of bytes that grows as they arrive; it need not start at 0.
+            in_messages: Whether the count grows only with complete messages. The rate is then judged after each.
 
         Raises:
-            TooSlowError: It came too slowly.
+            TooSlowError: The data came too slowly.
         """
         try:
             async with asyncio.timeout(None) as patience:
@@ -155,12 +155,12 @@ class Senders:
             ) from None
 
     def begin(self) -> None:
-        """Notes that others begin to wait. How fast it was before does not matter."""
+        """Starts to measure rates, as others begin to wait; earlier rates do not matter."""
         for sender in self._senders:
             sender.before, sender.num_looks = sender.num_arrived(), 0
 
     def look(self) -> None:
-        """Ends what is too slow. Called every `LOOK_SECONDS` while others wait."""
+        """Ends transfers that are too slow. Called every `LOOK_SECONDS` while others wait."""
         for sender in self._senders:
             sender.num_looks += 1
             num_bytes = sender.num_arrived() - sender.before

@@ -73,7 +73,7 @@ def _address(array: NDArray[Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A description that no tensor can have. The error is raised on opening, so that checks keep their order.
+    """An invalid description of a tensor. Opening it raises the error, so that checks keep their order.
 
     Attributes:
         message: What is wrong with it.
@@ -102,7 +102,7 @@ class Stored:
     Attributes:
         handle: Its handle.
         spec: Its description in the message, which may be wrong in a request. None if there is none.
-        user: Who refers to it.
+        user: The identity that refers to it.
     """
 
     handle: str
@@ -115,7 +115,7 @@ class Attached:
     """A tensor beside the message, in memory that the call owns and may keep.
 
     Attributes:
-        array: The array, in host memory; in the memory of the ops' device if it was copied there from the client's.
+        array: The array, in host memory, or on the ops' device if it was copied there from the client's memory.
         payload: The memory that it is part of.
     """
 
@@ -125,7 +125,7 @@ class Attached:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Live:
-    """A tensor in a client's memory, which the client can change at any time.
+    """A tensor in the client's host memory, which the client can change at any time.
 
     Attributes:
         array: The array, read-only, in host memory.
@@ -138,7 +138,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveOnGpu:
-    """A tensor in memory of the ops' GPU that is a client's, who can change it at any time.
+    """A tensor in the client's memory on the ops' GPU, which the client can change at any time.
 
     Attributes:
         array: The array, on that device.
@@ -163,7 +163,7 @@ class PayloadSegment:
     Attributes:
         start: The first byte of the payload that it holds.
         memory: Its bytes: one-dimensional, of dtype uint8.
-        is_live: Whether the memory is the client's, who can change it at any time; otherwise it is the call's own.
+        is_live: Whether it is the client's memory, which can change at any time, rather than the call's own.
         on_gpu: Whether it is memory of the ops' GPU.
     """
 
@@ -179,7 +179,7 @@ class Payload:
     Not thread-safe: used on the event loop only.
 
     Attributes:
-        memory: The account of the call's own memory in it. Whoever takes over a tensor takes its share from there.
+        memory: The account of the call's own memory in it, from which new owners of tensors take their share.
     """
 
     def __init__(
@@ -195,9 +195,9 @@ class Payload:
         Args:
             segments: The segments, in ascending order.
             memory: The account of the call's own memory among them.
-            done: Called once, when nobody reads the segments any more.
-            arrival: How much of the call's own memory has arrived; None for all.
-            has_left: Tells whether the client has given up the call, from when all of the payload has arrived.
+            done: Called once, after the last read of the segments.
+            arrival: Progress of the call's own memory; None if all of it has arrived.
+            has_left: Returns whether the client has given up the call; valid once the whole payload has arrived.
         """
         self.memory = memory
         self._segments = segments
@@ -213,7 +213,7 @@ class Payload:
         self._has_left = has_left
 
     def reference(self, spec: TensorSpec, offset: int) -> Reference:
-        """Returns the reference of a tensor in the payload; a malformed one if it cannot be there."""
+        """Returns a reference to a tensor in the payload, or a malformed one if it cannot be there."""
         end = offset + spec.num_bytes
         if offset % ALIGNMENT:
             return Malformed(f"expected a multiple of {ALIGNMENT}, got {offset}", ".payload_offset")
@@ -250,15 +250,18 @@ class Payload:
         return [segment for segment in self._segments if segment.on_gpu]
 
     def replace(self, copies: Mapping[int, PayloadSegment]) -> None:
-        """Replaces segments by copies of them that the call owns, and that `memory` counts, by where they start.
+        """Replaces segments by copies that the call owns and `memory` counts.
 
-        Nothing may refer to the payload yet.
+        Call it before anything refers to the payload.
+
+        Args:
+            copies: The copies by the start of the segment.
         """
         self._segments = [copies.get(segment.start, segment) for segment in self._segments]
         self._allocated += sum(copy.memory.nbytes for copy in copies.values())
 
     def adopt(self, num_bytes: int) -> None:
-        """Counts memory into which a tensor in the client's memory is copied: the call owns it then.
+        """Reserves memory for a copy of a tensor in the client's memory, which the call will own.
 
         Raises:
             ResourceExhaustedError: There is no room for it.
@@ -273,24 +276,24 @@ class Payload:
     def is_filled(self) -> bool:
         """True if tensors fill the call's own memory, but for gaps between them.
 
-        Otherwise who takes over a tensor would keep more memory alive than is counted.
+        Otherwise taking over a tensor would keep more memory alive than is counted.
         """
         return self._allocated - self._own_bytes < ALIGNMENT * max(self._num_own, 1)
 
     async def arrived(self, part: NDArray[Any] | None = None) -> None:
-        """Waits until a tensor, or a part of it, has arrived; until all have, for None."""
+        """Waits until a tensor or a part of it has arrived, or the whole payload for None."""
         if self._arrival is not None:
             await (self._arrival.of_all() if part is None else self._arrival.of(part))
 
     @property
     def is_lent(self) -> bool:
-        """True if parts are in the client's memory, and somebody may read them."""
+        """True if parts are in the client's memory and may still be read."""
         return any(segment.is_live for segment in self._segments)
 
     def check_lender(self) -> None:
         """Checks that the client still lends what is in its memory. Called when all of the payload has arrived.
 
-        What was read before was then what the client has sent.
+        If it returns, everything read before was what the client has sent.
 
         Raises:
             AbortedError: It has given up the call.
@@ -304,13 +307,13 @@ class Payload:
         self._unopened -= num_tensors
 
     def end_use(self) -> None:
-        """Notes that it has closed them. When that is the end of all, the memory is free, or its new owner's."""
+        """Notes that the call has closed them. After the last use, memory that has no new owner is freed."""
         self._users -= 1
         if self._unopened <= 0:
             self.close()
 
     def close(self) -> None:
-        """Frees what nobody has taken over, unless somebody still reads it; then the last one does."""
+        """Frees memory that has no new owner, now or after the last use."""
         self._unopened = 0
         if self._users == 0 and self._done is not None:
             if self.memory is not None:

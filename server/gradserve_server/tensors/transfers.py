@@ -51,7 +51,7 @@ class Span:
 
     Attributes:
         parts: The parts, in ascending order.
-        num_bytes: The size of the span, with what is between and behind them.
+        num_bytes: The size of the span, including gaps between and after the parts.
     """
 
     parts: Sequence[Part]
@@ -84,7 +84,7 @@ def spans(arrays: Iterable[Array], slot_bytes: int, alignment: int = 1) -> Itera
 
 
 def aligned(place: int, alignment: int) -> int:
-    """Returns the first multiple of an alignment from a place on."""
+    """Rounds a place up to a multiple of an alignment."""
     return -(-place // alignment) * alignment
 
 
@@ -141,7 +141,7 @@ class HostLanding:
 class DeviceLanding:
     """Fills arrays in the memory of a device, through slots: one is copied while the next is filled.
 
-    So it is filled soon after the last byte has arrived, and the host never holds all of it.
+    So the arrays are filled soon after the last byte has arrived, and the host never holds all of them.
     """
 
     def __init__(
@@ -185,12 +185,12 @@ class DeviceLanding:
             await self._copying
 
     async def close(self) -> None:
-        """Returns when nothing is copied any more."""
+        """Waits for the last copy to end."""
         if self._copying is not None:
             await asyncio.wait([self._copying])
 
     async def _copy(self) -> None:
-        """Begins to copy the slot, once the one before has been."""
+        """Begins to copy the slot, after the copy of the previous one."""
         if self._copying is not None:
             await self._copying
         slot, self._filled = self._slots[self._turn], 0
@@ -204,7 +204,7 @@ class DeviceLanding:
 
 
 class Uploads:
-    """Makes room for tensors that arrive, on the host or on the device of the ops."""
+    """Receives tensors into memory of the host or of the ops' device."""
 
     def __init__(
         self,
@@ -221,11 +221,11 @@ class Uploads:
         Args:
             host: The host as a device.
             device: The device of the ops, which may be the host.
-            compute: Runs what takes long for many tensors.
+            compute: Runs work that is slow for many tensors.
             device_compute: Runs the copies.
             allocate: Allocates the slots.
-            memory: The quota of bytes that they count in.
-            evictor: Makes room in the device's memory; None if everything counts in that of the host.
+            memory: The quota of bytes for the slots.
+            evictor: Makes room in device memory; None if ops run on the host.
         """
         self.host = host
         self._device = device
@@ -240,7 +240,7 @@ class Uploads:
         """Returns the device that a request names.
 
         Raises:
-            InvalidArgumentError: It is none that tensors can be put on.
+            InvalidArgumentError: Tensors cannot be put on it.
         """
         if name == "auto":
             return self._device
@@ -255,7 +255,7 @@ class Uploads:
         """Reserves memory of a device for an upload during a block; yields None for the host.
 
         Raises:
-            ResourceExhaustedError: There is not enough, even if everything moves to the host that can.
+            ResourceExhaustedError: There is not enough, even after evicting everything that can be.
         """
         if device is self.host or self._evictor is None:
             yield None
@@ -337,7 +337,7 @@ def _bytes_in(part: Part) -> NDArray[np.uint8]:
 class Downloads:
     """Copies tensors to slots of host memory, one ahead of the slot that is being sent.
 
-    So the first bytes leave at once, however large the tensors are, and none of them is ever whole on the host.
+    So the first bytes leave at once, and the host never holds a whole tensor, whatever its size.
     """
 
     def __init__(
@@ -355,7 +355,7 @@ class Downloads:
             device: The device of the ops.
             compute: Runs the copies.
             allocate: Allocates the slots.
-            memory: The quota of bytes that they count in.
+            memory: The quota of bytes for the slots.
         """
         self._host = host
         self._device = device
