@@ -205,3 +205,15 @@ def asyncio_client(server: FakeLayerServer) -> Any:
 
 
 FACES: Sequence[Callable[[FakeLayerServer], Any]] = (blocking_client, asyncio_client)
+
+
+def forward_ids(server: FakeLayerServer) -> list[str]:
+    return [request.forward_id for request in server.of("BatchNormForward")]
+
+
+def released(server: FakeLayerServer) -> list[list[str]]:
+    return [list(request.released_forward_ids) for request in server.of("BatchNormForward")]
+
+
+def went_back(server: FakeLayerServer) -> list[str]:
+    return [request.forward_id for request in server.of("BatchNormBackward")]

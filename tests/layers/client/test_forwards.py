@@ -7,8 +7,7 @@ import pytest
 
 import gradserve
 from gradserve.calls.batch_norm import wire
-from tests.layers.client.fake_server import DY, Context, FakeLayerServer, X, result_of
-from tests.layers.client.sent import forward_ids, released, went_back
+from tests.layers.client.fake_server import DY, Context, FakeLayerServer, X, forward_ids, released, result_of, went_back
 
 
 def test_forwards_have_names_of_their_own(server: FakeLayerServer, bn: Any) -> None:

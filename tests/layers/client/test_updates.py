@@ -10,8 +10,7 @@ import pytest
 import gradserve
 from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from tests.layers.client.fake_server import DY, FACES, FakeLayerServer, X, result_of
-from tests.layers.client.sent import forward_ids, went_back
+from tests.layers.client.fake_server import DY, FACES, FakeLayerServer, X, forward_ids, result_of, went_back
 
 
 def test_updates_run_in_their_order_and_once(server: FakeLayerServer, bn: Any) -> None:

@@ -271,10 +271,11 @@ def _regularizers(
 
 
 def update(xp: Any, inputs: UpdateInputs, attributes: UpdateAttributes) -> MovingAverages:
-    """Returns the next moving averages; `xp` is NumPy or CuPy.
+    """Returns the next moving averages, computed in the dtype of the variables; `xp` is NumPy or CuPy.
 
     As in TensorFlow's `moving_averages.py` or, with renorm, in its layer: each average moves by 1 - decay of the way
-    to the batch's value. The zero-debiased mean is the biased one divided by 1 - decay^local_step.
+    to the batch's value, and 16-bit variables round at every step. The zero-debiased mean is the biased one divided by
+    1 - decay^local_step.
     """
     dtype = inputs.moving_mean.dtype
     mean, variance = inputs.batch_mean.astype(dtype), inputs.batch_variance.astype(dtype)
@@ -394,7 +395,11 @@ class SmallCall:
 
 
 def small_calls() -> Iterator[SmallCall]:
-    """Yields the calls, common ones first."""
+    """Yields small calls of every kind, common ones first, which make a GPU compile what layers need.
+
+    Besides the kernels of other families this is CuPy's arithmetic, which is compiled at first use. A first call can
+    take seconds, but only once for each kind of GPU: CuPy keeps the results on disk.
+    """
     regularizers = {"beta": _REGULARIZER, "gamma": _REGULARIZER}
     plain = BatchNormConfig(scale=True, fused=False, param_regularizers=regularizers)
     zero_debias = BatchNormConfig(scale=True, fused=False, zero_debias_moving_mean=True)

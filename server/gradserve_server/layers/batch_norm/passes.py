@@ -364,7 +364,10 @@ class Channels:
 
 @dataclass(frozen=True)
 class Normalization:
-    """Calls the kernels for inputs of one geometry. All per-channel arrays are U of shape [C]."""
+    """FusedBatchNorm for inputs of one geometry and any rank, by the moments of the batch or by given ones.
+
+    All per-channel arrays are U of shape [C].
+    """
 
     batch_norm: BatchNorm
     geometry: fused.Geometry
@@ -428,7 +431,10 @@ class Normalization:
 
 @dataclass(frozen=True)
 class WeightedBatch:
-    """Inputs and their weights.
+    """Inputs with a weight for each item: the moments of the batch, and the gradients through them.
+
+    x is viewed as [N, outer, C, inner]; w are the weights. With W = outer inner sum(w), mu = sum(w x) / W and
+    var = sum(w (x - mu)^2) / W; both are 0 where W is.
 
     Attributes:
         x: U, [N, outer, C, inner].

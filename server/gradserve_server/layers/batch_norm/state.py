@@ -126,7 +126,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class LayerChanges:
-    """Decides the events that change a layer. Nothing else changes its state until they are applied.
+    """Decides the events that change a layer; each is journaled and applied before the next one is decided.
 
     If the journal refuses an event, the caller gets the exception, and nothing has changed.
 

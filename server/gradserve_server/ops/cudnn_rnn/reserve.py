@@ -2,8 +2,8 @@
 
 reserve_space has the dtype of the call's floats; its first 128 bytes are the header, and the rest is in the device's
 layout. host_reserved is the header alone, as int8. Both travel through clients, so they are not trusted. The header
-ends with a tag, which only the run of the server that made it can compute: nothing of what clients alter or make up
-reaches cuDNN, which may take its part for positions in memory.
+ends with a tag, which only the run of the server that made it can compute: data that clients alter or make up never
+reaches cuDNN, which may use parts of it as positions in memory.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class ReserveKey:
     """
 
     def __init__(self, random: Callable[[int], bytes] = secrets.token_bytes) -> None:
-        """Takes what returns a number of random bytes."""
+        """`random` returns a number of random bytes."""
         self._random = random
         self._key = random(_KEY_BYTES)
         self._run = self._derived(b"run", b"", _RUN_BYTES)
@@ -77,7 +77,7 @@ class ReserveKey:
         header: NDArray[Any],
         host_reserved: NDArray[Any] | None,
     ) -> None:
-        """Checks what the inputs of a backward call say of themselves; `check_tag` tells whether it is true.
+        """Checks what the headers of a backward call claim; `check_tag` checks whether the claims are true.
 
         Args:
             device: See `new_header`.
@@ -90,7 +90,7 @@ class ReserveKey:
 
         Raises:
             InvalidArgumentError: They are not from a forward call for the same problem, on the same kind of device and
-                in this run of the server; the message has the wrong input, and the reason.
+                in this run of the server; the message names the wrong input and the reason.
         """
         digest = _digest(problem, lengths)
         self._check(device, digest, header.tobytes(), "reserve_space")

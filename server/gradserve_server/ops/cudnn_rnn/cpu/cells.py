@@ -22,10 +22,10 @@ _MAX_PRODUCTS = 1 << 15
 """The most products per step for the kernels' own products, which take less time than calls for each step."""
 
 _PART_WEIGHTS = 1 << 16
-"""The weights of a part of a step that threads share: some five microseconds. For less, they would wait too often."""
+"""The weights of a part of a step that threads share, five microseconds: threads would wait too often for less."""
 
 _PRODUCTS_AT_ONCE = 1 << 26
-"""About as many products take some ten milliseconds; a pass of more looks in between whether it was cancelled."""
+"""As many products as take about ten milliseconds; a longer pass checks in between whether it was cancelled."""
 
 _PART_UNITS = 16
 """The units of a part are a multiple of this: whole vectors, and whole cache lines for each thread."""
@@ -178,7 +178,7 @@ def _all_steps(kernel: Kernel, scan: ForwardScan | BackwardScan, arrays: tuple[A
 
 
 def _stretches(scan: ForwardScan | BackwardScan) -> Iterator[tuple[int, int]]:
-    """Yields ranges of steps, each short enough to be done without a look at whether the call was cancelled."""
+    """Yields ranges of steps, each short enough to run without checking whether the call was cancelled."""
     steps = scan.geometry.steps
     at_once = max(_PRODUCTS_AT_ONCE // (scan.geometry.batch * scan.weights.size), 1)
     for begin in range(0, steps, at_once):

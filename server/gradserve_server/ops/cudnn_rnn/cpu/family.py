@@ -203,7 +203,7 @@ class _Call:
         return saved_layer(self._problem, layer, memory)
 
     def _clear(self, saved: SavedLayer) -> None:
-        """Clears bytes that are not written, because clients see reserve_space, and memory may be from another call."""
+        """Clears bytes that are not written: clients see reserve_space, and memory may hold data of another call."""
         saved.outputs[0], saved.outputs[-1] = 0, 0
         if self._has_ends:
             saved.outputs[...] = 0
@@ -302,7 +302,7 @@ def content_tag(key: bytes, content: NDArray[np.uint8]) -> bytes:
     """Returns the tag of a content, which is contiguous.
 
     It is a hash of the tags of AES-GCM (GMAC, NIST SP 800-38D) for each piece of the content. Processors have
-    instructions for that, so it takes a tenth of the time of a cryptographic hash, and other threads run meanwhile.
+    instructions for that, so it takes a tenth of the time of a cryptographic hash. It releases the GIL.
 
     Args:
         key: 64 bytes, which authenticate one content only.

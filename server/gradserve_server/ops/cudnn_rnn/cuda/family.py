@@ -47,7 +47,7 @@ _UINT8 = np.dtype(np.uint8)
 
 CONTENT_TAG_BYTES = 16
 WORDS_BYTES = 16
-"""The kernels read so many bytes at a time."""
+"""The number of bytes that the kernels read at a time."""
 
 _PRIME = (1 << 61) - 1
 _PLACES = 2
@@ -210,7 +210,7 @@ class CudnnCall:
         space = self._weight_space(inputs.params)
         output = self._device.empty(problem.sequence_shape(network.num_directions * network.hidden_size), self._dtype)
         if self._has_padding:
-            output.fill(0)  # whatever cuDNN leaves there could be another client's
+            output.fill(0)  # what cuDNN leaves unwritten could be another client's data
         output_h, output_c = self._new_states()
         work = self._device.empty((described.work_bytes,), _UINT8)
         if problem.dropout:
@@ -247,7 +247,7 @@ class CudnnCall:
         """
         problem, described, call = self._problem, self._network, self._thread.cudnn.call
         header = self._checked_header(inputs)
-        # A copy, because cuDNN writes into the reserve space, which others may read meanwhile.
+        # A copy, because cuDNN writes into the reserve space, which other calls may be reading.
         saved = self._device.empty(inputs.reserve_space.shape, problem.dtype)
         saved[...] = inputs.reserve_space
         self._check_tag(header, saved)
@@ -367,7 +367,7 @@ class CudnnCall:
         if not problem.is_training:
             return self._zero(problem.dtype), self._zero(np.dtype(np.int8)), None
         space = self._device.empty((reserve_length(problem, self._reserve_bytes),), problem.dtype)
-        space.fill(0)  # cuDNN leaves out parts, which must not show earlier contents of the memory
+        space.fill(0)  # cuDNN leaves parts unwritten, which must not show earlier contents of the memory
         header = self._reserve_key.new_header(self._reserve_name, problem, self._lengths)
         host_reserved = self._device.from_host(header)
         words = host_reserved.view(problem.dtype)
@@ -407,8 +407,8 @@ class ContentTags:
     """Computes tags on a device. Safe to use from several threads.
 
     A tag is the value of a polynomial, whose coefficients are the words of the content, at two secret places, plus two
-    secret numbers, modulo 2^61 - 1 (a code of Wegman and Carter). Whoever sees the tag of one content of n words has a
-    chance of (n / 2^61)^2 to guess that of another one, however it is made: 2^-64 for 2 GiB.
+    secret numbers, modulo 2^61 - 1 (a code of Wegman and Carter). An attacker who sees the tag of a content of n words
+    guesses the tag of another one with a probability of (n / 2^61)^2: 2^-64 for 2 GiB.
     """
 
     def __init__(self, device: TagDevice) -> None:

@@ -1,4 +1,4 @@
-"""The layer beside TensorFlow's, without a socket: every recorded case."""
+"""What layers compute, without a socket: every case recorded from TensorFlow, and moments with weights."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,8 +9,10 @@ from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.layers.batch_norm.computation import make_layer_families
+from gradserve_server.layers.batch_norm.passes import MomentsGradient, WeightedBatch
 from gradserve_server.ops.activation.spec import FAMILY as ACTIVATION
 from gradserve_server.ops.batch_norm.spec import FAMILY as BATCH_NORM
+from gradserve_server.ops.batch_norm.spec import Geometry
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
 from tests.golden.batch_norm_layer import LayerCase, load_layer_cases
@@ -58,3 +60,22 @@ def test_a_relu_is_computed_along_and_keeps_nothing(kernels: Mapping[str, Family
     # No output is above 6.
     assert np.array_equal(outputs["relu"], outputs["relu6"])
     np.testing.assert_allclose(gradients["relu"], gradients["relu6"], 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize(("deviation", "of_g"), [(1.0, 1.0), (1e16, 1e-14), (1e18, 1e-10), (1e-16, 1e-15)])
+def test_the_inputs_gradient_keeps_its_digits(deviation: float, of_g: float) -> None:
+    random = np.random.default_rng(3)
+    x = (random.normal(0, deviation, (6, 4, 3, 1))).astype(np.float32)
+    g = random.normal(0, of_g, x.shape) + x / deviation * of_g
+    weights = random.uniform(0.5, 2, 6)
+    batch = WeightedBatch.of(x, weights, Geometry(outer=24, channels=3, inner=1))
+    wide, each = x.astype(np.float64), weights[:, None, None, None]
+    mean = ((each * wide).sum(axis=(0, 1, 3)) / (4 * weights.sum())).astype(np.float32)
+    centered = wide - mean[:, None]
+    inverse = 1 / np.sqrt((each * centered**2).sum(axis=(0, 1, 3)) / (4 * weights.sum()))
+    xhat = centered * inverse[:, None]
+    totals, dots = g.sum(axis=(0, 1, 3)), (g * xhat).sum(axis=(0, 1, 3))
+    found = batch.inputs_gradient(np, MomentsGradient(mean, inverse, totals, dots))
+    expected = -each / (4 * weights.sum()) * inverse[:, None] * (totals[:, None] + xhat * dots[:, None])
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found.astype(np.float64), expected, 0, 1e-6 * np.abs(expected).max())
