@@ -56,8 +56,7 @@ from gradserve_server.rpc.listeners.sockets.regions import max_regions
 from gradserve_server.rpc.server_info.service import ServerServicer
 from gradserve_server.rpc.server_info.usage import DeviceFigures, Usage
 from gradserve_server.rpc.services import Services
-from gradserve_server.rpc.sockets.service import SocketAddresses, SocketServicer
-from gradserve_server.rpc.sockets.tickets import TicketRegistry
+from gradserve_server.rpc.sockets.service import SocketAddresses, SocketServicer, TicketRegistry
 from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.rpc.upstream.link import UpstreamLink
 from gradserve_server.rpc.upstream.service import AggregatingServicer

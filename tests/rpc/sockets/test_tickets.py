@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from gradserve_server.errors import NotFoundError, ResourceExhaustedError
-from gradserve_server.rpc.sockets.tickets import LIFETIME_SECONDS, TICKET_BYTES, Grant, TicketRegistry
+from gradserve_server.rpc.sockets.service import LIFETIME_SECONDS, TICKET_BYTES, Grant, TicketRegistry
 
 
 class Clock:

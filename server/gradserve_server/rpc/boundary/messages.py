@@ -6,7 +6,7 @@ equals the message parsed at once. So does a field that is a message: it may com
 
 Requests of very many small parts are refused before they are parsed. A part of two bytes takes dozens of bytes once it
 is parsed, so a request within the length limit could still take a multiple of it. The parts are counted in the
-serialized bytes, as far as they lead to memory: contents of tensors are skipped by their length.
+serialized bytes; the contents of tensors, which are one part each, are skipped by their length.
 """
 
 import asyncio

@@ -135,7 +135,7 @@ class _Caller:
 class OpenCalls:
     """Limits the calls in flight, and remembers when each client made its last one.
 
-    A call takes memory, in gRPC's core too, from its first to its last byte, even if nobody answers it any more.
+    A call takes memory, in gRPC's core too, from its first to its last byte, even if nobody is going to answer it.
     """
 
     def __init__(

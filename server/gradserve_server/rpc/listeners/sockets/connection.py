@@ -41,7 +41,7 @@ from gradserve_server.rpc.listeners.sockets.context import Method, SocketContext
 from gradserve_server.rpc.listeners.sockets.payloads import PayloadReceiver, check_payload_bytes
 from gradserve_server.rpc.listeners.sockets.regions import ClientRegions, ServerRegions
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
-from gradserve_server.rpc.sockets.tickets import Grant
+from gradserve_server.rpc.sockets.service import Grant
 from gradserve_server.runtime.tasks import Begun
 from gradserve_server.security.credentials import Credentials, no_credentials
 from gradserve_server.security.identity import Identity
@@ -390,7 +390,7 @@ class Connection:
         finally:
             self._stream.unwatch()
         if self._gave_up:
-            raise _LeftError("it gave up a call that could not be cancelled any more")
+            raise _LeftError("it gave up a call that could no longer be cancelled")
         return response
 
     async def _reply(self, response: Any, call: Call) -> None:

@@ -24,7 +24,7 @@ from gradserve_server.rpc.boundary.chain import Handle, Service
 from gradserve_server.rpc.boundary.interceptors import Admission
 from gradserve_server.rpc.boundary.messages import RequestReader
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
-from gradserve_server.rpc.sockets.tickets import TicketRegistry
+from gradserve_server.rpc.sockets.service import TicketRegistry
 from gradserve_server.security.credentials import Credentials
 from gradserve_server.security.identity import Identity
 from gradserve_server.security.shares import ShareRules, Shares
