@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.cluster import NUM_BYTES, NUM_SERVERS, NUM_WORKERS
-from gradserve_server.planning.deployment import Deployment
-from gradserve_server.planning.simulation import simulate
+from gradserve_server.planning import Deployment, simulate
 
 _SIZES = (1, 2, 4, 8, 16)
 _WORKERS = (4, 16, 64)

@@ -62,11 +62,9 @@ from gradserve_server.rpc.upstream.link import UpstreamLink
 from gradserve_server.rpc.upstream.service import AggregatingServicer
 from gradserve_server.runtime.event_loop import LoopWatch
 from gradserve_server.runtime.files import OwnFile, write_addresses
-from gradserve_server.security.access import Access, share_rules
-from gradserve_server.security.credentials import Credentials
-from gradserve_server.security.identity import ANONYMOUS, Identity
+from gradserve_server.security.access import Access, UserKeys, share_rules
+from gradserve_server.security.identity import ANONYMOUS, Credentials, Identity
 from gradserve_server.security.tls import context_of, explicit_bulk_address, server_certificates, unprotected
-from gradserve_server.security.user_keys import UserKeys
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.inflight import InFlight
@@ -74,8 +72,7 @@ from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 from gradserve_server.tensors.transfers import Downloads, Uploads
-from gradserve_server.upstream.counts import Counts
-from gradserve_server.upstream.rule import ForwardingRule
+from gradserve_server.upstream.batches import Counts, ForwardingRule
 
 _log = logging.getLogger(__name__)
 

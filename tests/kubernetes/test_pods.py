@@ -15,7 +15,7 @@ import pytest
 import gradserve
 from gradserve_server.security.access_file import DIGEST_PREFIX
 from gradserve_server.security.authority import Authority
-from gradserve_server.security.credentials import digest_of, new_token
+from gradserve_server.security.identity import digest_of, new_token
 from tests.kubernetes.kubelet import Cluster, Pod, parse_quantity
 from tests.kubernetes.machine import ROOT, can_run
 from tests.kubernetes.manifests import Manifest, manifests, one

@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.cases.cluster import NUM_SERVERS
 from benchmarks.plan_plot import deployment_of
-from gradserve_server.planning.deployment import Deployment
-from gradserve_server.planning.simulation import simulate
+from gradserve_server.planning import Deployment, simulate
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

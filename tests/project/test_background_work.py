@@ -29,7 +29,7 @@ ELSEWHERE = {
     "server/gradserve_server/observe/http/port.py": "one connection; its errors are logged",
     "server/gradserve_server/observe/port.py": "makes the HTTP port once, and logs why it cannot",
     "server/gradserve_server/observe/tracing.py": "sends the last spans, once",
-    "server/gradserve_server/on_ray/server_process.py": "copies the lines of one server until it ends",
+    "server/gradserve_server/on_ray/supervision.py": "copies the lines of one server until it ends",
     "server/gradserve_server/ops/runner.py": "prepares kernels once, and logs failures",
     "server/gradserve_server/runtime/tasks.py": "work of one call, whose caller gets its error",
     "server/gradserve_server/rpc/listeners/grpc/flow.py": "ends one call",

@@ -51,8 +51,7 @@ def leave_server(index: int) -> None:
     import ray
 
     from gradserve.discovery.ray import NAMESPACE, connected_to_ray
-    from gradserve_server.on_ray.handles import directory_of, member_name
-    from gradserve_server.on_ray.member import Member
+    from gradserve_server.on_ray.member import Member, directory_of, member_name
 
     with connected_to_ray():
         where: Any = {"name": member_name(NAME, index), "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
@@ -62,7 +61,7 @@ def leave_server(index: int) -> None:
 
 def check_none_is_left() -> None:
     from gradserve.discovery.ray import connected_to_ray
-    from gradserve_server.on_ray.handles import member_indexes
+    from gradserve_server.on_ray.member import member_indexes
 
     with connected_to_ray():
         assert member_indexes(NAME) == []

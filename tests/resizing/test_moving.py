@@ -14,9 +14,8 @@ import gradserve
 from gradserve.wire.placement import home_of
 from gradserve_server.accumulators.durable.movable import Key, MovableAccumulator
 from gradserve_server.config import ServerConfig, StateConfig
-from gradserve_server.resizing.errors import MoveError
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark, decide, holds
-from gradserve_server.resizing.member_state import Contents, MemberState
+from gradserve_server.resizing.member_state import Contents, MemberState, MoveError
 from gradserve_server.resizing.moving import move_accumulators
 from gradserve_server.storage.directory import StateError
 from gradserve_server.testing import LocalServer

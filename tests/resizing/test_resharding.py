@@ -21,9 +21,8 @@ from gradserve_server.accumulators.durable.movable import Slices
 from gradserve_server.accumulators.durable.serialization import spec_of
 from gradserve_server.accumulators.gradient import SparseSlices
 from gradserve_server.accumulators.journal import PartKey
-from gradserve_server.resizing.errors import AnnouncementError, MoveError, UnknownOutcomeError
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark
-from gradserve_server.resizing.member_state import MemberState
+from gradserve_server.resizing.member_state import AnnouncementError, MemberState, MoveError, UnknownOutcomeError
 from gradserve_server.resizing.moving import Move, move_accumulators
 from gradserve_server.resizing.resharding import Division
 from gradserve_server.storage.directory import StateError

@@ -7,8 +7,7 @@ import pytest
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.quotas import Account, Cost, FairQuota, Quota
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.security.own_limits import ContainerLimits, OwnLimits
-from gradserve_server.security.shares import ShareRules
+from gradserve_server.security.shares import ContainerLimits, OwnLimits, ShareRules
 
 CHIEF, WORKER = Identity("chief"), Identity("worker")
 

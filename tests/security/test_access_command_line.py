@@ -7,8 +7,7 @@ from click.testing import CliRunner
 
 from gradserve_server.commands.cli import cli
 from gradserve_server.security.access_file import read_policy
-from gradserve_server.security.credentials import Credentials, digest_of
-from gradserve_server.security.roles import Role
+from gradserve_server.security.identity import Credentials, Role, digest_of
 from tests.servers.command_line import run_cli
 
 

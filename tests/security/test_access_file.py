@@ -15,14 +15,18 @@ import pytest
 
 from gradserve_server.config.toml_file import MOST_BYTES
 from gradserve_server.errors import UnauthenticatedError
-from gradserve_server.security.access import Access
+from gradserve_server.security.access import Access, UserKeys
 from gradserve_server.security.access_file import AccessFileError, read_policy
-from gradserve_server.security.credentials import Credentials, digest_of, new_token
-from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.security.own_limits import ContainerLimits, OwnLimits
-from gradserve_server.security.peer import PeerCertificate
-from gradserve_server.security.roles import Role
-from gradserve_server.security.user_keys import UserKeys
+from gradserve_server.security.identity import (
+    ANONYMOUS,
+    Credentials,
+    Identity,
+    PeerCertificate,
+    Role,
+    digest_of,
+    new_token,
+)
+from gradserve_server.security.shares import ContainerLimits, OwnLimits
 from tests.security.serving import entry, replace_file
 
 KEYS = UserKeys(time.monotonic)

@@ -11,7 +11,7 @@ from gradserve.v1 import accumulator_messages_pb2, batch_norm_layer_messages_pb2
 from gradserve_server.errors import PermissionDeniedError
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.interceptors import AccessChecks, FairCalls
-from gradserve_server.security.rules import RULES
+from gradserve_server.security.access import RULES
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.testing import LocalServer
 from tests.security.serving import TOKENS

@@ -16,10 +16,8 @@ from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.quotas import Quota
 from gradserve_server.rpc.boundary.interceptors import FairCalls
 from gradserve_server.rpc.listeners.sockets.context import FairSockets
-from gradserve_server.security.call_rates import CallRates
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.security.own_limits import NO_LIMITS, OwnLimits
-from gradserve_server.security.shares import ShareRules, Shares
+from gradserve_server.security.shares import NO_LIMITS, CallRates, OwnLimits, ShareRules, Shares
 from gradserve_server.testing import LocalServer
 from tests.bad_input.requests import Take, ref
 from tests.security.serving import TOKENS, entry

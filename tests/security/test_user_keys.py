@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from gradserve_server.errors import UnauthenticatedError
-from gradserve_server.security.user_keys import LIFETIME_SECONDS, UserKeys
+from gradserve_server.security.access import LIFETIME_SECONDS, UserKeys
 
 
 class Clock:

@@ -10,7 +10,7 @@ from gradserve_server.commands.as_json import echo_json, json_option
 from gradserve_server.commands.wording import duration, size, table, tell
 
 if TYPE_CHECKING:
-    from gradserve_server.planning.advice import Choice
+    from gradserve_server.planning import Choice
 
 _MOST_SERVERS = 1000
 _BYTES = {
@@ -90,8 +90,7 @@ def plan(
 
     Simulates rounds on 1, 2, 4, ... servers, with the model in accumulators spread evenly over them.
     """
-    from gradserve_server.planning.advice import advise, compare, sizes_up_to
-    from gradserve_server.planning.deployment import Deployment
+    from gradserve_server.planning import Deployment, advise, compare, sizes_up_to
 
     if model_bytes <= 0 or bandwidth <= 0 or (worker_bandwidth is not None and worker_bandwidth <= 0):
         raise click.UsageError("--model-bytes and bandwidths have to be more than 0")

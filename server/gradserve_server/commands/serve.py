@@ -1,6 +1,7 @@
 """`gradserve serve`: runs a server."""
 
 import asyncio
+import fcntl
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -21,6 +22,8 @@ from gradserve_server.runtime.process import (
 )
 
 _log = logging.getLogger(__name__)
+
+_USERS_LOOK_SECONDS = 1.0
 
 
 @click.command()
@@ -58,19 +61,18 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     from gradserve_server.security.access_file import AccessFileError
     from gradserve_server.security.tls import setting_of
     from gradserve_server.storage.directory import DamagedError, StateError
-    from gradserve_server.upstream.users import Users
 
     allow_many_descriptors()
     switch_threads_often()
     keep_freed_memory()
     use_one_blas_thread()
 
-    held: list[Users] = []  # whose lock is to end with the process, after everything else
+    held: list[_Users] = []  # whose lock is to end with the process, after everything else
     traces: AbstractContextManager[object] = nullcontext()
     if config.runtime.tracing:
         traces = _exported_traces()
 
-    async def stop_without(users: Users, stop: asyncio.Event) -> None:
+    async def stop_without(users: _Users, stop: asyncio.Event) -> None:
         await users.all_gone(config.upstream.upstream_idle_seconds)
         held.append(users)
         stop.set()
@@ -92,7 +94,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
             with ShortPauses() as pauses:
                 beside = [lasting_task("the garbage collector's look at everything", pauses.look_at_all, _log)]
                 if config.upstream.upstream_users_file is not None:
-                    users = Users(Path(config.upstream.upstream_users_file))
+                    users = _Users(Path(config.upstream.upstream_users_file))
                     ending = partial(stop_without, users, stop)
                     beside.append(lasting_task("noticing that nobody uses this aggregator", ending, _log))
                 await stop.wait()
@@ -135,3 +137,39 @@ def _exported_traces() -> AbstractContextManager[object]:
         return ExportedTraces(gradserve.__version__)
     except ExporterError as error:
         raise SettingsError(str(error)) from None
+
+
+class _Users:
+    """The processes that use an aggregator. Each holds a shared lock on a file; the system releases it at their end."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the file; creates it if it does not exist.
+
+        Raises:
+            OSError: It cannot be opened.
+        """
+        self._file = path.open("ab")
+
+    async def all_gone(self, idle_seconds: float) -> None:
+        """Returns once nobody has held the lock for so long, holding it exclusively until this process ends.
+
+        A process that asks for the lock after that waits for the end, and can then start another server.
+        """
+        loop = asyncio.get_running_loop()
+        look_seconds = min(_USERS_LOOK_SECONDS, idle_seconds / 4)
+        since = loop.time()
+        while True:
+            await asyncio.sleep(look_seconds)
+            if not self._lock():
+                since = loop.time()
+            elif loop.time() - since >= idle_seconds:
+                return
+            else:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _lock(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -24,7 +24,7 @@ def token(name: str, role: str, container: str, access: Path | None) -> None:
     """
     from gradserve_server.commands.wording import tell
     from gradserve_server.security.access_file import DIGEST_PREFIX, AccessFileError, add_identity, check_identity
-    from gradserve_server.security.credentials import digest_of, new_token
+    from gradserve_server.security.identity import digest_of, new_token
 
     made = new_token()
     lines = (

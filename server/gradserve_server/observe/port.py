@@ -16,8 +16,7 @@ from functools import partial
 from gradserve.address import Address
 from gradserve_server.observe.status.source import StatusSource
 from gradserve_server.runtime.files import reason_of
-from gradserve_server.security.credentials import Credentials
-from gradserve_server.security.identity import Identity
+from gradserve_server.security.identity import Credentials, Identity
 
 SHARE = 0.1
 """The fraction of its time in which the thread may compute."""

@@ -1,74 +1,41 @@
 """The directory of a cluster: where its servers are. It runs in an actor of its own."""
 
+from __future__ import annotations
+
+import secrets
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import Path
 
-from gradserve_server.on_ray.plan import ClusterPlan
 
-
-class MemberState(Enum):
-    """What a server is doing, as far as its actor knows."""
-
-    STARTING = "starting"
-    RUNNING = "running"
-    RESTARTING = "restarting"
-    STOPPED = "stopped"
+class ClusterError(Exception):
+    """A cluster could not be started, found or ended; the message is for whoever has asked for it."""
 
 
 @dataclass(frozen=True)
-class MemberRecord:
-    """What the directory knows of a server.
+class ClusterPlan:
+    """A cluster that is to run.
 
     Attributes:
-        index: The number of the server.
-        address: Where it serves, or last served; empty if it never has.
-        node: The IP address of its node.
-        pid: The process of the server on the node; 0 before the first.
-        state: What it is doing.
-        restarts: How often it was started again, by its actor or with it.
-        problem: The last words of a server that has ended by itself.
-        size: The number of servers of the cluster, as its server knows it; 0 before it was told.
-        epoch: How often the cluster had changed its size until then.
+        name: Its name.
+        servers: The number of servers.
+        cpus: The CPUs of Ray that each of them reserves.
+        gpus: The GPUs that each has.
+        state_dir: The folder of their state directories; None for servers that are not durable.
+        flags: Further flags of `gradserve serve`.
+        timeout: Seconds that starting may take.
+        id: Tells this cluster from others that use the same state directories before and after it.
     """
 
-    index: int
-    address: str = ""
-    node: str = ""
-    pid: int = 0
-    state: MemberState = MemberState.STARTING
-    restarts: int = 0
-    problem: str = ""
-    size: int = 0
-    epoch: int = 0
-
-
-@dataclass(frozen=True)
-class Heard:
-    """The latest record of a server.
-
-    Attributes:
-        record: The record.
-        age: Seconds since its actor was last heard; None if it never was.
-    """
-
-    record: MemberRecord
-    age: float | None
-
-
-@dataclass(frozen=True)
-class LocalRay:
-    """The process of `ray start` that `cluster up` has started on this machine.
-
-    Attributes:
-        pid: Its number.
-        started: The time at which it started, as psutil tells it: numbers are used again.
-        port: The port of Ray's head.
-    """
-
-    pid: int
-    started: float
-    port: int
+    name: str
+    servers: int
+    cpus: float
+    gpus: float
+    state_dir: Path | None
+    flags: tuple[str, ...]
+    timeout: float
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
 
 
 class Directory:
@@ -167,3 +134,90 @@ class Directory:
     def local_ray(self) -> LocalRay | None:
         """Returns the Ray that ends with its last cluster, None for one that others have started."""
         return self._local_ray
+
+
+class MemberState(Enum):
+    """What a server is doing, as far as its actor knows."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class MemberRecord:
+    """What the directory knows of a server.
+
+    Attributes:
+        index: The number of the server.
+        address: Where it serves, or last served; empty if it never has.
+        node: The IP address of its node.
+        pid: The process of the server on the node; 0 before the first.
+        state: What it is doing.
+        restarts: How often it was started again, by its actor or with it.
+        problem: The last words of a server that has ended by itself.
+        size: The number of servers of the cluster, as its server knows it; 0 before it was told.
+        epoch: How often the cluster had changed its size until then.
+    """
+
+    index: int
+    address: str = ""
+    node: str = ""
+    pid: int = 0
+    state: MemberState = MemberState.STARTING
+    restarts: int = 0
+    problem: str = ""
+    size: int = 0
+    epoch: int = 0
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The latest record of a server.
+
+    Attributes:
+        record: The record.
+        age: Seconds since its actor was last heard; None if it never was.
+    """
+
+    record: MemberRecord
+    age: float | None
+
+
+@dataclass(frozen=True)
+class SeenMember:
+    """A server as its cluster sees it.
+
+    Attributes:
+        index: Its number.
+        address: Where it serves, or last served; empty if it never has.
+        node: The IP address of its node.
+        pid: The number of its process on the node; 0 if it has none.
+        state: "starting", "running", "restarting", "stopped"; "silent" if nothing was heard of its actor for a while.
+        restarts: How often it was started again.
+        problem: How it ended, and its last words, if it has ended by itself and is not back.
+    """
+
+    index: int
+    address: str
+    node: str
+    pid: int
+    state: str
+    restarts: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class LocalRay:
+    """The process of `ray start` that `cluster up` has started on this machine.
+
+    Attributes:
+        pid: Its number.
+        started: The time at which it started, as psutil tells it: numbers are used again.
+        port: The port of Ray's head.
+    """
+
+    pid: int
+    started: float
+    port: int

@@ -1,5 +1,7 @@
 """The actor of a server."""
 
+from __future__ import annotations
+
 import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -8,20 +10,20 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.util import list_named_actors
 
-from gradserve.discovery.ray import NAMESPACE
+from gradserve.discovery.ray import NAMESPACE, directory_name
 from gradserve.lasting import lasting_thread
 from gradserve_server.accumulators.durable.movable import Key, MovableAccumulator, Rows, Slices
 from gradserve_server.accumulators.journal import PartKey, Staged
 from gradserve_server.accumulators.round_hold import HeldRounds
-from gradserve_server.on_ray.directory import MemberRecord
-from gradserve_server.on_ray.handles import REPLY_SECONDS, member_name
-from gradserve_server.on_ray.plan import ClusterPlan
+from gradserve_server.on_ray.directory import ClusterError, ClusterPlan, LocalRay, MemberRecord
 from gradserve_server.on_ray.supervision import Place, Supervisor
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.resizing.member_state import Contents, MemberState, PartDigests
 from gradserve_server.storage.directory import StateError
 
+REPLY_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 
@@ -203,6 +205,68 @@ class _RemoteDirectory:
                 f"server 0 does not say whether a change of the number of servers was decided: {error}"
             ) from error
         return holds
+
+
+def member_name(cluster: str, index: int) -> str:
+    """Returns the name of the actor of a server, which is also in its directory's placement group."""
+    return f"{directory_name(cluster)}:{index}"
+
+
+def find_actor(name: str) -> Any | None:
+    """Returns the handle of an actor, None if there is none of this name."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def directory_of(cluster: str) -> Any:
+    """Returns the handle of a cluster's directory.
+
+    Raises:
+        ClusterError: There is no cluster of this name.
+    """
+    directory = find_actor(directory_name(cluster))
+    if directory is None:
+        there_are = f"there are {', '.join(names)}" if (names := clusters()) else "there is none"
+        raise ClusterError(f"no cluster {cluster!r} on this Ray; {there_are}")
+    return directory
+
+
+def clusters() -> list[str]:
+    """Returns the names of the clusters on this Ray."""
+    prefix = directory_name("")
+    found = [name.removeprefix(prefix) for name in list_named_actors() if name.startswith(prefix)]
+    return sorted(name for name in found if ":" not in name)
+
+
+def member_indexes(cluster: str) -> list[int]:
+    """Returns the numbers of the servers of a cluster that have actors, also of those that are no part of it yet."""
+    prefix = member_name(cluster, 0).removesuffix("0")
+    found = [name.removeprefix(prefix) for name in list_named_actors() if name.startswith(prefix)]
+    return sorted(int(each) for each in found if each.isdecimal())
+
+
+def only_cluster() -> str:
+    """Returns the name of the only cluster on this Ray.
+
+    Raises:
+        ClusterError: There is none, or there are several.
+    """
+    names = clusters()
+    if len(names) != 1:
+        raise ClusterError(f"say which cluster: there are {', '.join(names)}" if names else "no cluster on this Ray")
+    return names[0]
+
+
+def inherited_local_ray() -> LocalRay | None:
+    """Returns the process of this Ray if another cluster has started it."""
+    for name in clusters():
+        directory = find_actor(directory_name(name))
+        local: LocalRay | None = ray.get(directory.local_ray.remote(), timeout=REPLY_SECONDS) if directory else None
+        if local:
+            return local
+    return None
 
 
 def _nothing_decided() -> tuple[int, int]:

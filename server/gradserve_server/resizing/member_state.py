@@ -33,6 +33,19 @@ from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.storage.directory import StateDirectory, StateError
 from gradserve_server.storage.store import Change, StateStore
 
+
+class MoveError(Exception):
+    """Accumulators could not be moved; every server has what it had before."""
+
+
+class UnknownOutcomeError(Exception):
+    """Nobody could tell whether accumulators have moved; server 0 can, before the cluster starts."""
+
+
+class AnnouncementError(Exception):
+    """Accumulators have moved, for good, and who was to learn of it could not be told."""
+
+
 PartDigests: TypeAlias = dict[PartKey, dict[tuple[str, int], str]]
 """Digests of gradients, by component and first row."""
 

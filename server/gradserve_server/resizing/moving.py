@@ -10,9 +10,14 @@ from typing import Any, Protocol
 from gradserve.wire.placement import home_of
 from gradserve_server.accumulators.durable.movable import Key, Rows
 from gradserve_server.accumulators.journal import PartKey, Staged
-from gradserve_server.resizing.errors import AnnouncementError, MoveError, UnknownOutcomeError
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark
-from gradserve_server.resizing.member_state import Contents, PartDigests
+from gradserve_server.resizing.member_state import (
+    AnnouncementError,
+    Contents,
+    MoveError,
+    PartDigests,
+    UnknownOutcomeError,
+)
 from gradserve_server.resizing.resharding import Division, Resharding, reshardings
 
 

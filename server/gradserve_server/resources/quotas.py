@@ -6,8 +6,7 @@ from weakref import WeakValueDictionary
 
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.security.identity import Identity
-from gradserve_server.security.own_limits import ContainerLimits, OwnLimits
-from gradserve_server.security.shares import ContainerShares, Share, ShareRules, Shares
+from gradserve_server.security.shares import ContainerLimits, ContainerShares, OwnLimits, Share, ShareRules, Shares
 
 
 class Quota:

@@ -1,44 +1,34 @@
 """The policy in force, and its reload when its file changes."""
 
+from __future__ import annotations
+
 import asyncio
+import base64
+import hmac
 import logging
+import secrets
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradserve_server.errors import PermissionDeniedError, UnauthenticatedError
 from gradserve_server.limits import quoted
 from gradserve_server.security.access_file import AccessFileError, read_policy
-from gradserve_server.security.credentials import Credentials
-from gradserve_server.security.identity import Identity
-from gradserve_server.security.own_limits import ContainerLimits, OwnLimits
-from gradserve_server.security.roles import Role
-from gradserve_server.security.rules import Rule
-from gradserve_server.security.shares import ShareRules
-from gradserve_server.security.user_keys import UserKeys
+from gradserve_server.security.identity import Credentials, Identity, Role
+from gradserve_server.security.shares import ContainerLimits, OwnLimits, ShareRules
 
-_log = logging.getLogger(__name__)
-
+LIFETIME_SECONDS = 600.0
+_SECRET_BYTES = 32
+_CONTENTS = struct.Struct("!Id")
+"""The user, and the time at which the key expires."""
 _LOOK_SECONDS = 1.0
 _REMIND_SECONDS = 600.0
 """The pause between two lines of the log about a file that stays unusable for the same reason."""
-
+_log = logging.getLogger(__name__)
 UNKNOWN_USER = Identity("")
 """The identity of somebody at a Unix socket until the user is known; it may ask for a ticket and nothing else."""
-
-
-@dataclass(frozen=True)
-class Admitted:
-    """A caller that may make a call.
-
-    Attributes:
-        identity: The caller.
-        may_only_open: The error for creating what does not exist, and for takes; None if the caller may.
-    """
-
-    identity: Identity
-    may_only_open: PermissionDeniedError | None = None
 
 
 class Access:
@@ -151,6 +141,19 @@ class Access:
         self._problem = problem
 
 
+@dataclass(frozen=True)
+class Admitted:
+    """A caller that may make a call.
+
+    Attributes:
+        identity: The caller.
+        may_only_open: The error for creating what does not exist, and for takes; None if the caller may.
+    """
+
+    identity: Identity
+    may_only_open: PermissionDeniedError | None = None
+
+
 def _signature(path: Path) -> tuple[int, ...] | None:
     """Returns what differs once a file has changed; None if it is not there."""
     try:
@@ -178,3 +181,129 @@ def share_rules(reserved: float, access: Access | None) -> ShareRules:
     if access is None:
         return ShareRules(has_identities=False)
     return ShareRules(reserved, access.limits_of, access.container_limits)
+
+
+class UserKeys:
+    """Makes and checks the keys of users.
+
+    gRPC does not say which user is at the other end of a Unix socket; the kernel does, for a socket of the server's
+    own. Over that one a client gets a key: the number of its user and a time of expiry, with their HMAC under a secret
+    of 256 random bits that never leaves this object. So nothing has to be kept for a key, and none outlives the server.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Takes a monotonic clock in seconds."""
+        self._clock = clock
+        self._secret = secrets.token_bytes(_SECRET_BYTES)
+
+    def issue(self, uid: int) -> str:
+        """Returns a key of a user, visible ASCII characters without spaces."""
+        contents = _CONTENTS.pack(uid, self._clock() + LIFETIME_SECONDS)
+        return base64.urlsafe_b64encode(contents + self._code(contents)).decode()
+
+    def user_of(self, key: str) -> int:
+        """Returns the user whose key this is.
+
+        Raises:
+            UnauthenticatedError: It is nobody's, or nobody's any more.
+        """
+        try:
+            shown = base64.urlsafe_b64decode(key.encode())
+        except ValueError:
+            shown = b""
+        contents, code = shown[: _CONTENTS.size], shown[_CONTENTS.size :]
+        if hmac.compare_digest(code, self._code(contents)):
+            uid: int
+            uid, end = _CONTENTS.unpack(contents)
+            if self._clock() < end:
+                return uid
+        raise UnauthenticatedError("the key of this user has expired, or is of another run of the server")
+
+    def _code(self, contents: bytes) -> bytes:
+        return hmac.digest(self._secret, contents, "sha256")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The rule of one method.
+
+    Attributes:
+        role: The role that its caller needs; None: anybody may call it, without credentials too.
+        containers: The paths of the fields of the request that may name the container: the first whose message is set
+            counts. Without any, the role in any container is enough.
+        opening: The role that is enough to open what exists, for a method that creates what does not; for creations and
+            takes, also for what belongs to another: `AccumulatorRegistry.belongs_to_another`. None: `role`.
+        for_unknown_users: Whether somebody at a Unix socket, whose user is not known yet, may call it.
+    """
+
+    role: Role | None
+    containers: tuple[str, ...] = ()
+    opening: Role | None = None
+    for_unknown_users: bool = False
+
+
+_ANYBODY = Rule(None)
+_WORKER_ANYWHERE = Rule(Role.WORKER)
+_ACCUMULATOR = ("accumulator.container",)
+_LAYER = ("layer.container",)
+_LIST = ("container",)
+RULES: Mapping[str, Rule] = {
+    "grpc.health.v1.Health.Check": _ANYBODY,
+    "grpc.health.v1.Health.List": _ANYBODY,
+    "grpc.health.v1.Health.Watch": _ANYBODY,
+    "grpc.reflection.v1.ServerReflection.ServerReflectionInfo": _WORKER_ANYWHERE,
+    "grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo": _WORKER_ANYWHERE,
+    "gradserve.v1.AccumulatorService.ApplyGradient": Rule(Role.WORKER, _ACCUMULATOR),
+    "gradserve.v1.AccumulatorService.CreateAccumulator": Rule(Role.CHIEF, _ACCUMULATOR, opening=Role.WORKER),
+    "gradserve.v1.AccumulatorService.DeleteAccumulator": Rule(Role.CHIEF, _ACCUMULATOR),
+    "gradserve.v1.AccumulatorService.EndEpoch": Rule(Role.WORKER, _ACCUMULATOR),
+    "gradserve.v1.AccumulatorService.ForgetGradients": Rule(Role.WORKER, _ACCUMULATOR),
+    "gradserve.v1.AccumulatorService.GetAccumulator": Rule(Role.WORKER, _ACCUMULATOR),
+    "gradserve.v1.AccumulatorService.GetNumAccumulated": Rule(Role.WORKER, _ACCUMULATOR),
+    "gradserve.v1.AccumulatorService.ListAccumulators": Rule(Role.WORKER, _LIST),
+    "gradserve.v1.AccumulatorService.PushPull": Rule(Role.WORKER, _ACCUMULATOR),
+    "gradserve.v1.AccumulatorService.ReadAverage": Rule(Role.WORKER, _ACCUMULATOR),
+    "gradserve.v1.AccumulatorService.ReduceGradients": Rule(Role.WORKER, _ACCUMULATOR),
+    "gradserve.v1.AccumulatorService.SetGlobalStep": Rule(Role.CHIEF, _ACCUMULATOR),
+    "gradserve.v1.AccumulatorService.StageGradient": Rule(Role.WORKER, _ACCUMULATOR),
+    "gradserve.v1.AccumulatorService.TakeGradient": Rule(Role.CHIEF, _ACCUMULATOR, opening=Role.WORKER),
+    "gradserve.v1.BatchNormLayerService.BatchNormBackward": Rule(Role.WORKER, _LAYER),
+    "gradserve.v1.BatchNormLayerService.BatchNormForward": Rule(Role.WORKER, _LAYER),
+    "gradserve.v1.BatchNormLayerService.CreateBatchNormLayer": Rule(Role.CHIEF, _LAYER, opening=Role.WORKER),
+    "gradserve.v1.BatchNormLayerService.DeleteBatchNormLayer": Rule(Role.CHIEF, _LAYER),
+    "gradserve.v1.BatchNormLayerService.DescribeBatchNormLayer": Rule(Role.WORKER, _LAYER),
+    "gradserve.v1.BatchNormLayerService.GetBatchNormVariables": Rule(Role.WORKER, _LAYER),
+    "gradserve.v1.BatchNormLayerService.ListBatchNormLayers": Rule(Role.WORKER, _LIST),
+    "gradserve.v1.BatchNormLayerService.ReleaseBatchNormForwards": Rule(Role.WORKER, _LAYER),
+    "gradserve.v1.BatchNormLayerService.RunBatchNormUpdates": Rule(
+        Role.CHIEF, ("layer.container", "collection.container")
+    ),
+    "gradserve.v1.BatchNormLayerService.SetBatchNormVariables": Rule(Role.CHIEF, _LAYER),
+    "gradserve.v1.GradientOpsService.CudnnRNN": _WORKER_ANYWHERE,
+    "gradserve.v1.GradientOpsService.CudnnRNNBackprop": _WORKER_ANYWHERE,
+    "gradserve.v1.GradientOpsService.CudnnRNNCanonicalToParams": _WORKER_ANYWHERE,
+    "gradserve.v1.GradientOpsService.CudnnRNNParamsSize": _WORKER_ANYWHERE,
+    "gradserve.v1.GradientOpsService.CudnnRNNParamsToCanonical": _WORKER_ANYWHERE,
+    "gradserve.v1.GradientOpsService.FusedBatchNorm": _WORKER_ANYWHERE,
+    "gradserve.v1.GradientOpsService.FusedBatchNormGrad": _WORKER_ANYWHERE,
+    "gradserve.v1.GradientOpsService.GRUBlockCell": _WORKER_ANYWHERE,
+    "gradserve.v1.GradientOpsService.GRUBlockCellGrad": _WORKER_ANYWHERE,
+    "gradserve.v1.GradientOpsService.LayerNorm": _WORKER_ANYWHERE,
+    "gradserve.v1.GradientOpsService.LayerNormGrad": _WORKER_ANYWHERE,
+    "gradserve.v1.LeaseService.EndClientLease": _WORKER_ANYWHERE,
+    "gradserve.v1.LeaseService.HoldClientLease": _WORKER_ANYWHERE,
+    "gradserve.v1.ServerService.GetServerInfo": _WORKER_ANYWHERE,
+    "gradserve.v1.ServerService.GetServerStatus": _WORKER_ANYWHERE,
+    "gradserve.v1.SocketService.IssueTicket": Rule(Role.WORKER, for_unknown_users=True),
+    "gradserve.v1.TensorService.DeleteTensors": _WORKER_ANYWHERE,
+    "gradserve.v1.TensorService.GetTensors": _WORKER_ANYWHERE,
+    "gradserve.v1.TensorService.ListTensors": _WORKER_ANYWHERE,
+    "gradserve.v1.TensorService.PutTensors": _WORKER_ANYWHERE,
+    "gradserve.v1.TensorService.ReadTensors": _WORKER_ANYWHERE,
+    "gradserve.v1.TensorService.StoreTensors": _WORKER_ANYWHERE,
+}
+"""The rules by the full names of methods. A method without a rule is refused.
+
+Tensors have no container: each identity reaches its own. ListTensors lists those that its caller reaches, which are all
+tensors of the server for an admin of all containers.
+"""

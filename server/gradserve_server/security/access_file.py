@@ -1,22 +1,27 @@
 """Reads the file that says who may do what."""
 
+from __future__ import annotations
+
+import hmac
 import os
 import pwd
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from gradserve_server.config.toml_file import read_toml
+from gradserve_server.errors import UnauthenticatedError
 from gradserve_server.runtime.files import reason_of
-from gradserve_server.security.identity import MAX_IDENTITY_BYTES, Identity
-from gradserve_server.security.own_limits import ContainerLimits, OwnLimits
-from gradserve_server.security.policy import Policy
-from gradserve_server.security.roles import Role
+from gradserve_server.security.identity import ALL_CONTAINERS, MAX_IDENTITY_BYTES, Credentials, Identity, Role
+from gradserve_server.security.shares import NO_CONTAINER_LIMITS, NO_LIMITS, ContainerLimits, OwnLimits
 
+_INDEXED_BYTES = 2
 DIGEST_PREFIX = "sha256:"
 _DIGEST = re.compile(DIGEST_PREFIX + "[0-9a-f]{64}")
 _NAME = re.compile(f"[A-Za-z0-9._@-]{{1,{MAX_IDENTITY_BYTES}}}")
@@ -45,6 +50,73 @@ _MAX_UID = (1 << 32) - 2
 
 class AccessFileError(Exception):
     """The file cannot be used. The message names it, and the line or the key."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Who is who.
+
+    Attributes:
+        by_token: The identities by the digests of their tokens.
+        by_certificate: The identities by the names in their certificates.
+        by_uid: The identities by the users of Unix sockets.
+        limits: The limits of identities, by their names.
+        containers: The limits of containers; "*" for all that have no entry of their own.
+    """
+
+    by_token: Mapping[bytes, Identity] = field(default_factory=dict, repr=False)
+    by_certificate: Mapping[str, Identity] = field(default_factory=dict)
+    by_uid: Mapping[int, Identity] = field(default_factory=dict)
+    limits: Mapping[str, OwnLimits] = field(default_factory=dict)
+    containers: Mapping[str, ContainerLimits] = field(default_factory=dict)
+
+    def identify(self, credentials: Credentials) -> Identity:
+        """Returns the identity of a caller.
+
+        Raises:
+            UnauthenticatedError: It shows nothing, or nothing that the policy knows.
+        """
+        if credentials.problem:
+            raise UnauthenticatedError(credentials.problem)
+        if credentials.token_digest:
+            return self._of_token(credentials.token_digest)
+        shown = credentials.certificate
+        if shown is not None:
+            for name in (shown.common_name, *shown.names):
+                if name in self.by_certificate:
+                    return self.by_certificate[name]
+        if credentials.uid is not None:
+            found = self.by_uid.get(credentials.uid)
+            if found is None:
+                raise UnauthenticatedError(f"the server does not know the user {credentials.uid} of this connection")
+            return found
+        if shown is not None:
+            raise UnauthenticatedError("the server does not know this client certificate, and there is no token")
+        raise UnauthenticatedError(
+            "this server needs credentials: connect with token=, or set the environment variable GRADSERVE_TOKEN"
+        )
+
+    def limits_of(self, name: str) -> OwnLimits:
+        """Returns the limits of the identity of this name; none for one that is unknown."""
+        return self.limits.get(name, NO_LIMITS)
+
+    def container_limits(self, container: str) -> ContainerLimits:
+        """Returns the limits of a container."""
+        return self.containers.get(container) or self.containers.get(ALL_CONTAINERS) or NO_CONTAINER_LIMITS
+
+    def _of_token(self, digest: bytes) -> Identity:
+        """Returns the identity of a token. How long that takes tells at most how the token's digest begins."""
+        for known, identity in self._by_beginning.get(digest[:_INDEXED_BYTES], ()):
+            if hmac.compare_digest(known, digest):
+                return identity
+        raise UnauthenticatedError("the server does not know this token")
+
+    @cached_property
+    def _by_beginning(self) -> Mapping[bytes, Sequence[tuple[bytes, Identity]]]:
+        found: dict[bytes, list[tuple[bytes, Identity]]] = {}
+        for digest, identity in self.by_token.items():
+            found.setdefault(digest[:_INDEXED_BYTES], []).append((digest, identity))
+        return found
 
 
 def read_policy(path: Path) -> Policy:

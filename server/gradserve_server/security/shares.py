@@ -1,8 +1,11 @@
 """Fair shares of a limit among identities, and the limits of containers."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -10,15 +13,56 @@ from weakref import WeakValueDictionary
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.limits import quoted
 from gradserve_server.security.identity import Identity
-from gradserve_server.security.own_limits import NO_CONTAINER_LIMITS, NO_LIMITS, ContainerLimits, OwnLimits
+
+_PRUNED_AT = 1024
 
 
-class Shared(Protocol):
-    """A limit that all share."""
+@dataclass(frozen=True)
+class OwnLimits:
+    """The limits of one identity, besides those that all share; None for none of its own.
 
-    limit: int
-    used: int
-    unit: str
+    Attributes:
+        max_bytes: The bytes of its stored tensors, accumulators, layers and forwards.
+        max_handles: Its stored tensors and forwards.
+        max_calls: Its calls under way, those that wait included.
+        max_waiters: Its calls that wait for averages.
+        calls_per_second: How many calls it may begin in a second, and at once after a pause.
+        max_connections: Its connections to sockets.
+        max_region_bytes: The memory that its clients share with the server.
+        max_device_bytes: The bytes that it takes of the device's memory.
+    """
+
+    max_bytes: int | None = None
+    max_handles: int | None = None
+    max_calls: int | None = None
+    max_waiters: int | None = None
+    calls_per_second: float | None = None
+    max_connections: int | None = None
+    max_region_bytes: int | None = None
+    max_device_bytes: int | None = None
+
+
+NO_LIMITS = OwnLimits()
+
+
+@dataclass(frozen=True)
+class ContainerLimits:
+    """The limits of one container; None for none of its own.
+
+    Attributes:
+        max_bytes: The bytes of its accumulators, layers and forwards.
+        max_accumulators: Its accumulators.
+        max_layers: Its layers.
+        max_waiters: The calls that wait for averages of its accumulators.
+    """
+
+    max_bytes: int | None = None
+    max_accumulators: int | None = None
+    max_layers: int | None = None
+    max_waiters: int | None = None
+
+
+NO_CONTAINER_LIMITS = ContainerLimits()
 
 
 def _no_limits(_name: str) -> OwnLimits:
@@ -65,6 +109,14 @@ class ShareRules:
             self.are_in_force = True
 
 
+class Shared(Protocol):
+    """A limit that all share."""
+
+    limit: int
+    used: int
+    unit: str
+
+
 class Share:
     """What one identity, or one container, holds of a limit.
 
@@ -77,7 +129,7 @@ class Share:
 
     __slots__ = ("__weakref__", "_refuse", "held", "name")
 
-    def __init__(self, name: str, refuse: "Callable[[Share, int, int], None]") -> None:
+    def __init__(self, name: str, refuse: Callable[[Share, int, int], None]) -> None:
         """Takes the name, and what raises if the share may not have an amount more."""
         self.name = name
         self.held = 0
@@ -218,3 +270,39 @@ class ContainerShares(_SharesByName):
                 f"{share.held} in use, {own} allowed",
                 retry_after=self._retry_after,
             )
+
+
+class CallRates:
+    """Limits the calls that each identity begins in a second.
+
+    After a pause, it may begin the calls of a whole second at once. Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(self, clock: Callable[[], float], limits_of: Callable[[str], OwnLimits]) -> None:
+        """Takes a monotonic clock in seconds, and what returns the limits of an identity by its name."""
+        self._clock = clock
+        self._limits_of = limits_of
+        self._next: dict[str, float] = {}
+        """The time at which the calls of each identity would have begun, were they evenly spaced."""
+
+    def begin(self, identity: Identity) -> None:
+        """Counts a call.
+
+        Raises:
+            ResourceExhaustedError: There were too many; this one does not count.
+        """
+        rate = self._limits_of(identity.name).calls_per_second
+        if rate is None:
+            return
+        now = self._clock()
+        if len(self._next) > _PRUNED_AT:
+            self._next = {name: time for name, time in self._next.items() if time > now}
+        time = max(self._next.get(identity.name, now), now)
+        burst = max(1.0, 1.0 / rate)
+        if time + 1.0 / rate > now + burst + 1e-9:
+            wait = time + 1.0 / rate - now - burst
+            raise ResourceExhaustedError(
+                f"too many calls of {identity.name!r}: {rate:g} in a second are allowed; try again in {wait:.3g} s",
+                retry_after=wait,
+            )
+        self._next[identity.name] = time + 1.0 / rate

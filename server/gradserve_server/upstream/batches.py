@@ -1,16 +1,33 @@
 """Decides when an aggregator passes gradients on: when enough are there, or the first has waited long enough."""
 
+from __future__ import annotations
+
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from gradserve_server.accumulators.gradient import Array, Contribution, Gradient
+from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import ServiceError
-
-LeafT = TypeVar("LeafT")
 
 _MOST_IDLE = 16
 """Keys of which nothing waits, and whose counts are kept all the same."""
+LeafT = TypeVar("LeafT")
+
+
+@dataclass(frozen=True)
+class ForwardingRule:
+    """When gradients are passed on.
+
+    Attributes:
+        num_gradients: How many go together.
+        grace: Seconds that the first of them waits for others at most.
+    """
+
+    num_gradients: int
+    grace: float
 
 
 @dataclass(eq=False)
@@ -96,3 +113,59 @@ class Batches(Generic[LeafT]):
         idle = [key for key, each in self._batches.items() if not each.leaves]
         for key in idle[:-_MOST_IDLE]:
             del self._batches[key]
+
+
+@dataclass
+class Counts:
+    """Numbers since the start of the server, for metrics.
+
+    Attributes:
+        gradients: The gradients that have come for accumulators upstream.
+        sums: The sums of several that were passed on.
+        alone: The gradients that were passed on alone.
+        downloads: The averages that were read upstream for readers here.
+        reads: The averages that readers here were given.
+    """
+
+    gradients: int = 0
+    sums: int = 0
+    alone: int = 0
+    downloads: int = 0
+    reads: int = 0
+
+
+def in_order(contributions: Sequence[Contribution]) -> list[int]:
+    """Returns the order in which gradients are added: that of (worker_id, sequence), so that the bits repeat."""
+    return sorted(range(len(contributions)), key=lambda at: (contributions[at].worker_id, contributions[at].sequence))
+
+
+def sum_bytes(spec: AccumulatorSpec, gradient: Gradient) -> int:
+    """Returns the memory of a sum of gradients like this one."""
+    dense = gradient.dense
+    return sum([dense[name].size * dtype.itemsize for name, dtype in spec.dense_sum_dtypes.items()])
+
+
+def summed(
+    spec: AccumulatorSpec, place: Place, gradients: Sequence[tuple[Contribution, Gradient]]
+) -> Mapping[str, Array]:
+    """Returns the sum of checked dense gradients, each times its factor, in the dtypes of the accumulator's sums.
+
+    Each addition is rounded as in the accumulator itself.
+
+    Args:
+        spec: The accumulator's spec.
+        place: Computes.
+        gradients: The gradients, in the order in which they are added, with what they contribute; at least one.
+
+    Raises:
+        MemoryError: There is not enough memory.
+    """
+    names = list(spec.dense_sum_dtypes)
+    lists: list[list[Any]] = [[gradient.values[name] for name in names] for _, gradient in gradients]
+    factors = [contribution.factor for contribution, _ in gradients]
+    dtypes = spec.dense_sum_dtypes.values()
+    totals = [place.allocate(value.shape, dtype) for value, dtype in zip(lists[0], dtypes, strict=True)]
+    place.reducer.scale(lists[0], factors[0], totals)
+    for values, factor in zip(lists[1:], factors[1:], strict=True):
+        place.reducer.add_scaled(totals, values, factor)
+    return dict(zip(names, totals, strict=True))

@@ -12,8 +12,7 @@ from gradserve_server.observe.port import HttpContext, ObservationPort
 from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.observe.status.snapshot import Snapshot
 from gradserve_server.observe.status.source import ServerFacts, StatusSource
-from gradserve_server.security.credentials import Credentials, digest_of
-from gradserve_server.security.identity import ANONYMOUS, Identity
+from gradserve_server.security.identity import ANONYMOUS, Credentials, Identity, digest_of
 
 START_SECONDS = 11_000.0
 """How long the server of a document has been up."""

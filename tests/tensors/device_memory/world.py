@@ -14,8 +14,7 @@ from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose
 from gradserve_server.resources.quotas import Account, FairQuota, Quota
 from gradserve_server.runtime.timing import Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity, owner_named
-from gradserve_server.security.own_limits import OwnLimits
-from gradserve_server.security.shares import ShareRules
+from gradserve_server.security.shares import OwnLimits, ShareRules
 from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore

@@ -22,10 +22,9 @@ def down(name: str | None, timeout: float, address: str | None) -> None:
     A Ray that was started by `gradserve cluster up` ends with its last cluster. State directories stay.
     """
     with ray_errors():
-        from gradserve_server.on_ray.connection import command_on_ray
-        from gradserve_server.on_ray.ending import stop_cluster
-        from gradserve_server.on_ray.handles import only_cluster
+        from gradserve_server.on_ray.cluster import command_on_ray, stop_cluster
         from gradserve_server.on_ray.local_ray import stop_local_ray
+        from gradserve_server.on_ray.member import only_cluster
 
         with command_on_ray(address):
             name = name or only_cluster()

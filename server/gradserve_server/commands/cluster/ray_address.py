@@ -18,7 +18,7 @@ ray_address_option = click.option(
 @contextmanager
 def ray_errors() -> Iterator[None]:
     """Turns errors of clusters, and a missing extra, into messages."""
-    from gradserve_server.on_ray.errors import ClusterError
+    from gradserve_server.on_ray.directory import ClusterError
 
     try:
         yield

@@ -30,8 +30,8 @@ def resize(name: str | None, servers: int, timeout: float, drop_volatile: bool, 
     """
     make_config({"cluster": Setting("x", "NAME"), "cluster_size": Setting(servers, "--servers")})
     with ray_errors():
-        from gradserve_server.on_ray.connection import command_on_ray
-        from gradserve_server.on_ray.handles import only_cluster
+        from gradserve_server.on_ray.cluster import command_on_ray
+        from gradserve_server.on_ray.member import only_cluster
         from gradserve_server.on_ray.resizing import resize_cluster
 
         with command_on_ray(address):

@@ -10,7 +10,7 @@ from gradserve_server.commands.as_json import echo_json, json_option
 from gradserve_server.commands.cluster.ray_address import ray_address_option, ray_errors
 from gradserve_server.commands.server_address import connection_options, tls_of
 from gradserve_server.commands.wording import table, tell, tell_problem
-from gradserve_server.on_ray.seen_member import SeenMember
+from gradserve_server.on_ray.directory import SeenMember
 from gradserve_server.runtime.process import silence_grpc
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Row(SeenMember):
-    """A server, as it is shown."""
+    """A server as the table shows it."""
 
     serves: bool
     status: str
@@ -41,9 +41,8 @@ def status(name: str | None, as_json: bool, address: str | None, timeout: float,
     """
     silence_grpc()
     with ray_errors():
-        from gradserve_server.on_ray.connection import command_on_ray
-        from gradserve_server.on_ray.handles import only_cluster
-        from gradserve_server.on_ray.looking import look_at_cluster
+        from gradserve_server.on_ray.cluster import command_on_ray, look_at_cluster
+        from gradserve_server.on_ray.member import only_cluster
 
         with command_on_ray(address):
             name = name or only_cluster()

@@ -68,9 +68,8 @@ def up(
         if address == "local" or (address is None and not runs_here()):
             address, local_ray = start_local_ray(servers * cpus_per_server, timeout)
 
-        from gradserve_server.on_ray.connection import command_on_ray
-        from gradserve_server.on_ray.plan import ClusterPlan
-        from gradserve_server.on_ray.starting import start_cluster
+        from gradserve_server.on_ray.cluster import command_on_ray, start_cluster
+        from gradserve_server.on_ray.directory import ClusterPlan
 
         path = None if state_dir is None else state_dir.absolute()
         plan = ClusterPlan(name, servers, cpus_per_server, gpus_per_server, path, flags, timeout)

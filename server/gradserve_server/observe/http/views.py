@@ -20,8 +20,7 @@ from gradserve_server.observe.http.exchange import Answer, HeadError, Request
 from gradserve_server.observe.http.pictures import Latest, Pictures, request_of
 from gradserve_server.observe.metrics import Exposition
 from gradserve_server.observe.status.source import Figures
-from gradserve_server.security.credentials import Credentials, in_authorization
-from gradserve_server.security.identity import ALL_CONTAINERS, Identity
+from gradserve_server.security.identity import ALL_CONTAINERS, Credentials, Identity, in_authorization
 
 HEADERS = {
     "Cache-Control": "no-store",

@@ -41,7 +41,7 @@ class ServerFacts:
         resources: Returns the number of things of each kind, and its limit; 0 for no limit.
         layers: Returns snapshots of all layers, in no particular order.
         upstream: The address to which an aggregator forwards gradients; empty for other servers.
-        passed_on: Returns the counts of an aggregator; see `gradserve_server.upstream.counts.Counts`.
+        passed_on: Returns the counts of an aggregator; see `gradserve_server.upstream.batches.Counts`.
     """
 
     version: str

@@ -14,9 +14,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from gradserve.wire.tensors import Serializable
 from gradserve_server.errors import ServiceError
 from gradserve_server.observe.call_record import Origin, nowhere
-from gradserve_server.security.credentials import Credentials, no_credentials
-from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.security.peer import PeerCertificate
+from gradserve_server.security.identity import ANONYMOUS, Credentials, Identity, PeerCertificate, no_credentials
 from gradserve_server.tensors.references import NO_PAYLOAD, Payload
 
 _REQUEST_ID = "x-request-id"

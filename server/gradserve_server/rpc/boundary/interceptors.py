@@ -30,11 +30,9 @@ from gradserve_server.resources.registry import DEFAULT_CONTAINER
 from gradserve_server.rpc.boundary.chain import Call, Handle
 from gradserve_server.rpc.boundary.messages import MalformedMessage
 from gradserve_server.rpc.boundary.status import status_code
-from gradserve_server.security.access import Access, no_rule
-from gradserve_server.security.call_rates import CallRates
+from gradserve_server.security.access import RULES, Access, no_rule
 from gradserve_server.security.identity import Identity
-from gradserve_server.security.rules import RULES
-from gradserve_server.security.shares import ShareRules, Shares
+from gradserve_server.security.shares import CallRates, ShareRules, Shares
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer

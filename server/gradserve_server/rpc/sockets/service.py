@@ -12,8 +12,7 @@ from gradserve.v1 import socket_messages_pb2 as messages_pb2
 from gradserve.wire.messages import encode_duration
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from gradserve_server.rpc.boundary.chain import Call
-from gradserve_server.security.credentials import NO_CREDENTIALS, Credentials
-from gradserve_server.security.peer import PeerCertificate
+from gradserve_server.security.identity import NO_CREDENTIALS, Credentials, PeerCertificate
 
 TICKET_BYTES = 16
 LIFETIME_SECONDS = 10.0

@@ -1,17 +1,22 @@
 """Passes gradients on to the server upstream: the sum of several as one, or one by one."""
 
+from __future__ import annotations
+
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gradserve.calls.identity import RequestIds
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Average, Value
+from gradserve_server.accumulators.identity import CallsUnderWay, RequestId
 from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
 from gradserve_server.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -21,13 +26,88 @@ from gradserve_server.errors import (
 )
 from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.rpc.accumulators.requests import GradientRequest
-from gradserve_server.rpc.upstream.aggregated import Aggregated, GradientLeaf
-from gradserve_server.rpc.upstream.answers import Answer, Pulled, answer_of
-from gradserve_server.rpc.upstream.requests import alone, arrays_of, of_sum
-from gradserve_server.rpc.upstream.upstream import Upstream
+from gradserve_server.rpc.upstream.messages import Answer, Pulled, alone, answer_of, arrays_of, of_sum
+from gradserve_server.rpc.upstream.shards import UpstreamShards
 from gradserve_server.runtime.tasks import OwnTasks
-from gradserve_server.upstream.counts import Counts
-from gradserve_server.upstream.sums import in_order, sum_bytes, summed
+from gradserve_server.upstream.batches import Batches, Counts, in_order, sum_bytes, summed
+from gradserve_server.upstream.latest import LatestAverage
+from gradserve_server.upstream.leaf import Leaf
+
+if TYPE_CHECKING:
+    from gradserve_server.rpc.upstream.link import UpstreamLink
+
+_MOST_ANSWERED = 4096
+"""Answered calls that are remembered: one that comes again need not wait for others, which would be refused with it."""
+
+GradientLeaf = Leaf[GradientRequest, Answer]
+
+
+class Aggregated:
+    """What is the same for all calls on an accumulator, and the gradients on their way.
+
+    Attributes:
+        name: Its name, for messages.
+        incarnation: Tells it from a later accumulator of the same name.
+        spec: Its spec.
+        adds_up: Whether its gradients may go together. Each row of a sparse mean is divided by the weights of only
+            those gradients that have it, which a sum does not say.
+        batches: The gradients that wait for others.
+        under_way: The calls that have not been answered.
+        latest: Its newest average.
+        shards: What each server upstream has of it; None if it is on one of them as a whole.
+    """
+
+    def __init__(
+        self,
+        info: accumulator_pb2.AccumulatorInfo,
+        spec: AccumulatorSpec,
+        new_batches: Callable[[Aggregated], Batches[GradientLeaf]],
+        latest: LatestAverage,
+        shards: UpstreamShards | None,
+    ) -> None:
+        """Takes what the server upstream says of it, what collects gradients, and what is on which server.
+
+        `latest` has no average yet.
+        """
+        self.name = f"{info.accumulator.container}/{info.accumulator.name}"
+        self.incarnation = info.accumulator.incarnation
+        self.spec = spec
+        self.shards = shards
+        self.adds_up = all(each.layout is Layout.DENSE for each in spec.components)
+        self.under_way: CallsUnderWay[GradientLeaf] = CallsUnderWay()
+        self.latest = latest
+        self.batches = new_batches(self)
+        self._answered: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._has_ended = False
+
+    def may_add(self, leaf: GradientLeaf) -> bool:
+        """Returns True if a gradient may go together with others, and has not been answered before."""
+        is_ordered = bool(leaf.contribution.worker_id) or not self.spec.deterministic
+        is_again = bool(getattr(leaf.request, "accepted_before", False)) or _id_of(leaf) in self._answered
+        return self.adds_up and is_ordered and not is_again and not self._has_ended
+
+    def end(self) -> list[GradientLeaf]:
+        """Notes that it is gone; returns the gradients that wait for others, of which there will be no more."""
+        self._has_ended = True
+        self.latest.end()
+        return self.batches.close()
+
+    def begin(self, call: RequestId | None, leaf: GradientLeaf) -> None:
+        """Notes that a call is under way, until it is answered."""
+        self.under_way.begin(call, leaf)
+        leaf.answer.add_done_callback(lambda _: self._end(call, leaf))
+
+    def _end(self, call: RequestId | None, leaf: GradientLeaf) -> None:
+        self.under_way.end(call, leaf)
+        if call is not None:
+            self._answered[_id_of(leaf)] = None
+            if len(self._answered) > _MOST_ANSWERED:
+                self._answered.popitem(last=False)
+
+
+def _id_of(leaf: GradientLeaf) -> tuple[str, int]:
+    return leaf.request.request_id.client_id, leaf.request.request_id.sequence
+
 
 _MARGIN_SECONDS = 1.0
 """The time that the server upstream waits longer than the callers here, who explain why they stop waiting."""
@@ -44,7 +124,7 @@ class Forwarding:
     """
 
     def __init__(
-        self, link: Upstream, place: Place, memory: Quota, ids: RequestIds, tasks: OwnTasks, counts: Counts
+        self, link: UpstreamLink, place: Place, memory: Quota, ids: RequestIds, tasks: OwnTasks, counts: Counts
     ) -> None:
         """Takes the connection upstream, where sums are, their memory, ids for them, and what runs work and counts."""
         self._link = link
@@ -133,7 +213,7 @@ class Forwarding:
         accumulator: Aggregated,
         leaves: Sequence[GradientLeaf],
         values: Mapping[str, Value],
-        request: "_MakeRequest",
+        request: _MakeRequest,
     ) -> Answer:
         if isinstance(leaves[0].request, messages_pb2.ApplyGradientRequest):
             message, _ = await self._sent(accumulator, leaves[0], "ApplyGradient", values, request, None, 0.0)
@@ -149,7 +229,7 @@ class Forwarding:
         accumulator: Aggregated,
         leaves: Sequence[GradientLeaf],
         values: Mapping[str, Value],
-        request: "_MakeRequest",
+        request: _MakeRequest,
     ) -> tuple[Any, Average | None]:
         """Makes a call that waits upstream; makes it again while somebody waits here who came after it was made."""
         counts_once = len(leaves) > 1 or leaves[0].request.HasField("request_id")
@@ -174,7 +254,7 @@ class Forwarding:
         first: GradientLeaf,
         method: str,
         values: Mapping[str, Value],
-        request: "_MakeRequest",
+        request: _MakeRequest,
         timeout: float | None,
         wait: float,
     ) -> tuple[Any, Average | None]:
@@ -202,7 +282,7 @@ class _MakeRequest(Protocol):
         ...
 
 
-async def _while_wanted(sending: "asyncio.Future[tuple[Any, Average | None]]", leaves: Sequence[GradientLeaf]) -> None:
+async def _while_wanted(sending: asyncio.Future[tuple[Any, Average | None]], leaves: Sequence[GradientLeaf]) -> None:
     """Returns when a call is over; raises AbortedError when nobody has waited for it for a while."""
     was_left = False
     while not (await asyncio.wait([sending], timeout=_LEFT_SECONDS))[0]:

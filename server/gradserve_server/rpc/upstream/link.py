@@ -1,5 +1,7 @@
 """The connection of an aggregator to the server upstream, or to the servers of a cluster."""
 
+from __future__ import annotations
+
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +21,7 @@ from gradserve.transport.settings import ConnectionSettings
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.arrays import Array
 from gradserve_server.accumulators.gradient import Average
-from gradserve_server.rpc.upstream.averages import receive_average
-from gradserve_server.rpc.upstream.errors import served
+from gradserve_server.rpc.upstream.messages import receive_average, served
 
 T = TypeVar("T")
 
@@ -71,7 +72,16 @@ class UpstreamLink:
         return self._cluster
 
     async def call(self, method: str, request: Any, *, target: int | None = None) -> Any:
-        """See `Upstream`."""
+        """Makes a call without tensors; returns the response.
+
+        Args:
+            method: The method of AccumulatorService.
+            request: The request, on the accumulator that it names unless there is a target.
+            target: The index of the server.
+
+        Raises:
+            ServiceError: What the server says, or that it cannot be reached.
+        """
 
         def operation() -> Operation[Any]:
             if target is None:
@@ -88,7 +98,18 @@ class UpstreamLink:
         request: Callable[[Sequence[tensor_pb2.Tensor]], Message],
         wait: float = 0.0,
     ) -> tuple[Any, Average | None]:
-        """See `Upstream`."""
+        """Makes a call with tensors in its request; returns the response, and its average if it has one.
+
+        Args:
+            method: The method of AccumulatorService.
+            ref: The accumulator.
+            arrays: The tensors.
+            request: Returns the request for the messages of the tensors.
+            wait: Seconds that the server may wait for others; math.inf for no limit.
+
+        Raises:
+            ServiceError: See `call`.
+        """
 
         def operation() -> Operation[tuple[Any, Average | None]]:
             yield from self._name_member(ref)
@@ -100,7 +121,16 @@ class UpstreamLink:
         return await self._run_at(self._home_of(ref), operation())
 
     async def wait(self, method: str, request: Any, wait: float) -> tuple[Any, Average]:
-        """See `Upstream`."""
+        """Makes a call that waits for an average; returns the response and the average.
+
+        Args:
+            method: The method of AccumulatorService.
+            request: The request.
+            wait: Seconds that the server may wait for others; math.inf for no limit.
+
+        Raises:
+            ServiceError: See `call`.
+        """
 
         def operation() -> Operation[tuple[Any, Average | None]]:
             yield from self._name_member(request.accumulator)
@@ -123,7 +153,11 @@ class UpstreamLink:
         return await self.run(at_target(target, operation) if target else operation)
 
     async def run(self, operation: Operation[T]) -> T:
-        """See `Upstream`."""
+        """Carries out an operation of a client of these servers.
+
+        Raises:
+            ServiceError: See `call`.
+        """
         assert self._transport is not None, "it is open"
         try:
             return await self._transport.run(operation)

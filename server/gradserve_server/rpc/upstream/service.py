@@ -1,11 +1,13 @@
 """AccumulatorService of an aggregator: shared accumulators are upstream, private ones here."""
 
+from __future__ import annotations
+
 import asyncio
 import math
 from collections import OrderedDict
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -52,23 +54,20 @@ from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import page_of, wait_timeout
 from gradserve_server.rpc.boundary.messages import Serialized
 from gradserve_server.rpc.tensors.messages import decode_placement
-from gradserve_server.rpc.upstream.aggregated import Aggregated, GradientLeaf
-from gradserve_server.rpc.upstream.answers import Answer, Pulled
-from gradserve_server.rpc.upstream.deletion import delete
-from gradserve_server.rpc.upstream.forwarding import Forwarding
-from gradserve_server.rpc.upstream.listing import merged
-from gradserve_server.rpc.upstream.requests import waiting_request, without_tensors
+from gradserve_server.rpc.upstream.directory import delete, merged
+from gradserve_server.rpc.upstream.forwarding import Aggregated, Forwarding, GradientLeaf
+from gradserve_server.rpc.upstream.messages import Answer, Pulled, waiting_request, without_tensors
 from gradserve_server.rpc.upstream.shards import UpstreamShards, shard_if_wanted
-from gradserve_server.rpc.upstream.upstream import Upstream
 from gradserve_server.runtime.tasks import OwnTasks
 from gradserve_server.security.identity import ANONYMOUS
 from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.upstream.batches import Batches
-from gradserve_server.upstream.counts import Counts
+from gradserve_server.upstream.batches import Batches, Counts, ForwardingRule
 from gradserve_server.upstream.latest import LatestAverage, LatestAverages
 from gradserve_server.upstream.leaf import Leaf
-from gradserve_server.upstream.rule import ForwardingRule
+
+if TYPE_CHECKING:
+    from gradserve_server.rpc.upstream.link import UpstreamLink
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -88,7 +87,7 @@ class AggregatingServicer:
 
     def __init__(
         self,
-        link: Upstream,
+        link: UpstreamLink,
         rule: ForwardingRule,
         local: AccumulatorServicer,
         registry: AccumulatorRegistry,

@@ -1,10 +1,12 @@
 """An accumulator that is sharded over the servers upstream."""
 
+from __future__ import annotations
+
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradserve.calls.accumulators.components import Component, Sent
 from gradserve.calls.accumulators.creation import create, describe
@@ -27,9 +29,10 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import Compute
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.rpc.accumulators.requests import GradientRequest, decode_accumulator_spec
-from gradserve_server.rpc.upstream.averages import average_of
-from gradserve_server.rpc.upstream.errors import served
-from gradserve_server.rpc.upstream.upstream import Upstream
+from gradserve_server.rpc.upstream.messages import average_of, served
+
+if TYPE_CHECKING:
+    from gradserve_server.rpc.upstream.link import UpstreamLink
 
 _SERVICE = "AccumulatorService"
 
@@ -38,7 +41,7 @@ class UpstreamShards:
     """What each server upstream has of one accumulator, and the calls on it: those of a client of all servers."""
 
     def __init__(
-        self, info: accumulator_pb2.AccumulatorInfo, spec: AccumulatorSpec, link: Upstream, compute: Compute
+        self, info: accumulator_pb2.AccumulatorInfo, spec: AccumulatorSpec, link: UpstreamLink, compute: Compute
     ) -> None:
         """Takes what the accumulator's home says of it, the connection, and what runs large work.
 
@@ -78,7 +81,7 @@ class UpstreamShards:
 
         Raises:
             AbortedError: It was deleted meanwhile; see `is_of_earlier`.
-            ServiceError: See `Upstream.call`.
+            ServiceError: See `UpstreamLink.call`.
         """
 
         def operation() -> Operation[object]:
@@ -90,7 +93,7 @@ class UpstreamShards:
         """Returns the memory that the accumulator uses on the servers that are not its home.
 
         Raises:
-            ServiceError: See `Upstream.call`.
+            ServiceError: See `UpstreamLink.call`.
         """
 
         def operation() -> Operation[list[int]]:
@@ -114,7 +117,7 @@ class UpstreamShards:
 
         Raises:
             AbortedError: Servers have lost gradients of the round, and did not get all of them again in time.
-            ServiceError: See `Upstream.call`.
+            ServiceError: See `UpstreamLink.call`.
         """
 
         def operation() -> Operation[tuple[Any, Mapping[int, Mapping[str, Received]] | None]]:
@@ -151,11 +154,11 @@ class UpstreamShards:
         return message, None if received is None else await self._average(message.average, received)
 
     async def wait(self, method: str, request: Any, wait: float) -> tuple[Any, Average]:
-        """Makes a call that waits for an average; see `Upstream.wait`.
+        """Makes a call that waits for an average; see `UpstreamLink.wait`.
 
         Raises:
             AbortedError: Servers have lost gradients of the round, and did not get all of them again in time.
-            ServiceError: See `Upstream.call`.
+            ServiceError: See `UpstreamLink.call`.
         """
 
         def operation() -> Operation[tuple[Any, Mapping[int, Mapping[str, Received]]]]:

@@ -23,8 +23,7 @@ from gradserve_server.errors import ResourceExhaustedError, ServiceError
 from gradserve_server.observe.call_record import Origin
 from gradserve_server.rpc.boundary.chain import origin
 from gradserve_server.rpc.boundary.status import status_code, status_message
-from gradserve_server.security.credentials import Credentials, in_authorization
-from gradserve_server.security.peer import PeerCertificate
+from gradserve_server.security.identity import Credentials, PeerCertificate, in_authorization
 
 _log = logging.getLogger(__name__)
 

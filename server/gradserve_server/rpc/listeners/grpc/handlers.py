@@ -30,7 +30,7 @@ from gradserve_server.rpc.listeners.grpc.calls import (
     write,
 )
 from gradserve_server.rpc.listeners.grpc.flow import SMALL_BYTES, Traffic, UnreadReplies
-from gradserve_server.security.peer import PeerCertificate
+from gradserve_server.security.identity import PeerCertificate
 
 _Read: TypeAlias = Callable[[Context], Awaitable[Any]]
 

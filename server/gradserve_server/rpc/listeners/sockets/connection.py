@@ -43,8 +43,7 @@ from gradserve_server.rpc.listeners.sockets.regions import ClientRegions, Server
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
 from gradserve_server.rpc.sockets.service import Grant
 from gradserve_server.runtime.tasks import Begun
-from gradserve_server.security.credentials import Credentials, no_credentials
-from gradserve_server.security.identity import Identity
+from gradserve_server.security.identity import Credentials, Identity, no_credentials
 from gradserve_server.tensors.inflight import TooSlowError
 from gradserve_server.tensors.references import NO_PAYLOAD
 

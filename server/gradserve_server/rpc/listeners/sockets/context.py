@@ -25,8 +25,7 @@ from gradserve_server.rpc.boundary.interceptors import Admission
 from gradserve_server.rpc.boundary.messages import RequestReader
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
 from gradserve_server.rpc.sockets.service import TicketRegistry
-from gradserve_server.security.credentials import Credentials
-from gradserve_server.security.identity import Identity
+from gradserve_server.security.identity import Credentials, Identity
 from gradserve_server.security.shares import ShareRules, Shares
 from gradserve_server.tensors.inflight import InFlight
 

@@ -10,7 +10,7 @@ from gradserve.tls import CertificateFiles, SecureSocket
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
 from gradserve_server.rpc.listeners.sockets.transfers import Discarding, Receiving, Transfers
-from gradserve_server.security.peer import PeerCertificate
+from gradserve_server.security.identity import PeerCertificate
 
 _HANDSHAKE = 22
 """The first byte that a client with TLS sends."""

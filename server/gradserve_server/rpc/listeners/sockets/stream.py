@@ -17,7 +17,7 @@ from gradserve.transport.sockets.all_of import all_of
 from gradserve.transport.sockets.buffers import Buffers
 from gradserve.wire.frames import HEADER_BYTES, FrameError, FrameHeader, FrameKind, shares, split
 from gradserve_server.rpc.listeners.sockets.transfers import Discarding, InOrder, Receiving, Sending, Transfers
-from gradserve_server.security.peer import PeerCertificate
+from gradserve_server.security.identity import PeerCertificate
 
 _SMALL_BYTES = 1 << 16
 """Payloads of up to this size are moved on the event loop, as waking up a thread takes longer."""

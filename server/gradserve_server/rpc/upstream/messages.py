@@ -1,15 +1,54 @@
-"""The requests that an aggregator sends for those that it gets."""
+"""The messages between an aggregator and the servers upstream: its requests, their answers, averages and errors."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
-from gradserve.calls.tensors import placement_of
+import gradserve.errors as client
+import gradserve_server.errors as server
+from gradserve.calls.exchange import Operation, Reply
+from gradserve.calls.tensors import placement_of, receive_results
 from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve.v1 import accumulator_pb2, tensor_pb2
 from gradserve.wire.messages import encode_duration
-from gradserve_server.accumulators.gradient import Array, SparseSlices, Value
+from gradserve_server.accumulators.gradient import Array, Average, SparseSlices, Value
+from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.rpc.accumulators.requests import GradientRequest
 from gradserve_server.security.identity import Identity
+
+OUTCOMES = {
+    accumulator_pb2.APPLY_OUTCOME_ACCEPTED: Outcome.ACCEPTED,
+    accumulator_pb2.APPLY_OUTCOME_STALE: Outcome.STALE,
+    accumulator_pb2.APPLY_OUTCOME_ALREADY_COUNTED: Outcome.ALREADY_COUNTED,
+}
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """The answer to a push_pull.
+
+    Attributes:
+        outcome: What became of the gradient.
+        average: The average; None if there is none.
+        duplicate: Whether it is the answer to an earlier call.
+        global_step: The step.
+    """
+
+    outcome: Outcome
+    average: Average | None
+    duplicate: bool
+    global_step: int
+
+
+Answer: TypeAlias = messages_pb2.ApplyGradientResponse | Pulled
+
+
+def answer_of(message: Any, average: Average | None) -> Answer:
+    """Returns the answer in a response upstream, with its average."""
+    if isinstance(message, messages_pb2.ApplyGradientResponse):
+        return message
+    return Pulled(OUTCOMES[message.outcome], average, message.duplicate, message.global_step)
+
 
 _Waits = TypeVar("_Waits", messages_pb2.TakeGradientRequest, messages_pb2.ReadAverageRequest)
 
@@ -137,3 +176,67 @@ def _set_timeout(request: Any, timeout: float | None) -> None:
     request.ClearField("timeout")
     if timeout is not None:
         request.timeout.CopyFrom(encode_duration(timeout))
+
+
+_SAME: dict[type[client.GradserveError], type[server.ServiceError]] = {
+    client.InvalidArgumentError: server.InvalidArgumentError,
+    client.NotFoundError: server.NotFoundError,
+    client.AlreadyExistsError: server.AlreadyExistsError,
+    client.AbortedError: server.AbortedError,
+    client.OutOfRangeError: server.OutOfRangeError,
+    client.DeadlineExceededError: server.DeadlineExceededError,
+}
+
+
+def served(error: client.GradserveError) -> server.ServiceError:
+    """Returns an error of a call upstream for the caller here.
+
+    What it says of the call stays as it is. What it says of the connection upstream is no matter of the caller's: it
+    is not the caller's token that was refused.
+    """
+    if isinstance(error, client.ResourceExhaustedError):
+        return server.ResourceExhaustedError(error.message, field=error.field, retry_after=error.retry_after)
+    for kind, same in _SAME.items():
+        if isinstance(error, kind):
+            return same(error.message, field=error.field)
+    message = f"the server upstream: {error.message}"
+    if isinstance(error, client.UnauthenticatedError | client.PermissionDeniedError):
+        return server.PermissionDeniedError(f"{message}. Its token or certificate is that of the aggregator")
+    if isinstance(error, client.UnavailableError | client.CallCancelledError):
+        return server.UnavailableError(message)
+    return server.InternalError(message)
+
+
+def receive_average(reply: Reply) -> Operation[Average | None]:
+    """Returns the average in a response; None if it has none."""
+    message = reply.message
+    if "average" not in message.DESCRIPTOR.fields_by_name or not message.HasField("average"):
+        return None
+    average: accumulator_pb2.Average = message.average
+    tensors: list[tensor_pb2.Tensor] = []
+    for part in average.components:
+        tensors += [part.sparse.indices, part.sparse.values] if part.HasField("sparse") else [part.dense]
+    received = yield from receive_results(reply, tensors)
+    for array in received:
+        array.flags.writeable = False
+    arrays = iter(received)
+    values: dict[str, Value] = {}
+    for part in average.components:
+        if part.HasField("sparse"):
+            indices = next(arrays)
+            values[part.name] = SparseSlices(indices, next(arrays), tuple(part.sparse.dense_shape.dims))
+        else:
+            values[part.name] = next(arrays)
+    return average_of(average, values)
+
+
+def average_of(message: accumulator_pb2.Average, values: Mapping[str, Value]) -> Average:
+    """Returns an average, of its message and its values."""
+    return Average(
+        values=values,
+        step=message.step,
+        round_number=message.round - 1,
+        num_gradients=message.num_gradients,
+        total_weight=message.total_weight,
+        worker_ids=tuple(message.worker_ids),
+    )
