@@ -9,7 +9,6 @@ from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.workloads.batch_norm import EPSILON, BatchNormInputs
 from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.memory import keep_freed_memory
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
 from gradserve_server.ops.batch_norm.spec import (
@@ -20,6 +19,7 @@ from gradserve_server.ops.batch_norm.spec import (
     plan_forward,
     plan_gradient,
 )
+from gradserve_server.runtime.process import keep_freed_memory
 
 
 class BatchNormWorker(Worker):

@@ -10,7 +10,6 @@ from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.workloads.batch_norm_layer import DECAY, EPSILON, LayerInputs, StepResult
 from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.memory import keep_freed_memory
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.layers.batch_norm.computation import (
     BACKWARD,
@@ -32,6 +31,7 @@ from gradserve_server.ops.activation.spec import FAMILY as ACTIVATION
 from gradserve_server.ops.batch_norm.spec import FAMILY as BATCH_NORM
 from gradserve_server.ops.operation import AttributesT, InputsT, Op, OutputsT, PlanT
 from gradserve_server.ops.registry import make_families
+from gradserve_server.runtime.process import keep_freed_memory
 
 
 class LayerWorker(Worker):

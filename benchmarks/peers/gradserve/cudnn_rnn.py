@@ -8,13 +8,13 @@ from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.workloads.cudnn_rnn import CudnnRnnInputs
 from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.memory import keep_freed_memory
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.products import use_one_blas_thread
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
 from gradserve_server.ops.cudnn_rnn.declaration import plan_backprop, plan_forward
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import BackpropInputs, ForwardAttributes, ForwardInputs
+from gradserve_server.runtime.process import keep_freed_memory
 
 
 class CudnnRnnWorker(Worker):

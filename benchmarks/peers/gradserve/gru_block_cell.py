@@ -9,7 +9,6 @@ from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.workloads.gru_block_cell import GRUInputs
 from gradserve.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.memory import keep_freed_memory
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.products import use_one_blas_thread
 from gradserve_server.ops.gru.cpu import CpuGRU
@@ -21,6 +20,7 @@ from gradserve_server.ops.gru.spec import (
     plan_cell,
     plan_gradient,
 )
+from gradserve_server.runtime.process import keep_freed_memory
 
 
 class GRUWorker(Worker):

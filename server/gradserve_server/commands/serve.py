@@ -53,11 +53,11 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     from gradserve.tls import CertificateError
     from gradserve_server.accumulators.round_hold import follow_signals
     from gradserve_server.app import Server
-    from gradserve_server.devices.host.memory import keep_freed_memory
     from gradserve_server.devices.host.products import use_one_blas_thread
     from gradserve_server.devices.inventory import NoSuchDeviceError
     from gradserve_server.errors import ServiceError
     from gradserve_server.runtime.event_loop import ShortPauses, new_event_loop
+    from gradserve_server.runtime.process import keep_freed_memory
     from gradserve_server.security.access_file import AccessFileError
     from gradserve_server.security.tls import setting_of
     from gradserve_server.storage.directory import DamagedError, StateError

@@ -73,7 +73,7 @@ def joined(kind: type[Any], values: Mapping[str, T]) -> dict[str, T | tuple[T, .
 
 @contextmanager
 def _inputs_named(names: Iterable[str]) -> Iterator[None]:
-    """Puts the name of an input at the beginning of the message of an error about it."""
+    """Prefixes the message of an error about an input with the name of the input."""
     try:
         yield
     except ServiceError as error:
@@ -86,7 +86,7 @@ def _inputs_named(names: Iterable[str]) -> Iterator[None]:
 _log = logging.getLogger(__name__)
 
 _SILENT_SECONDS = 5.0
-"""The log says how far the preparation of kernels is, but not more often than this."""
+"""The least time between two lines of the log about the progress of the preparation of kernels."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Computed(Generic[OutputsT]):
     """The results of a call.
 
     Attributes:
-        outputs: The outputs, in host memory if that was requested, otherwise in the device's.
+        outputs: The outputs, in host memory if requested, otherwise in the device's.
         moved: Copies of the inputs that had to be moved to the device's memory, by name.
     """
 
@@ -191,7 +191,7 @@ class OpRunner:
             compute: Runs them, in threads that sums do not wait for.
             memory: The quota of bytes, of the host if the device has its own memory.
             evictor: Makes room in the device's memory; None if the device is the host.
-            beside: What else has kernels, which are prepared before those of the ops.
+            beside: Other families with kernels, which are prepared before those of the ops.
         """
         self._device = device
         self._families = families
@@ -243,11 +243,11 @@ class OpRunner:
             call: The call; its inputs may be in host memory or the device's.
             on_host: Whether the outputs are wanted in host memory, or the names of those that are.
             host_bytes: The size of those outputs, if their names are given.
-            room: The room that reserves the memory of the outputs and of moved inputs, which stays reserved for whoever
-                keeps them. None to reserve it only for the time of the computation.
+            room: The room that reserves the memory of the outputs and of moved inputs, which stays reserved for
+                their keeper. None to reserve it only for the time of the computation.
 
         Raises:
-            ResourceExhaustedError: The outputs do not fit, or what the computation takes besides.
+            ResourceExhaustedError: There is no room for the outputs, or for the scratch memory.
             MemoryError: The host has no memory left.
             UnavailableError: The server stops.
         """
@@ -287,7 +287,7 @@ class OpRunner:
         return computed
 
     def _copied_bytes(self, call: CheckedCall[InputsT, AttributesT, OutputsT, PlanT]) -> int:
-        """Returns the size of the inputs that are copied: to the device, or because kernels need them aligned."""
+        """Returns the size of the inputs to copy, either to the device or because kernels need them aligned."""
         return sum(
             array.nbytes
             for array in arrays_of(call.inputs).values()

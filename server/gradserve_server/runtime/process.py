@@ -4,6 +4,7 @@ Imported before modules that take time to import, so it imports next to nothing.
 """
 
 import contextlib
+import ctypes
 import logging
 import os
 import resource
@@ -13,6 +14,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+
+_log = logging.getLogger(__name__)
+
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
@@ -112,3 +116,27 @@ def switch_threads_often() -> None:
     request of very many parts was read in a thread, health checks took 10 ms instead of 2.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
+
+
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
+_KEEP_BYTES = 1 << 30
+_TOP_PAD_BYTES = 64 << 20
+
+
+def keep_freed_memory() -> None:
+    """Tells glibc to reuse freed memory rather than return it.
+
+    Every 1 MiB message of a stream is an allocation, which glibc would map, fault in page by page and unmap again.
+    Reuse makes streams nearly twice as fast. Only for processes of our own, because it changes the whole process.
+    Without glibc it has no effect.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        _log.info("no glibc: its allocator cannot be tuned")
+        return
+    mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES)
+    mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
+    mallopt(_M_TOP_PAD, _TOP_PAD_BYTES)

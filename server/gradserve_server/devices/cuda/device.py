@@ -29,7 +29,7 @@ _MARGIN_BYTES = 2 << 30
 _LEAST_PART_OF_MARGIN = 8
 _SLACK_BYTES = 64 << 20
 _KEPT_PART = 8
-"""Of its limit, the pool keeps at most this part for later while nothing happens: one in eight."""
+"""While idle, the pool keeps at most one part in this many of its limit for later."""
 _OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY, as well as cudaErrorMemoryAllocation."""
 _CUBLAS_OUT_OF_MEMORY = (1, 3)
@@ -55,8 +55,8 @@ class GpuMemory:
 
     Attributes:
         usable_bytes: How much of the GPU's memory the pool may take.
-        cached_bytes: What it kept for later when it was last looked at.
-        other_bytes: What was used then that is not the pool's.
+        cached_bytes: Memory that the pool kept for later at the last `trim` or `look`.
+        other_bytes: Memory of the GPU in use outside the pool at the last `look`.
     """
 
     def __init__(self, cupy: Any, total: int) -> None:
@@ -69,11 +69,11 @@ class GpuMemory:
         self.other_bytes = 0
 
     def limit(self, num_bytes: int) -> None:
-        """Limits the pool to this, and a little more: allocations are rounded up, and blocks do not fill each other."""
+        """Limits the pool to little more than this: allocations are rounded up, and blocks leave gaps."""
         self._limit = min(num_bytes + max(num_bytes // _KEPT_PART, _SLACK_BYTES), self.usable_bytes)
 
     def apply_limit(self) -> None:
-        """Tells CuPy the limit, which takes it for the GPU that the calling thread uses."""
+        """Sets CuPy's limit for the GPU that the calling thread uses."""
         self._pool.set_limit(size=self._limit)
 
     def is_full(self, error: BaseException) -> bool:
@@ -86,24 +86,24 @@ class GpuMemory:
         return _is(error, "libs.cublas", "CUBLASError") and status in _CUBLAS_OUT_OF_MEMORY
 
     def free_cached(self) -> None:
-        """Gives back everything that the pool keeps for later. Waits for work on the GPU."""
+        """Frees everything that the pool keeps for later. Waits for work on the GPU."""
         self._pool.free_all_blocks()
 
     def trim(self) -> None:
-        """Does the same if it keeps more than an eighth of its limit."""
+        """Frees what the pool keeps for later if that is more than an eighth of its limit."""
         if self._pool.free_bytes() > self._limit // _KEPT_PART:
             self._pool.free_all_blocks()
         self.cached_bytes = self._pool.free_bytes()
 
     def look(self) -> None:
-        """Notes what is used of the GPU's memory, and by whom."""
+        """Notes how much of the GPU's memory is cached by the pool, and how much is in use outside it."""
         free, total = self._runtime.memGetInfo()
         self.other_bytes = max(total - free - self._pool.total_bytes(), 0)
         self.cached_bytes = self._pool.free_bytes()
 
 
 def _is(error: BaseException, module: str, name: str) -> bool:
-    """Returns True if an error is of a class of CuPy's, which is imported only if it may be."""
+    """Returns True if an error is of a class of CuPy's; imports that class only if the name matches."""
     if type(error).__name__ != name:
         return False
     try:
@@ -115,7 +115,7 @@ def _is(error: BaseException, module: str, name: str) -> bool:
 class CudaDevice:
     """One GPU. The first one imports CuPy.
 
-    Every thread that uses it has it as its only GPU, and has a stream of its own. Arrays may pass from thread to
+    Every thread that uses it uses no other GPU, and has its own stream. Arrays may pass from thread to
     thread: they are complete when the `computing` block that filled them is left, and if their readers keep them until
     they leave their own blocks, the memory is not reused before.
 
@@ -126,12 +126,12 @@ class CudaDevice:
     """Zero: kernels may wait for others, so they never run on the event loop."""
 
     def __init__(self, index: int, allocate: Allocate = np.empty, precompiled: Path = INSTALLED) -> None:
-        """Takes what it is made of.
+        """Opens the GPU.
 
         Args:
             index: The index of the GPU, as CUDA counts.
             allocate: Allocates memory of the host for copies.
-            precompiled: The folder of kernels that need not be compiled; there need not be one.
+            precompiled: The folder of kernels compiled in advance, which need not exist.
 
         Raises:
             ImportError: CuPy is not installed.
@@ -154,7 +154,7 @@ class CudaDevice:
 
     @property
     def memory_bytes(self) -> int:
-        """How much of its memory CuPy's pool may take; the rest is for what else CUDA needs."""
+        """How much of its memory CuPy's pool may take; CUDA needs the rest."""
         return self._memory.usable_bytes
 
     def limit_memory(self, num_bytes: int) -> None:
@@ -166,18 +166,18 @@ class CudaDevice:
         return self._memory.is_full(error)
 
     def free_cached(self) -> None:
-        """Gives back the memory that the pool keeps for later. Waits for all work on the GPU."""
+        """Frees the memory that the pool keeps for later. Waits for all work on the GPU."""
         with self._current():
             self._memory.free_cached()
 
     def trim(self) -> None:
-        """Does the same if it is more than an eighth of the pool's limit; looks at what else uses the GPU's memory."""
+        """Frees the memory kept for later if it exceeds an eighth of the pool's limit; updates `usage`."""
         with self._current():
             self._memory.trim()
             self._memory.look()
 
     def usage(self) -> DeviceUsage:
-        """Returns figures of the GPU; memory that is not the pool's as it was when `trim` looked at it last."""
+        """Returns figures of the GPU. Memory outside the pool is as of the last `trim`."""
         counts = self._counts.total()
         return DeviceUsage(
             cached_bytes=self._memory.cached_bytes,
@@ -267,7 +267,7 @@ class CudaDevice:
             self._memory.trim()
 
     def why_lost(self) -> str | None:
-        """Returns the error that everything on this GPU ends with, None if there is none. Waits for all work on it."""
+        """Returns the error with which all work on this GPU fails, None if there is none. Waits for all work on it."""
         runtime = self._cupy.cuda.runtime
         try:
             with self._current():
@@ -283,7 +283,7 @@ class CudaDevice:
         return capability
 
     def stream(self) -> int:
-        """Returns this thread's stream, a cudaStream_t that is the same in all its `computing` blocks."""
+        """Returns this thread's stream, a cudaStream_t, the same in all its `computing` blocks."""
         stream: int = self._thread().stream.ptr
         return stream
 
@@ -320,9 +320,9 @@ class CudaDevice:
         return self.address(thread.tickets)
 
     def compiled(self, program: Program) -> CompiledProgram:
-        """Returns a program for this device, the same for all.
+        """Returns a program for this device; all threads share it.
 
-        Its kernels come from the folder of compiled ones, from CuPy's cache on the disk, or else from the compiler.
+        Its kernels come from the folder of compiled ones, from CuPy's cache on disk, or else from the compiler.
         """
         known = self._programs.get(program)
         if known is None:
@@ -353,7 +353,7 @@ class CudaDevice:
         try:
             thread: DeviceThread = self._threads.state
         except AttributeError:
-            # For good: leaving a block with this device would go back to GPU 0, and so make a context there.
+            # Permanently: leaving a block with this device would go back to GPU 0, and so make a context there.
             self._device.use()
             self._memory.apply_limit()
             cuda = self._cupy.cuda

@@ -1,4 +1,4 @@
-"""Imports CuPy, and sets what holds for all of the process: its cache of kernels, and how it multiplies matrices."""
+"""Imports CuPy, and makes its settings for the whole process: its cache of kernels, and its products of matrices."""
 
 import logging
 import os
@@ -24,9 +24,9 @@ class _KernelFiles(Protocol):
 
 
 class KernelCache:
-    """A cache of compiled kernels for CuPy, in files as long as they can be written.
+    """CuPy's cache of compiled kernels on disk, which disk errors switch off.
 
-    CuPy's own raises the errors of the disk, and fails ops whose kernels have compiled.
+    CuPy's own cache raises them, and so fails ops whose kernels have compiled.
     """
 
     def __init__(self, files: _KernelFiles | None) -> None:
@@ -34,7 +34,7 @@ class KernelCache:
         self._files = files
 
     def load(self, name: str) -> bytes | None:
-        """Returns what was saved under a name, None if nothing was or it cannot be read."""
+        """Returns the kernel saved under a name, None if there is none or it cannot be read."""
         if self._files is None:
             return None
         try:
@@ -44,7 +44,7 @@ class KernelCache:
             return None
 
     def save(self, name: str, cubin: bytes, source: str) -> None:
-        """Saves a compiled kernel, if it can be."""
+        """Saves a compiled kernel, if possible."""
         if self._files is None:
             return
         try:
@@ -94,7 +94,7 @@ def import_cupy() -> Any:
 
 
 def _problem_with(folder: Path) -> OSError | None:
-    """Returns why no files can be made in a folder, which is made if it does not exist; None if they can."""
+    """Creates a folder if it does not exist; returns why no files can be made in it, None if they can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -47,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Program:
-    """Kernels of one source, each of which NVRTC compiles by itself.
+    """Kernels of one source, each of which NVRTC compiles separately.
 
     Attributes:
         name: Its name, for messages.
@@ -88,13 +88,13 @@ class CompiledProgram(Protocol):
     """A program on one device. Safe to use from several threads."""
 
     def prepare(self, kernel: str) -> None:
-        """Compiles a kernel, or loads it from a cache, unless that is done."""
+        """Compiles a kernel, or loads it from a cache, unless it is ready."""
         ...
 
     def launch(self, launch: Launch, arguments: NDArray[Any]) -> None:
         """Starts a kernel after everything that this thread started before; `arguments` is its struct.
 
-        Compiles it first, if need be.
+        Compiles it first if necessary.
         """
         ...
 
@@ -152,7 +152,7 @@ class KernelDevice(Protocol):
         ...
 
     def compiled(self, program: Program) -> CompiledProgram:
-        """Returns a program for this device, whose kernels are compiled when they are needed."""
+        """Returns a program for this device. Its kernels are compiled when they are first needed."""
         ...
 
 
@@ -243,7 +243,7 @@ class Programs(Generic[KeyT]):
                 return
 
     def make_ready(self, key: KeyT) -> None:
-        """Compiles all kernels of a program, or loads them from a cache: to launch them cannot fail for that."""
+        """Compiles all kernels of a program, or loads them from a cache, so that a launch cannot fail for that."""
         self._prepare(key, lambda: False)
 
     def __getitem__(self, key: KeyT) -> CompiledProgram:
@@ -254,7 +254,7 @@ class Programs(Generic[KeyT]):
         return known
 
     def _prepare(self, key: KeyT, stop: Callable[[], bool]) -> bool:
-        """Compiles the kernels of a program; returns False if it was to stop before the last one."""
+        """Compiles the kernels of a program; returns False if `stop()` ended this before the last one."""
         for kernel in self._program(key).kernels:
             if stop():
                 return False
@@ -339,10 +339,10 @@ def _digest(data: bytes) -> str:
 
 
 class CudaProgram:
-    """A program on one GPU: a `CompiledProgram`.
+    """A `CompiledProgram` on one GPU.
 
-    Each kernel is compiled by itself, when it is first needed, by one thread. Others that need the same wait for it;
-    others that need another do not.
+    Each kernel is compiled separately, when it is first needed, by one thread. Threads that need the same kernel wait
+    for it; threads that need another do not.
     """
 
     def __init__(
@@ -362,7 +362,7 @@ class CudaProgram:
             limits: The limits of the GPU.
             current: Makes the GPU current.
             counts: Returns the counts of the calling thread.
-            cubins: Kernels that are compiled.
+            cubins: Kernels compiled in advance.
         """
         self._cupy = cupy
         self._counts = counts
@@ -374,7 +374,7 @@ class CudaProgram:
         self._kernels: dict[str, Any] = {}
 
     def prepare(self, kernel: str) -> None:
-        """Compiles a kernel, or loads it if that was done before, unless it is ready.
+        """Compiles a kernel, or loads the compiled one, unless it is ready.
 
         Raises:
             cupy.cuda.compiler.CompileException: It does not compile.

@@ -25,7 +25,7 @@ _DONE, _NOT_READY = 0, 600
 class _Mapping:
     """An open allocation, closed when it is garbage-collected: every array in it refers to it.
 
-    So a kernel that still reads it, for a client that is gone, ends before the memory does.
+    So a kernel that still reads it for a client that is gone ends before the memory is closed.
     """
 
     def __init__(self, buffer_id: int, num_bytes: int, address: int) -> None:
@@ -36,7 +36,7 @@ class _Mapping:
 
 @dataclass(frozen=True)
 class _Open:
-    """What a handle has been opened as: a mapping, which may be gone while CUDA has not closed it yet."""
+    """The mapping that a handle was opened as. It may be collected before CUDA has closed it."""
 
     mapping: "weakref.ref[_Mapping]"
     address: int
@@ -66,7 +66,7 @@ class CudaSharing:
     """Opens what clients have allocated on one GPU; see `GpuSharing`.
 
     A process has each handle open once; connections that hand over the same allocation share it. Closing may wait for
-    the GPU, so a thread of its own does it.
+    the GPU, so a dedicated thread does it.
     """
 
     def __init__(self, device: CudaDevice, gpu: Gpu | None = None) -> None:
@@ -112,7 +112,7 @@ class CudaSharing:
         return opened
 
     def close(self) -> None:
-        """Ends the thread that closes what nobody uses any more."""
+        """Ends the thread that closes unused memory and events."""
         if self._closer is not None:
             self._wake.put(False)
             self._closer.join()

@@ -23,23 +23,23 @@ from gradserve_server.devices.device import Allocate, Array, bytes_of
 _log = logging.getLogger(__name__)
 
 _LEAST_BYTES = 1 << 20
-"""To register memory takes about as long as to copy it once without. Smaller maps are copied without."""
+"""Registering memory takes about as long as copying it once unregistered. Smaller maps are copied unregistered."""
 _READ_ONLY = 8
 """cudaHostRegisterReadOnly."""
 
 _Gone: TypeAlias = "SimpleQueue[tuple[int, object] | None]"
-"""The addresses of maps to forget, each with the map itself; None at the end."""
+"""The addresses of maps to unregister, each with the map, which stays alive until then; None at the end."""
 
 
 class Pinning:
     """Registers host memory with CUDA: each map once, when it first takes part in a copy. Pooled maps are then reused.
 
-    Safe to use from several threads. A map is given back to the system when CUDA has forgotten it, by a thread of its
-    own, since finalizers run in any thread, and CUDA may wait.
+    Safe to use from several threads. A dedicated thread unregisters a map before its memory is freed, because
+    finalizers run in any thread, and CUDA may wait.
     """
 
     def __init__(self, cupy: Any, use_device: Callable[[], None]) -> None:
-        """Takes CuPy, and what makes the GPU that of the calling thread."""
+        """Takes CuPy, and a function that makes the GPU current in the calling thread."""
         self._runtime = cupy.cuda.runtime
         self._use_device = use_device
         self._lock = threading.Lock()
@@ -48,7 +48,7 @@ class Pinning:
         self._has_failed = False
 
     def pin(self, array: NDArray[Any]) -> bool:
-        """Returns True if an array is in registered memory, which its map becomes if it can be."""
+        """Registers the map of an array if possible; returns True if the array is in registered memory."""
         memory = memory_of(array)
         if memory is None or memory.num_bytes < _LEAST_BYTES:
             return False
@@ -56,7 +56,7 @@ class Pinning:
             known = self._is_pinned.get(memory)
             if known is not None:
                 return known
-            # While one thread registers it, others copy without.
+            # While one thread registers it, others copy it unregistered.
             self._is_pinned[memory] = False
         try:
             self._runtime.hostRegister(memory.address, memory.num_bytes, 0 if memory.is_writable else _READ_ONLY)
@@ -85,7 +85,7 @@ class Pinning:
 
 
 def _forget(runtime: Any, use_device: Callable[[], None], gone: _Gone) -> None:
-    """Makes CUDA forget maps before they are unmapped."""
+    """Unregisters maps from CUDA before they are unmapped."""
     use_device()
     while (each := gone.get()) is not None:
         address, _map = each
@@ -115,13 +115,13 @@ class ThreadCounts:
         self._counts: list[Counts] = []
 
     def new(self) -> Counts:
-        """Returns counts for another thread."""
+        """Returns the counts for a new thread."""
         with self._lock:
             self._counts.append(Counts())
             return self._counts[-1]
 
     def total(self) -> Counts:
-        """Returns the sums of all threads."""
+        """Returns the sums over all threads."""
         with self._lock:
             counts = list(self._counts)
 
@@ -160,7 +160,7 @@ class ThreadCopies:
     """The copies of one thread, on its stream."""
 
     def __init__(self, cupy: Any, stream: Any, pinning: Pinning, allocate: Allocate) -> None:
-        """Takes CuPy, the stream, what registers memory, and what allocates memory of the host."""
+        """Takes CuPy, the stream, the registration of memory, and the allocator of host memory."""
         self._cuda = cupy.cuda
         self._stream = stream
         self._pinning = pinning
@@ -170,7 +170,7 @@ class ThreadCopies:
     def upload(self, source: NDArray[Any], target: int) -> None:
         """Starts to copy a C-contiguous array to an address of the GPU.
 
-        Until the stream is done, the array must stay, unchanged.
+        The array must stay unchanged until the stream is done.
         """
         num_bytes = source.nbytes
         slots = () if num_bytes <= _SLOT_BYTES or self._pinning.pin(source) else self._pinned_slots()
@@ -209,7 +209,7 @@ class ThreadCopies:
                 part[...] = before.memory[: part.size]
 
     def _pinned_slots(self) -> list[_Slot]:
-        """Returns the slots of this thread; none if memory cannot be registered."""
+        """Returns the slots of this thread; an empty list if memory cannot be registered."""
         if self._slots is None:
             memories = [self._allocate((_SLOT_BYTES,), _BYTE) for _ in range(_NUM_SLOTS)]
             if all(map(self._pinning.pin, memories)):

@@ -204,34 +204,16 @@ def _written_scope(builder: Any) -> Any:
 
 
 FLOAT16_BITS = types.int16
-
-
 BFLOAT16_BITS = types.uint16
-
-
 _I32 = ir.IntType(32)
-
-
 _FLOAT = ir.FloatType()
-
-
 _FLOAT16_INFINITY = 0x7C00
-
-
 _FLOAT16_NAN = 0x7E00
-
-
 _LEAST_NORMAL = 0x38800000
 """The bits of 2^-14, the least normal float16, as a float32."""
-
-
 _LEAST_SUBNORMAL = 2.0**-24
-
-
 _REBIAS = 0x38000000
 """The difference between the exponent biases of float32 and float16, at the exponent's place."""
-
-
 _PROBE = """
 define void @probe(ptr %half, ptr %single) {
   %h = load half, ptr %half
@@ -351,11 +333,7 @@ def _constant(like: Any, number: int) -> Any:
 
 
 _MAGIC_64_BIT_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
-
-
 _SYMTAB = 2
-
-
 _UNDEFINED = 0
 
 

@@ -133,9 +133,9 @@ class KernelTable(Generic[KernelsT]):
 
 
 class PreparedKernels(Generic[KernelsT]):
-    """The kernels of some tables that are ready, by dtype.
+    """The compiled kernels of some tables, by dtype.
 
-    One thread prepares them, while others may look which are ready.
+    One thread prepares them, while others may use those that are ready.
     """
 
     def __init__(self, *tables: KernelTable[KernelsT]) -> None:
@@ -146,7 +146,7 @@ class PreparedKernels(Generic[KernelsT]):
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from the cache; ends early, between two kernels, once `stop()`.
 
-        A dtype whose kernels cannot be compiled has none; one line about it is logged.
+        A dtype whose kernels cannot be compiled has none; the log says so in one line.
         """
         from gradserve_server.devices.host.jit import KernelError
 

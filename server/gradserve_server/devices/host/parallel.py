@@ -144,7 +144,7 @@ class ForkJoin:
         try:
             return self._jobs.pop()
         except IndexError:
-            return 0  # so many callers keep all processors busy
+            return 0  # this many callers keep all processors busy anyway
 
     def _tell_spinning(self) -> None:
         with self._count_calls:
@@ -185,13 +185,13 @@ class ForkJoin:
         return min(time.monotonic_ns() - began, self._longest_wait)
 
     def _sleep(self, wake: threading.Lock, num_calls: int) -> None:
-        """Sleeps until somebody releases `wake`, unless there have been more calls."""
+        """Sleeps until another thread releases `wake`, unless there have been more calls."""
         self._sleepers.append(wake)
         if self._board[0, CALLS] != num_calls:
             try:
                 self._sleepers.remove(wake)
             except ValueError:
-                pass  # whoever has taken it releases it
+                pass  # the thread that has taken it releases it
             else:
                 return
         wake.acquire()

@@ -20,9 +20,9 @@ from gradserve.memory.sealed import make_region
 from gradserve.wire.frames import aligned
 
 _MIN_BYTES = 1 << 16
-"""Less is copied faster than a client finds it."""
+"""Copying less is faster than a client's look-up of a block."""
 _MAX_IDLE = 2
-"""The blocks that wait for the next averages of one accumulator."""
+"""The most blocks kept for the next averages of one accumulator."""
 
 ArraySpec = tuple[tuple[int, ...], np.dtype[Any]]
 
@@ -31,12 +31,11 @@ class SharedBlock:
     """A region of memory that only this process can write.
 
     Attributes:
-        number: A number that no other block of the process has.
+        number: A number unique in the process.
         num_bytes: Its size.
-        descriptor: Its descriptor, to hand to others.
-        is_spoilt: Whether a client went away without having said that it no longer reads it; then it is never written
-            again.
-        is_retired: Whether it will not be used any more.
+        descriptor: Its file descriptor, which is handed to clients.
+        is_spoilt: Whether a client disconnected without having given it back; then it is never written again.
+        is_retired: Whether it will not be used again.
     """
 
     _numbers = itertools.count(1)
@@ -57,7 +56,7 @@ class SharedBlock:
 
 
 class SharedMemory:
-    """Makes blocks, within a limit of their bytes.
+    """Makes blocks, within a limit on their total size.
 
     A block counts until nothing refers to it: no accumulator that may use it again, no average in it, no connection
     whose client reads it, or may have it mapped.
@@ -69,7 +68,7 @@ class SharedMemory:
         self._used = 0
         self._lock = threading.Lock()
         self._freed: deque[int] = deque()
-        """The sizes of blocks that are gone. Filled by finalizers, in any thread."""
+        """The sizes of collected blocks. Filled by finalizers, in any thread."""
 
     @property
     def used(self) -> int:
@@ -114,14 +113,14 @@ class SharedAverages:
     """Memory for the averages of one accumulator.
 
     A client that once mapped a block can read whatever is written there later. So a block is used again only for
-    averages of the same accumulator, which whoever read one may read as well. Sums are there, too, and visible while
+    averages of the same accumulator, which any reader of one may read as well. Sums are there, too, and visible while
     they grow: separate memory for them would be half as much again, and filling it a tenth of the server's work.
     """
 
     takes_sums = True
 
     def __init__(self, memory: SharedMemory, readers: Readers) -> None:
-        """Takes what makes blocks, and the readers: while there are none, averages stay in ordinary memory."""
+        """Takes the maker of blocks, and the readers: without any, averages stay in ordinary memory."""
         self._memory = memory
         self._readers = readers
         self._idle: list[SharedBlock] = []
@@ -158,7 +157,7 @@ class SharedAverages:
     def _reuse(self, num_bytes: int) -> SharedBlock | None:
         for block in tuple(self._idle):
             if num_bytes <= block.num_bytes <= 2 * num_bytes + mmap.PAGESIZE:
-                with contextlib.suppress(ValueError):  # another thread has retired it meanwhile
+                with contextlib.suppress(ValueError):  # another thread has just retired it
                     self._idle.remove(block)
                     return block
         return None
@@ -185,7 +184,7 @@ class BlockPart:
     Attributes:
         block: The block.
         offset: In bytes from its beginning.
-        hold: An object that keeps the block from being used for something else.
+        hold: An object that keeps the block from being reused.
     """
 
     block: SharedBlock
