@@ -23,7 +23,7 @@ from gradserve.raw_ops import RawOps
 from gradserve.tls import TLS
 from gradserve.tracing.client import Tracing
 from gradserve.transport.blocking.transport import NetworkTransport
-from gradserve.transport.interface import BlockingTransport
+from gradserve.transport.driving import BlockingTransport
 from gradserve.transport.settings import ConnectionSettings, TransportName
 
 

@@ -14,7 +14,7 @@ from gradserve.calls.exchange import Operation
 from gradserve.calls.progress import CallbackError
 from gradserve.errors import GradserveError, InvalidArgumentError
 from gradserve.public_names import HiddenConstructor, described_as, name_methods, shown
-from gradserve.transport.interface import AsyncTransport, BlockingTransport
+from gradserve.transport.driving import AsyncTransport, BlockingTransport
 
 P = ParamSpec("P")
 T = TypeVar("T")

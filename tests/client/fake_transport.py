@@ -20,7 +20,7 @@ from gradserve.calls.exchange import (
     forget,
 )
 from gradserve.results import TransportInfo
-from gradserve.transport.carrying import carry_out
+from gradserve.transport.driving import drive
 from gradserve.transport.progress import TransferProgress
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class FakeTransport:
         self._answer = answer
 
     def run(self, operation: Operation[T], /) -> T:
-        return carry_out(operation, partial(_perform, self._answer))
+        return drive(operation, partial(_perform, self._answer))
 
     def close(self) -> None:
         self.is_closed = True
@@ -53,7 +53,7 @@ class FakeAsyncTransport:
         self._answer = answer
 
     async def run(self, operation: Operation[T], /) -> T:
-        return carry_out(operation, partial(_perform, self._answer))
+        return drive(operation, partial(_perform, self._answer))
 
     async def close(self) -> None:
         self.is_closed = True
@@ -61,7 +61,7 @@ class FakeAsyncTransport:
 
 def _perform(answer: Callable[[Exchange], Any], exchange: Exchange) -> Any:
     if isinstance(exchange, Together):
-        return [carry_out(each, partial(_perform, answer)) for each in exchange.operations]
+        return [drive(each, partial(_perform, answer)) for each in exchange.operations]
     match exchange:
         case Whole():
             return Reply(answer(exchange.call)) if exchange.over_grpc else NOT_CARRIED

@@ -9,7 +9,7 @@ import pytest
 
 from gradserve import lasting
 from gradserve.calls.exchange import Operation, Pause
-from gradserve.transport.aio.background import BackgroundTask
+from gradserve.transport.aio.transport import BackgroundTask
 from gradserve.transport.blocking import background
 from gradserve.transport.blocking.background import BackgroundThread
 from gradserve.transport.settings import ConnectionSettings

@@ -12,7 +12,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve.transport.schedule import Group, Schedule
+from gradserve.transport.driving import Group, Schedule
 from tests.client.test_tracebacks import CALLS as SMALL_CALLS
 from tests.client.test_tracebacks import Call
 from tests.cluster.servers import addresses_of, running_cluster

@@ -71,7 +71,7 @@ class Server:
         self.contact = Contact()
         self._now = 1000.0
 
-    def carry_out(self, operation: Operation[Any], timeout: float = TIMEOUT_SECONDS) -> Any:
+    def drive(self, operation: Operation[Any], timeout: float = TIMEOUT_SECONDS) -> Any:
         attempts = with_retries(operation, TimeLimits(timeout), POLICY, lambda: self._now, self.contact)
         try:
             step = next(attempts)
@@ -106,7 +106,7 @@ def unavailable(*messages: str, may_pass: bool = False) -> Iterator[UnavailableE
 @pytest.mark.parametrize("failures", range(ATTEMPTS))
 def test_an_attempt_that_succeeds_is_the_answer(exchange: Exchange, failures: int) -> None:
     server = Server(*unavailable(*["no"] * failures), "answer")
-    assert server.carry_out(one(exchange)) == "answer"
+    assert server.drive(one(exchange)) == "answer"
     assert len(server.pauses) == failures
     for pause, usual in zip(server.pauses, POLICY.pauses, strict=False):
         assert pause == pytest.approx(usual, rel=0.21)
@@ -116,7 +116,7 @@ def test_an_attempt_that_succeeds_is_the_answer(exchange: Exchange, failures: in
 def test_five_attempts_are_enough(exchange: Exchange) -> None:
     server = Server(*unavailable(*["no"] * ATTEMPTS))
     with pytest.raises(UnavailableError) as raised:
-        server.carry_out(one(exchange))
+        server.drive(one(exchange))
     assert str(raised.value) == "no"
     assert server.answers == []
 
@@ -128,7 +128,7 @@ def test_a_server_that_has_answered_may_be_starting_again() -> None:
 
     num_pauses = 4 + 34
     server = Server("answer", *unavailable(*["no"] * num_pauses), "again")
-    assert server.carry_out(two()) == "again"
+    assert server.drive(two()) == "again"
     assert len(server.pauses) == num_pauses
     assert 12 < sum(server.pauses) < 18
 
@@ -137,24 +137,24 @@ def test_a_server_that_never_answered_may_be_starting() -> None:
     """A worker that begins during a restart, or with the server."""
     num_pauses = 4 + 34
     server = Server(*unavailable(*["refused"] * num_pauses, may_pass=True), "at last")
-    assert server.carry_out(one(UNARY)) == "at last"
+    assert server.drive(one(UNARY)) == "at last"
     assert 12 < sum(server.pauses) < 18
     server = Server(*unavailable(*["refused"] * (num_pauses + 1), may_pass=True))
     with pytest.raises(UnavailableError, match="refused"):
-        server.carry_out(one(UNARY))
+        server.drive(one(UNARY))
     assert server.answers == []
 
 
 def test_a_reason_that_does_not_pass_ends_the_patience() -> None:
     server = Server(*unavailable(*["refused"] * 10, may_pass=True), *unavailable("no such host"))
     with pytest.raises(UnavailableError, match="refused .11 attempts; the last one failed with: no such host"):
-        server.carry_out(one(UNARY))
+        server.drive(one(UNARY))
 
 
 def test_a_short_time_limit_ends_the_patience() -> None:
     server = Server(*unavailable(*["refused"] * 40, may_pass=True))
     with pytest.raises(UnavailableError, match="refused"):
-        server.carry_out(one(UNARY), timeout=5.0)
+        server.drive(one(UNARY), timeout=5.0)
     assert 3.5 < sum(server.pauses) < 5
 
 
@@ -185,12 +185,12 @@ def test_a_call_with_all_patience_has_its_own_time_limit() -> None:
     """However long the server is away, and whatever other calls of the client wait for."""
     with with_all_patience():
         server = Server("answer", *unavailable(*["no"] * 500), "again")
-        assert server.carry_out(one(UNARY), timeout=math.inf) == "answer"
-        assert server.carry_out(one(UNARY), timeout=math.inf) == "again"
+        assert server.drive(one(UNARY), timeout=math.inf) == "answer"
+        assert server.drive(one(UNARY), timeout=math.inf) == "again"
         server = Server("answer", *unavailable(*["no"] * 500))
-        server.carry_out(one(UNARY))
+        server.drive(one(UNARY))
         with pytest.raises(UnavailableError) as raised:
-            server.carry_out(one(UNARY), timeout=100.0)
+            server.drive(one(UNARY), timeout=100.0)
         assert 99 < sum(server.pauses) <= 100
         (note,) = raised.value.__notes__
         assert "until the time limit of the call was over, 100 s" in note
@@ -199,9 +199,9 @@ def test_a_call_with_all_patience_has_its_own_time_limit() -> None:
 
 def test_the_error_says_what_has_limited_the_patience() -> None:
     server = Server("answer", *unavailable(*["no"] * 100))
-    server.carry_out(one(UNARY), timeout=1000.0)
+    server.drive(one(UNARY), timeout=1000.0)
     with pytest.raises(UnavailableError) as raised:
-        server.carry_out(one(UNARY), timeout=1000.0)
+        server.drive(one(UNARY), timeout=1000.0)
     (note,) = raised.value.__notes__
     assert "tried again for 15 s" in note
     assert "GRADSERVE_RESTART_PATIENCE" in note
@@ -223,14 +223,14 @@ def test_patience_that_is_none(text: str) -> None:
 def test_a_download_is_tried_once() -> None:
     server = Server(*unavailable("no"))
     with pytest.raises(UnavailableError, match="no"):
-        server.carry_out(one(DOWNLOAD))
+        server.drive(one(DOWNLOAD))
     assert server.pauses == []
 
 
 def test_the_first_reason_is_kept() -> None:
     server = Server(*unavailable("the server is shutting down", "b", "c", "d", "connection refused"))
     with pytest.raises(UnavailableError) as raised:
-        server.carry_out(one(UNARY))
+        server.drive(one(UNARY))
     assert str(raised.value) == (
         "the server is shutting down (5 attempts; the last one failed with: connection refused)"
     )
@@ -241,14 +241,14 @@ def test_the_same_reason_is_given_once() -> None:
     server = Server(*unavailable("a", "b", "c", "d", "no connection (by IPv6)"))
     server.answers[0] = UnavailableError("no connection (by IPv4)")
     with pytest.raises(UnavailableError) as raised:
-        server.carry_out(one(UNARY))
+        server.drive(one(UNARY))
     assert str(raised.value) == "no connection (by IPv4)"
 
 
 def test_another_error_ends_the_attempts_and_names_the_first_reason() -> None:
     server = Server(*unavailable("the server is shutting down"), NotFoundError("no accumulator"))
     with pytest.raises(NotFoundError) as raised:
-        server.carry_out(one(UNARY))
+        server.drive(one(UNARY))
     assert str(raised.value) == "no accumulator"
     assert raised.value.__notes__ == ["an earlier attempt failed: the server is shutting down"]
 
@@ -256,14 +256,14 @@ def test_another_error_ends_the_attempts_and_names_the_first_reason() -> None:
 @pytest.mark.parametrize("error", [NotFoundError("no"), gradserve.CallCancelledError("closed")])
 def test_other_errors_are_not_tried_again(error: GradserveError) -> None:
     with pytest.raises(type(error)) as raised:
-        Server(error).carry_out(one(UNARY))
+        Server(error).drive(one(UNARY))
     assert not hasattr(raised.value, "__notes__")
 
 
 @pytest.mark.parametrize("exchange", [UNARY, UPLOAD, DOWNLOAD], ids=["unary", "upload", "download"])
 def test_a_caller_who_is_not_known_is_introduced(exchange: Exchange) -> None:
     server = Server(UnauthenticatedError("who?"), None, "answer")
-    assert server.carry_out(one(exchange)) == "answer"
+    assert server.drive(one(exchange)) == "answer"
     assert server.introductions == 1
 
 
@@ -271,7 +271,7 @@ def test_a_caller_who_is_introduced_anew_after_a_restart() -> None:
     server = Server(
         UnauthenticatedError("who?"), None, UnavailableError("gone"), UnauthenticatedError("who?"), None, "answer"
     )
-    assert server.carry_out(one(UNARY)) == "answer"
+    assert server.drive(one(UNARY)) == "answer"
     assert server.introductions == 2
 
 
@@ -279,7 +279,7 @@ def test_an_introduction_that_meets_no_server_is_made_again() -> None:
     server = Server(
         UnauthenticatedError("who?"), UnavailableError("gone"), UnauthenticatedError("who?"), None, "answer"
     )
-    assert server.carry_out(one(UNARY)) == "answer"
+    assert server.drive(one(UNARY)) == "answer"
     assert (server.introductions, len(server.pauses)) == (2, 1)
 
 
@@ -297,7 +297,7 @@ def test_an_introduction_that_meets_no_server_is_made_again() -> None:
 def test_a_caller_who_stays_unknown(answers: list[Any], message: str) -> None:
     server = Server(UnavailableError("gone"), UnauthenticatedError("who?"), *answers)
     with pytest.raises(UnauthenticatedError) as raised:
-        server.carry_out(one(UNARY))
+        server.drive(one(UNARY))
     assert str(raised.value) == message
     assert raised.value.__notes__ == ["an earlier attempt failed: gone"]
     assert server.introductions == 1
@@ -310,7 +310,7 @@ def test_a_caller_who_stays_unknown(answers: list[Any], message: str) -> None:
 )
 def test_all_attempts_share_the_time(exchange: Exchange, limit: float) -> None:
     server = Server(*unavailable("no", "no"), "answer", takes=10)
-    assert server.carry_out(one(exchange)) == "answer"
+    assert server.drive(one(exchange)) == "answer"
     first, second, third = (timeout for timeout in server.timeouts if timeout is not None)
     assert first == pytest.approx(limit)
     assert second == pytest.approx(limit - 10 - server.pauses[0])
@@ -320,13 +320,13 @@ def test_all_attempts_share_the_time(exchange: Exchange, limit: float) -> None:
 def test_when_the_time_is_over_it_is_over() -> None:
     server = Server(*unavailable("no", "no"), takes=TIMEOUT_SECONDS / 2)
     with pytest.raises(UnavailableError, match=r"^no\nThe client tried again until .* was over, 60 s"):
-        server.carry_out(one(UNARY))
+        server.drive(one(UNARY))
     assert len(server.pauses) == 1
 
 
 def test_endless_time() -> None:
     server = Server(*unavailable("no"), "answer", takes=1e9)
-    assert server.carry_out(one(UNARY), timeout=math.inf) == "answer"
+    assert server.drive(one(UNARY), timeout=math.inf) == "answer"
     assert server.timeouts == [None, None]
 
 
@@ -338,7 +338,7 @@ def test_each_exchange_of_an_operation_has_attempts_and_time_of_its_own() -> Non
         return [first, second]
 
     server = Server(*unavailable(*["no"] * 4), 1, *unavailable(*["no"] * 4), 2, takes=1)
-    assert server.carry_out(two()) == [1, 2]
+    assert server.drive(two()) == [1, 2]
     assert server.timeouts[5] == pytest.approx(TIMEOUT_SECONDS + 0.008)
     assert server.pauses[4] == 7
 
@@ -351,7 +351,7 @@ def test_an_operation_can_go_on_after_an_error() -> None:
             return (yield UNARY)
 
     server = Server(*unavailable(*["no"] * ATTEMPTS), "answer")
-    assert server.carry_out(careful()) == "answer"
+    assert server.drive(careful()) == "answer"
 
 
 def test_closing_closes_the_operation() -> None:
@@ -384,7 +384,7 @@ def test_an_exchange_for_an_earlier_run_is_renewed_within_its_time(before: tuple
         renewed.append((yield UNARY))
 
     server = Server(*before, ANOTHER_RUN, "renewed", "answer", takes=1.0)
-    assert server.carry_out(one(WAITING._replace(renewal=renew))) == "answer"
+    assert server.drive(one(WAITING._replace(renewal=renew))) == "answer"
     assert set(renewed) == {"renewed"}
     last = server.timeouts[-1]
     assert last is not None
@@ -393,13 +393,13 @@ def test_an_exchange_for_an_earlier_run_is_renewed_within_its_time(before: tuple
 
 def test_an_exchange_that_cannot_be_renewed_fails() -> None:
     with pytest.raises(AbortedError):
-        Server(ANOTHER_RUN).carry_out(one(UNARY))
+        Server(ANOTHER_RUN).drive(one(UNARY))
 
 
 class TestLimits:
     def test_a_refused_call_is_made_again_after_the_time_that_the_server_named(self) -> None:
         server = Server(*[ResourceExhaustedError("too many", retry_after=3.0)] * 4, "answer")
-        assert server.carry_out(one(UNARY)) == "answer"
+        assert server.drive(one(UNARY)) == "answer"
         assert len(server.pauses) == 4
         assert all(3.0 <= pause <= 3.0 * (1 + POLICY.jitter) for pause in server.pauses)
 
@@ -407,7 +407,7 @@ class TestLimits:
         error = ResourceExhaustedError("too many", retry_after=TIMEOUT_SECONDS)
         server = Server(error)
         with pytest.raises(ResourceExhaustedError) as raised:
-            server.carry_out(one(UNARY))
+            server.drive(one(UNARY))
         assert raised.value is error
         assert server.pauses == []
 
@@ -415,11 +415,11 @@ class TestLimits:
     def test_others_are_not(self, exchange: Exchange, retry_after: float | None) -> None:
         server = Server(ResourceExhaustedError("too many", retry_after=retry_after))
         with pytest.raises(ResourceExhaustedError):
-            server.carry_out(one(exchange))
+            server.drive(one(exchange))
         assert server.pauses == []
 
     def test_whatever_comes_in_between(self) -> None:
         limited, unavailable = ResourceExhaustedError("too many", retry_after=1.0), UnavailableError("gone")
         server = Server(unavailable, limited, unavailable, limited, "answer")
-        assert server.carry_out(one(UNARY)) == "answer"
+        assert server.drive(one(UNARY)) == "answer"
         assert len(server.pauses) == 4

@@ -17,7 +17,7 @@ from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.retries import Attempt, Contact
 from gradserve.transport.blocking.transport import NetworkTransport
-from gradserve.transport.carrying import attempts, carry_out
+from gradserve.transport.driving import attempts, drive
 from gradserve.transport.settings import ConnectionSettings
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.testing import LocalServer
@@ -44,7 +44,7 @@ class Balancer:
         self.choices: Iterator[int] = itertools.repeat(A)
 
     def run(self, operation: Operation[T], /) -> T:
-        return carry_out(attempts(operation, SETTINGS, Contact()), self._perform)
+        return drive(attempts(operation, SETTINGS, Contact()), self._perform)
 
     def close(self) -> None:
         for each in self._servers:

@@ -12,7 +12,7 @@ from benchmarks.harness.links import packets
 from benchmarks.harness.links.network import LinkNotAvailableError, capped_link
 from benchmarks.harness.links.spec import LinkSpec
 from gradserve.transport.settings import Transport
-from gradserve.transport.sockets.opening import round_trip
+from gradserve.transport.sockets.connection import round_trip
 from tests.links.serving import link_or_skip, serving_behind
 from tests.links.test_network import devices
 from tests.servers.connecting import connect_with, connect_with_aio, without_retries

@@ -8,8 +8,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve.transport.settings import ConnectionSettings
-from gradserve.transport.token import Token
+from gradserve.transport.settings import ConnectionSettings, Token
 from gradserve_server.testing import LocalServer
 from tests.security.serving import TOKENS
 from tests.servers.polling import PATIENCE_SECONDS

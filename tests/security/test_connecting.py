@@ -14,13 +14,11 @@ from gradserve.calls.exchange import TimeLimits
 from gradserve.memory.pool import BufferPool
 from gradserve.tls import client_certificates
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport, Way
-from gradserve.transport.sockets.aio import AsyncConnection
-from gradserve.transport.sockets.blocking import BlockingConnection
+from gradserve.transport.sockets.aio import AsyncConnection, SecureAsyncConnection
+from gradserve.transport.sockets.blocking import BlockingConnection, SecureBlockingConnection
 from gradserve.transport.sockets.carrier import Connect
-from gradserve.transport.sockets.payloads import FollowingPayloads
-from gradserve.transport.sockets.places import Place
-from gradserve.transport.sockets.secure_aio import SecureAsyncConnection
-from gradserve.transport.sockets.secure_blocking import SecureBlockingConnection
+from gradserve.transport.sockets.choice import Place
+from gradserve.transport.sockets.payloads import Payloads
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.chain import Call, Handle
@@ -138,7 +136,7 @@ def test_a_bulk_connection(servers: Servers, certificates: Certificates, case: C
     grant = Grant("me", to_server=True, to_client=True, max_payload_bytes=1 << 20, peer=peer)
     ticket = server.inspect(lambda running: running._sockets._context.tickets.issue(grant))
     host, _, port = bulk_address(server).partition(":")
-    step = Connect(Place(Way.BULK, host, int(port)), ticket, "me", FollowingPayloads(BufferPool(0)), host)
+    step = Connect(Place(Way.BULK, host, int(port)), ticket, "me", Payloads(BufferPool(0)), host)
     tls = tls_of(certificates, case.client)
     settings = settings_of(tls, Transport.BULK)
 

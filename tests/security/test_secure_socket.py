@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gradserve.tls import SecureSocket, client_certificates
-from gradserve.transport.sockets.buffers import Buffers
+from gradserve.transport.sockets.steps import Buffers
 from gradserve_server.security.tls import server_certificates
 from tests.servers.certificates import Certificates
 from tests.servers.polling import PATIENCE_SECONDS, eventually

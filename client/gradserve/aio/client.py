@@ -23,7 +23,7 @@ from gradserve.results import AccumulatorHandle
 from gradserve.tls import TLS
 from gradserve.tracing.client import Tracing
 from gradserve.transport.aio.transport import AsyncNetworkTransport
-from gradserve.transport.interface import AsyncTransport
+from gradserve.transport.driving import AsyncTransport
 from gradserve.transport.settings import ConnectionSettings, TransportName
 
 KindT = TypeVar("KindT", bound=AccumulatorCalls)

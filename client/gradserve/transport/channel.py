@@ -1,24 +1,124 @@
-"""gRPC channels to a server, blocking or with asyncio, and their calls."""
+"""gRPC channels to a server, blocking or with asyncio: their methods, credentials and options."""
 
 import functools
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, Protocol, Self
 
 import grpc
+from google.protobuf import message_factory
 
 from gradserve.address import Address
 from gradserve.errors import CallCancelledError, GradserveError, UnavailableError
-from gradserve.tls import CertificateFiles, Certificates
-from gradserve.transport import methods
+from gradserve.tls import Certificates
 from gradserve.transport.route import Route, is_loopback
 from gradserve.transport.settings import ConnectionSettings
-from gradserve.transport.shown import Shown
 from gradserve.transport.status import error_from_status, explain, may_pass
+from gradserve.v1 import (
+    accumulator_service_pb2,
+    batch_norm_layer_service_pb2,
+    gradient_ops_service_pb2,
+    lease_service_pb2,
+    server_service_pb2,
+    socket_service_pb2,
+    tensor_messages_pb2,
+    tensor_service_pb2,
+)
 from gradserve.wire.frames import Metadata
+from gradserve.wire.tensors import PartDecoder, encode_message, encode_part
 
 _log = logging.getLogger("gradserve")
+_SERVICES = {
+    descriptor.name: descriptor
+    for module in (
+        accumulator_service_pb2,
+        batch_norm_layer_service_pb2,
+        gradient_ops_service_pb2,
+        lease_service_pb2,
+        server_service_pb2,
+        socket_service_pb2,
+        tensor_service_pb2,
+    )
+    for descriptor in module.DESCRIPTOR.services_by_name.values()
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """The path and the serializers of a method.
+
+    Attributes:
+        path: The path over gRPC.
+        encode: Serializes a request.
+        decode: Parses a response.
+    """
+
+    path: str
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+    @cached_property
+    def frame_name(self) -> bytes:
+        """The name in a frame on a socket."""
+        return self.path[1:].replace("/", ".").encode()
+
+
+@cache
+def unary_method(service: str, method: str) -> Method:
+    """Returns the path and the serializers of a unary method."""
+    descriptor = _SERVICES[service]
+    found = descriptor.methods_by_name[method]
+    return Method(
+        f"/{descriptor.full_name}/{method}",
+        encode_message,
+        message_factory.GetMessageClass(found.output_type).FromString,
+    )
+
+
+PUT_TENSORS = Method(
+    f"/{_SERVICES['TensorService'].full_name}/PutTensors",
+    encode_part,
+    tensor_messages_pb2.PutTensorsResponse.FromString,
+)
+GET_TENSORS = Method(
+    f"/{_SERVICES['TensorService'].full_name}/GetTensors",
+    tensor_messages_pb2.GetTensorsRequest.SerializeToString,
+    PartDecoder(tensor_messages_pb2.GetTensorsResponse.FromString),
+)
+
+
+class CallCredentials:
+    """The token of a client, or the key of its user: a server's Unix socket for shared memory has keys for its users.
+
+    Safe to use from several threads.
+
+    Attributes:
+        metadata: The metadata of calls.
+        takes_key: Whether calls may show the key of the user.
+    """
+
+    def __init__(self, metadata: tuple[tuple[str, str], ...] = (), *, takes_key: bool = False) -> None:
+        self.metadata = metadata
+        self.takes_key = takes_key
+
+    @classmethod
+    def to(cls, address: Address, settings: ConnectionSettings) -> Self:
+        """Returns what calls to a server show."""
+        if settings.token is not None:
+            return cls(settings.token.metadata)
+        return cls(takes_key=bool(address.path))
+
+    @property
+    def is_something(self) -> bool:
+        """True if calls show anything, now or later."""
+        return self.takes_key or bool(self.metadata)
+
+    def show_user(self, key: str) -> None:
+        """Shows a key of the user from now on."""
+        self.metadata = (("authorization", f"Gradserve-User {key}"),)
 
 
 class ChannelMaker(Protocol):
@@ -43,87 +143,44 @@ class OpenChannel:
         unary: Returns the function that makes a unary call, by the names of service and method.
     """
 
-    def __init__(self, channel: Any, shown: Shown) -> None:
-        put, get, show = methods.PUT_TENSORS, methods.GET_TENSORS, functools.partial(_showing, shown)
+    def __init__(self, channel: Any, shown: CallCredentials) -> None:
+        put, get, show = PUT_TENSORS, GET_TENSORS, functools.partial(_showing, shown)
         self.close: Callable[[], Any] = channel.close
         self.put: Any = show(channel.stream_unary(put.path, put.encode, put.decode))
         self.get: Any = show(channel.unary_stream(get.path, get.encode, get.decode))
         self.unary = functools.cache(functools.partial(_make_unary, channel, show))
 
 
-class Channel(Protocol):
-    """The gRPC channel to a server.
+class Channel:
+    """The gRPC channel to a server; over TCP it is encrypted if the settings have certificates.
+
+    Once the certificates have changed, new calls take a new connection; calls under way stay on theirs. gRPC ends an
+    old connection by itself after half an hour without calls.
 
     Attributes:
         route: The route to the server.
-    """
-
-    route: Route
-
-    @property
-    def now(self) -> OpenChannel:
-        """What the next call takes."""
-        ...
-
-    @property
-    def opened(self) -> list[OpenChannel]:
-        """What calls may be on, the latest last."""
-        ...
-
-    def failure(self, error: Any, *, is_closed: bool) -> GradserveError:
-        """Returns the exception for a failed call; `is_closed` says that the client closed the channel."""
-        ...
-
-
-def make_channel(address: Address, settings: ConnectionSettings, shown: Shown, maker: ChannelMaker) -> Channel:
-    """Returns a channel to a server; TCP is encrypted if the settings have certificates."""
-    if address.path or settings.certificates is None:
-        return PlainChannel(address, settings, shown, maker)
-    return EncryptedChannel(address, settings, settings.certificates, shown, maker)
-
-
-class PlainChannel:
-    """A `Channel` that is not encrypted."""
-
-    def __init__(self, address: Address, settings: ConnectionSettings, shown: Shown, maker: ChannelMaker) -> None:
-        self.route = Route.to(address)
-        options = (*channel_options(settings), *self.route.options)
-        self.now = OpenChannel(maker.insecure_channel(address.target, options=options), shown)
-        self.opened = [self.now]
-        if settings.token is not None and address.host and not is_loopback(address.host):
-            _log.warning("the token for %s travels unencrypted: whoever listens on the way can use it", address)
-
-    def failure(self, error: Any, *, is_closed: bool) -> GradserveError:
-        """See `Channel`."""
-        return _failure(error, self.route, is_closed=is_closed, is_encrypted=False)
-
-
-class EncryptedChannel:
-    """An encrypted `Channel`. Once the certificates have changed, new calls take another connection.
-
-    Calls under way stay on the connection that they have. gRPC ends it by itself after half an hour without calls.
+        opened: The channels that calls may be on, the latest last.
     """
 
     def __init__(
-        self,
-        address: Address,
-        settings: ConnectionSettings,
-        files: CertificateFiles,
-        shown: Shown,
-        maker: ChannelMaker,
+        self, address: Address, settings: ConnectionSettings, shown: CallCredentials, maker: ChannelMaker
     ) -> None:
         self.route = Route.to(address)
-        self._files = files
-        self._certificates = files.current()
-        self._open = functools.partial(_open_encrypted, address, settings, self.route, shown, maker)
-        self.opened = [self._open(self._certificates)]
+        self._address = address
+        self._options = (*channel_options(settings), *self.route.options)
+        self._shown = shown
+        self._maker = maker
         self._lock = threading.Lock()
+        self._files = None if address.path else settings.certificates
+        self._certificates = None if self._files is None else self._files.current()
+        self.opened = [self._open(self._certificates)]
+        if self._files is None and settings.token is not None and address.host and not is_loopback(address.host):
+            _log.warning("the token for %s travels unencrypted: whoever listens on the way can use it", address)
 
     @property
     def now(self) -> OpenChannel:
-        """See `Channel`."""
-        current = self._files.current()
-        if current is not self._certificates:
+        """The channel for the next call."""
+        if self._files is not None and (current := self._files.current()) is not self._certificates:
             with self._lock:
                 if current is not self._certificates:
                     self.opened.append(self._open(current))
@@ -131,38 +188,28 @@ class EncryptedChannel:
         return self.opened[-1]
 
     def failure(self, error: Any, *, is_closed: bool) -> GradserveError:
-        """See `Channel`."""
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
+        """Returns the exception for a failed call; `is_closed` says that the client closed the channel."""
+        if self._files is not None and error.code() is grpc.StatusCode.UNAVAILABLE:
             self._files.look_again()
-        return _failure(error, self.route, is_closed=is_closed, is_encrypted=True)
+        if is_closed and error.code() is grpc.StatusCode.CANCELLED:
+            return closed()
+        message = explain(error.code(), error.details(), self.route, is_encrypted=self._files is not None)
+        failure = error_from_status(error.code(), message, error.trailing_metadata())
+        if isinstance(failure, UnavailableError):
+            failure.may_pass = may_pass(error.details())
+        return failure
 
-
-def _open_encrypted(
-    address: Address,
-    settings: ConnectionSettings,
-    route: Route,
-    shown: Shown,
-    maker: ChannelMaker,
-    certificates: Certificates,
-) -> OpenChannel:
-    credentials = channel_credentials(certificates)
-    options = (*channel_options(settings), *route.options)
-    return OpenChannel(maker.secure_channel(address.target, credentials, options=options), shown)
+    def _open(self, certificates: Certificates | None) -> OpenChannel:
+        target, options = self._address.target, self._options
+        if certificates is None:
+            return OpenChannel(self._maker.insecure_channel(target, options=options), self._shown)
+        credentials = channel_credentials(certificates)
+        return OpenChannel(self._maker.secure_channel(target, credentials, options=options), self._shown)
 
 
 def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
     """Returns certificates as gRPC takes them."""
     return grpc.ssl_channel_credentials(certificates.ca, certificates.key, certificates.certificate)
-
-
-def _failure(error: Any, route: Route, *, is_closed: bool, is_encrypted: bool) -> GradserveError:
-    if is_closed and error.code() is grpc.StatusCode.CANCELLED:
-        return closed()
-    message = explain(error.code(), error.details(), route, is_encrypted=is_encrypted)
-    failure = error_from_status(error.code(), message, error.trailing_metadata())
-    if isinstance(failure, UnavailableError):
-        failure.may_pass = may_pass(error.details())
-    return failure
 
 
 def channel_options(settings: ConnectionSettings) -> tuple[tuple[str, int], ...]:
@@ -191,14 +238,14 @@ def closed() -> GradserveError:
 
 
 def _make_unary(channel: Any, show: Callable[[Any], Any], service: str, method: str) -> Any:
-    found = methods.unary_method(service, method)
+    found = unary_method(service, method)
     return show(channel.unary_unary(found.path, found.encode, found.decode))
 
 
 class _Showing:
     """A function of a channel that makes calls, each of which shows who makes it."""
 
-    def __init__(self, call: Any, shown: Shown) -> None:
+    def __init__(self, call: Any, shown: CallCredentials) -> None:
         self._call = call
         self._shown = shown
 
@@ -209,7 +256,7 @@ class _Showing:
         return self._call.future(request, timeout=timeout, metadata=(*self._shown.metadata, *metadata))
 
 
-def _showing(shown: Shown, call: Any) -> Any:
+def _showing(shown: CallCredentials, call: Any) -> Any:
     return _Showing(call, shown) if shown.is_something else call
 
 

@@ -12,10 +12,16 @@ from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice
 from gradserve.tls import CertificateFiles, client_certificates
 from gradserve.tracing.client import CallTracer, wanted_tracer
-from gradserve.transport.token import Token
-from gradserve.variables import BULK_SOCKETS_VARIABLE, GPU_ARRAYS_VARIABLE, KEPT_BYTES_VARIABLE, TRANSPORT_VARIABLE
+from gradserve.variables import (
+    BULK_SOCKETS_VARIABLE,
+    GPU_ARRAYS_VARIABLE,
+    KEPT_BYTES_VARIABLE,
+    TOKEN_VARIABLE,
+    TRANSPORT_VARIABLE,
+)
 from gradserve.wire.frames import MAX_STRANDS
 
+_MAX_CHARACTERS = 1024
 TransportName: TypeAlias = Literal["auto", "shared_memory", "bulk", "grpc"]
 """The words for transports."""
 
@@ -148,6 +154,34 @@ class SocketSettings:
 
 
 @dataclass(frozen=True)
+class Token:
+    """A bearer token. Its repr does not show it."""
+
+    value: str = field(repr=False)
+
+    @classmethod
+    def wanted(cls, token: object, environment: Mapping[str, str]) -> Self | None:
+        """Returns the token of an argument, otherwise of GRADSERVE_TOKEN, otherwise None.
+
+        Args:
+            token: The argument; None if it was not given.
+            environment: The environment variables.
+
+        Raises:
+            InvalidArgumentError: It cannot be a token; the message does not show it.
+        """
+        if token is not None:
+            return cls(_checked(token, Argument("token")))
+        value = environment.get(TOKEN_VARIABLE)
+        return cls(_checked(value, Argument(TOKEN_VARIABLE))) if value else None
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The metadata of calls that show it."""
+        return (("authorization", f"Bearer {self.value}"),)
+
+
+@dataclass(frozen=True)
 class ConnectionSettings:
     """All settings of a client's connections, with defaults.
 
@@ -216,3 +250,12 @@ def _kept_bytes(environment: Mapping[str, str]) -> int:
     if not (text.isascii() and text.isdigit()):
         raise Argument(KEPT_BYTES_VARIABLE).error("a number of bytes", text)
     return int(text)
+
+
+def _checked(token: object, argument: Argument) -> str:
+    expected = f"1 to {_MAX_CHARACTERS} visible ASCII characters without spaces"
+    if not isinstance(token, str):
+        raise argument.error_saying(expected, type(token).__qualname__)
+    if not 0 < len(token) <= _MAX_CHARACTERS or not all("!" <= character <= "~" for character in token):
+        raise argument.error_saying(expected, f"other text of {len(token)} characters")
+    return token

@@ -8,7 +8,7 @@ from gradserve.gpu import GpuArray
 from gradserve.memory.pool import BufferPool
 from gradserve.memory.regions import RegionPool
 from gradserve.transport.sockets.gpu_regions import GpuRegion, GpuRegions, NotSharedError
-from gradserve.transport.sockets.payloads import FollowingPayloads
+from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.region_payloads import RegionPayloads
 from gradserve.v1 import socket_messages_pb2
 from gradserve.wire.frames import HEADER_BYTES, FrameHeader, FrameKind
@@ -181,7 +181,7 @@ class TestPayloads:
         contents = Contents(is_written=True)
         contents.tensors([at(gpu, 9 * BASE)])
         assert not self.payloads(gpu, []).outgoing(contents).is_possible
-        assert not FollowingPayloads(BufferPool(0)).outgoing(contents).is_possible
+        assert not Payloads(BufferPool(0)).outgoing(contents).is_possible
 
 
 def test_contents_for_other_ways_have_copies(gpu: FakeGpu) -> None:

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from gradserve.transport import cleanup
-from gradserve.transport.cleanup import Cleanup
+from gradserve.transport import lifetime as cleanup
+from gradserve.transport.lifetime import Cleanup
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 

@@ -9,7 +9,7 @@ from gradserve.calls.combinators import at_target, together
 from gradserve.calls.exchange import Background, Operation, Pause, TimeLimits, Unary
 from gradserve.calls.retries import Attempt, Attempts, Contact, RetryPolicy, Step, with_retries
 from gradserve.errors import CallCancelledError, GradserveError, NotFoundError, UnavailableError
-from gradserve.transport.schedule import Member, Schedule
+from gradserve.transport.driving import Member, Schedule
 from gradserve.v1 import server_messages_pb2
 
 

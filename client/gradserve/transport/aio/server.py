@@ -1,7 +1,7 @@
-"""One server, as the asyncio transport reaches it."""
+"""The connection of the asyncio transport to one server: a gRPC channel, and sockets beside it."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -11,15 +11,20 @@ from gradserve.address import Address
 from gradserve.calls.exchange import NOT_CARRIED, Download, Introduce, Reply, Unary, Upload, Whole
 from gradserve.calls.progress import Progress
 from gradserve.calls.retries import Attempt
-from gradserve.errors import UnavailableError
+from gradserve.errors import DeadlineExceededError, UnavailableError
 from gradserve.memory.regions import ClientMemory
 from gradserve.results import TransportInfo
-from gradserve.transport.aio.sockets import AsyncSockets
-from gradserve.transport.channel import closed, make_channel
+from gradserve.transport.channel import CallCredentials, Channel, closed
+from gradserve.transport.driving import drive_async
+from gradserve.transport.route import Route
 from gradserve.transport.settings import ConnectionSettings
-from gradserve.transport.shown import Shown
-from gradserve.transport.sockets.time_limit import TimeLimit
+from gradserve.transport.sockets.aio import AsyncConnection, SecureAsyncConnection
+from gradserve.transport.sockets.carrier import AddStrands, AskForTicket, Carrier, CarrierStep, Connect
+from gradserve.transport.sockets.choice import Place
+from gradserve.transport.sockets.connection import TimeLimit, silent
+from gradserve.transport.sockets.conversation import call
 from gradserve.transport.streams import DownloadParts, UploadParts
+from gradserve.v1 import server_messages_pb2
 from gradserve.wire.arrays import Array
 from gradserve.wire.frames import Metadata
 
@@ -35,8 +40,8 @@ class AsyncServer:
         self._settings = settings
         self._closed = False
         self._unclaimed: set[asyncio.Task[Any]] = set()
-        shown = Shown.to(address, settings)
-        self._channel = make_channel(address, settings, shown, grpc.aio)
+        shown = CallCredentials.to(address, settings)
+        self._channel = Channel(address, settings, shown, grpc.aio)
         self._sockets = AsyncSockets(self._channel.route, target, settings, memory, shown, self._ask)
 
     @property
@@ -149,3 +154,87 @@ async def _read(call: Any, progress: Progress | None) -> list[Array]:
     finally:
         call.cancel()
     return parts.finish()
+
+
+class AsyncSockets:
+    """Calls over sockets, in the awaiting task."""
+
+    def __init__(
+        self,
+        route: Route,
+        target: int,
+        settings: ConnectionSettings,
+        memory: ClientMemory,
+        shown: CallCredentials,
+        over_grpc: Callable[[Unary, float | None], Awaitable[Any]],
+    ) -> None:
+        """Takes the route to the server, its index, the client's settings and memory, and what calls over gRPC show.
+
+        `over_grpc` takes a call and its time limit, None for none; it returns the response or raises a GradserveError.
+        """
+        self._carrier: Carrier[AsyncConnection] = Carrier(route, target, settings, memory, shown)
+        self._is_used = self._carrier.is_used
+        self._target = target
+        self._settings = settings
+        self._over_grpc = over_grpc
+
+    @property
+    def info(self) -> TransportInfo:
+        """The way in use."""
+        return self._carrier.info
+
+    async def call(self, whole: Whole, limit: TimeLimit, metadata: Metadata) -> Reply | None:
+        """Makes a call; returns None if gRPC has to carry it.
+
+        Args:
+            whole: The call.
+            limit: Its time limit.
+            metadata: What it carries beside its request, if the server takes that.
+        """
+        if not self._is_used:
+            return None
+        connection = self._carrier.idle() or await drive_async(self._carrier.connect(limit), self._perform)
+        if connection is None:
+            return None
+        try:
+            if connection.wants_strands(whole.num_bytes):
+                await drive_async(self._carrier.widen(connection), self._perform)
+            taken = metadata if connection.takes_metadata else ()
+            conversation = call(
+                whole, limit.left(), connection.payloads, connection.inbox, connection.num_strands, taken
+            )
+            outcome = await connection.converse(conversation, limit, self._probe)
+        except BaseException as error:
+            self._carrier.failed(connection, error)
+            raise
+        return self._carrier.answered(connection, outcome)
+
+    async def introduce(self, limit: TimeLimit) -> str | None:
+        """Shows the user of this client to the server; see `Introduce`."""
+        return await drive_async(self._carrier.introduce(limit), self._perform)
+
+    def close(self) -> None:
+        """Closes the connections; calls under way end with CallCancelledError."""
+        self._carrier.connections.close()
+
+    async def _perform(self, step: CarrierStep) -> Any:
+        match step:
+            case AskForTicket(question, limit):
+                return await self._over_grpc(question, limit.timeout())
+            case AddStrands(connection, number):
+                return await connection.add_strands(number)
+            case Connect():
+                return await self._kind_of(step.place).open(step, self._settings)
+
+    def _kind_of(self, place: Place) -> type[AsyncConnection]:
+        is_plain = place.path or self._settings.certificates is None
+        return AsyncConnection if is_plain else SecureAsyncConnection
+
+    async def _probe(self, place: Place) -> None:
+        question = Unary(
+            "ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest(), target=self._target
+        )
+        try:
+            await self._over_grpc(question, self._settings.keepalive.timeout)
+        except (DeadlineExceededError, UnavailableError) as error:
+            raise silent(place, error) from None

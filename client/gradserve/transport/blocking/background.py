@@ -18,8 +18,8 @@ from gradserve.calls.exchange import CleanUp, Operation, Pause, Unary, forget
 from gradserve.calls.retries import Attempt, Contact
 from gradserve.errors import GradserveError, UnavailableError
 from gradserve.lasting import PAUSE_SECONDS, Failures
-from gradserve.transport.blocking.sockets import Watch
-from gradserve.transport.carrying import attempts, carry_out
+from gradserve.transport.blocking.server import Watch
+from gradserve.transport.driving import attempts, drive
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import error_from_status
 
@@ -106,7 +106,7 @@ class BackgroundThread:
         with suppress(GradserveError, _StoppedError):
             while True:
                 try:
-                    return carry_out(attempts(self._begin(), self._settings, Contact()), self._perform)
+                    return drive(attempts(self._begin(), self._settings, Contact()), self._perform)
                 except (GradserveError, _StoppedError):
                     raise
                 except Exception as error:

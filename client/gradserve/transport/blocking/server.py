@@ -1,6 +1,9 @@
-"""One server, as the blocking transport reaches it."""
+"""The connection of the blocking transport to one server: a gRPC channel, and sockets beside it."""
 
-from collections.abc import Callable
+import queue
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -9,17 +12,27 @@ from gradserve.address import Address
 from gradserve.calls.exchange import NOT_CARRIED, Download, Introduce, Reply, Unary, Upload, Whole
 from gradserve.calls.progress import Progress
 from gradserve.calls.retries import Attempt
+from gradserve.errors import DeadlineExceededError, UnavailableError
 from gradserve.memory.regions import ClientMemory
 from gradserve.results import TransportInfo
-from gradserve.transport.blocking.sockets import BlockingSockets, Watch
-from gradserve.transport.blocking.uploading import ReportedUpload, carry_upload
-from gradserve.transport.channel import closed, make_channel
+from gradserve.transport.channel import CallCredentials, Channel, closed
+from gradserve.transport.driving import drive
+from gradserve.transport.route import Route
 from gradserve.transport.settings import ConnectionSettings
-from gradserve.transport.shown import Shown
-from gradserve.transport.sockets.time_limit import TimeLimit
-from gradserve.transport.streams import DownloadParts
+from gradserve.transport.sockets.blocking import BlockingConnection, SecureBlockingConnection
+from gradserve.transport.sockets.carrier import AddStrands, AskForTicket, Carrier, CarrierStep, Connect
+from gradserve.transport.sockets.choice import Place
+from gradserve.transport.sockets.connection import TimeLimit, silent
+from gradserve.transport.sockets.conversation import call
+from gradserve.transport.streams import DownloadParts, UploadParts
+from gradserve.v1 import server_messages_pb2
+from gradserve.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve.wire.arrays import Array
 from gradserve.wire.frames import Metadata
+from gradserve.wire.tensors import Chunk
+
+Watch = Callable[[Callable[[], object]], object]
+"""A function that is told what interrupts the call that begins now, and nothing once that has ended."""
 
 
 class BlockingServer:
@@ -29,8 +42,8 @@ class BlockingServer:
         """Takes the server's address, its index among those of the transport, and the client's settings and memory."""
         self._settings = settings
         self._closed = False
-        shown = Shown.to(address, settings)
-        self._channel = make_channel(address, settings, shown, grpc)
+        shown = CallCredentials.to(address, settings)
+        self._channel = Channel(address, settings, shown, grpc)
         self._sockets = BlockingSockets(self._channel.route, target, settings, memory, shown, self._ask)
 
     @property
@@ -132,3 +145,176 @@ def _read(call: Any, progress: Progress | None) -> list[Array]:
     finally:
         call.cancel()
     return parts.finish()
+
+
+class BlockingSockets:
+    """Calls over sockets, in the calling thread."""
+
+    def __init__(
+        self,
+        route: Route,
+        target: int,
+        settings: ConnectionSettings,
+        memory: ClientMemory,
+        shown: CallCredentials,
+        over_grpc: Callable[[Unary, float | None], Any],
+    ) -> None:
+        """Takes the route to the server, its index, the client's settings and memory, and what calls over gRPC show.
+
+        `over_grpc` takes a call and its time limit, None for none; it returns the response or raises a GradserveError.
+        """
+        self._carrier: Carrier[BlockingConnection] = Carrier(route, target, settings, memory, shown)
+        self._is_used = self._carrier.is_used
+        self._target = target
+        self._settings = settings
+        self._over_grpc = over_grpc
+
+    @property
+    def info(self) -> TransportInfo:
+        """The way in use."""
+        return self._carrier.info
+
+    def call(self, whole: Whole, limit: TimeLimit, metadata: Metadata, watch: Watch | None) -> Reply | None:
+        """Makes a call; returns None if gRPC has to carry it.
+
+        Args:
+            whole: The call.
+            limit: Its time limit.
+            metadata: What it carries beside its request, if the server takes that.
+            watch: Told what interrupts the call, from another thread. None: nothing does but closing.
+        """
+        if not self._is_used:
+            return None
+        connection = self._carrier.idle() or drive(self._carrier.connect(limit), self._perform)
+        if connection is None:
+            return None
+        try:
+            if watch is not None:
+                watch(self._carrier.connections.interruption(connection))
+            if connection.wants_strands(whole.num_bytes):
+                drive(self._carrier.widen(connection), self._perform)
+            taken = metadata if connection.takes_metadata else ()
+            conversation = call(
+                whole, limit.left(), connection.payloads, connection.inbox, connection.num_strands, taken
+            )
+            outcome = connection.converse(conversation, limit, self._probe)
+        except BaseException as error:
+            self._carrier.failed(connection, error)
+            raise
+        return self._carrier.answered(connection, outcome)
+
+    def introduce(self, limit: TimeLimit) -> str | None:
+        """Shows the user of this client to the server; see `Introduce`."""
+        return drive(self._carrier.introduce(limit), self._perform)
+
+    def close(self) -> None:
+        """Closes the connections; calls under way in other threads end with CallCancelledError."""
+        self._carrier.connections.close()
+
+    def _perform(self, step: CarrierStep) -> Any:
+        match step:
+            case AskForTicket(question, limit):
+                return self._over_grpc(question, limit.timeout())
+            case AddStrands(connection, number):
+                return connection.add_strands(number)
+            case Connect():
+                return self._kind_of(step.place).open(step, self._settings)
+
+    def _kind_of(self, place: Place) -> type[BlockingConnection]:
+        is_plain = place.path or self._settings.certificates is None
+        return BlockingConnection if is_plain else SecureBlockingConnection
+
+    def _probe(self, place: Place) -> None:
+        question = Unary(
+            "ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest(), target=self._target
+        )
+        try:
+            self._over_grpc(question, self._settings.keepalive.timeout)
+        except (DeadlineExceededError, UnavailableError) as error:
+            raise silent(place, error) from None
+
+
+def carry_upload(upload: Upload, put: Any, timeout: float | None, metadata: Metadata, watch: Watch | None) -> Any:
+    """Makes the call with gRPC's `put`; returns its response, or raises gRPC's error."""
+    parts = UploadParts(upload)
+    may_begin: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    future = None
+
+    def messages() -> Iterator[messages_pb2.PutTensorsRequest | Chunk]:
+        if may_begin.get():
+            yield from parts
+
+    try:
+        future = put.future(messages(), timeout=timeout, metadata=metadata)
+        if watch is not None:
+            watch(future.cancel)
+        may_begin.put(True)
+        return future.result()
+    finally:
+        _end(upload, future, is_complete=parts.is_complete)
+        may_begin.put(False)
+
+
+class ReportedUpload:
+    """An upload whose progress is told in the calling thread. gRPC's thread waits until that has been done.
+
+    So an upload whose callback raises an exception is incomplete, and the server keeps nothing of it.
+    """
+
+    def __init__(self, upload: Upload, progress: Progress) -> None:
+        self._upload = upload
+        self._progress = progress
+        self._chunks = UploadParts(replace(upload, progress=None))
+        self._due: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._may_go_on: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def run(self, put: Any, timeout: float | None, metadata: Metadata, watch: Watch | None) -> Any:
+        """Makes the call with gRPC's `put`; returns its response, or raises gRPC's error or that of the callback."""
+        future = None
+        try:
+            future = put.future(self._parts(), timeout=timeout, metadata=metadata)
+            future.add_done_callback(lambda _: self._due.put(False))
+            self._may_go_on.put(True)
+            if watch is not None:
+                watch(future.cancel)
+            while self._due.get():
+                self._progress.tell()
+                self._may_go_on.put(True)
+            return future.result()
+        finally:
+            # First: chunks that end without it are a complete upload.
+            _end(self._upload, future, is_complete=self._chunks.is_complete)
+            self._may_go_on.put(False)
+
+    def _parts(self) -> Iterator[messages_pb2.PutTensorsRequest | Chunk]:
+        if not self._may_go_on.get():
+            return
+        self._progress.begin()
+        for part in self._chunks:
+            yield part
+            if isinstance(part, Chunk) and self._progress.add(part.num_bytes):
+                self._due.put(True)
+                if not self._may_go_on.get():
+                    return
+
+
+def _end(upload: Upload, future: Any, *, is_complete: bool) -> None:
+    """Ends the call of an upload whose thread waits no more: an exception from outside may have ended the wait.
+
+    Args:
+        upload: The upload.
+        future: gRPC's future of the call; None if the exception came before gRPC had returned it.
+        is_complete: Whether gRPC has all of it. The server may have stored it then, so what it says is waited for in
+            the background.
+    """
+    if future is None:
+        return
+    if not is_complete or upload.unclaimed is None:
+        future.cancel()
+    elif not future.done():
+        future.add_done_callback(partial(_tell, upload.unclaimed))
+
+
+def _tell(unclaimed: Callable[[messages_pb2.PutTensorsResponse], object], future: Any) -> None:
+    if not future.cancelled() and future.exception() is None:
+        unclaimed(future.result())

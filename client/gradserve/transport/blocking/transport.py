@@ -1,5 +1,9 @@
-"""Carries operations out over gRPC channels and sockets, in the calling thread."""
+"""The blocking transport: performs the steps of operations in the calling thread, and of several at once."""
 
+import heapq
+import itertools
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,16 +26,15 @@ from gradserve.calls.exchange import (
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
 from gradserve.memory.regions import ClientMemory
 from gradserve.transport.blocking.background import BackgroundThread
-from gradserve.transport.blocking.server import BlockingServer
-from gradserve.transport.blocking.sockets import Watch
-from gradserve.transport.blocking.together import ConcurrentSteps
-from gradserve.transport.carrying import carry_out, traced_attempts
-from gradserve.transport.cleanup import Cleanup
-from gradserve.transport.process import OwnProcess
+from gradserve.transport.blocking.server import BlockingServer, Watch
+from gradserve.transport.driving import Member, Schedule, drive, traced_attempts
+from gradserve.transport.lifetime import Cleanup, ProcessGuard
 from gradserve.transport.progress import TransferProgress
 from gradserve.transport.settings import ConnectionSettings
 
 T = TypeVar("T")
+Outcome = Callable[[], Any]
+"""A function that returns the answer to a step, or raises its error."""
 
 
 class NetworkTransport:
@@ -41,7 +44,7 @@ class NetworkTransport:
         """Takes the servers' addresses, in the order of exchanges' targets, and the settings."""
         self._settings = settings
         self._contact = Contact()
-        self._process = OwnProcess()
+        self._process = ProcessGuard()
         self._memory = ClientMemory(shares=settings.shares_memory, kept_bytes=settings.sockets.kept_bytes)
         self._servers = tuple(
             BlockingServer(address, target, settings, self._memory) for target, address in enumerate(addresses)
@@ -53,7 +56,7 @@ class NetworkTransport:
     def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""
         self._process.check()
-        return carry_out(traced_attempts(operation, self._settings, self._contact), self._perform)
+        return drive(traced_attempts(operation, self._settings, self._contact), self._perform)
 
     def close(self) -> None:
         """Disconnects; calls under way in other threads end with CallCancelledError."""
@@ -129,3 +132,127 @@ def _abandon(background: Sequence[BackgroundThread], servers: Sequence[BlockingS
 def _stop(background: Sequence[BackgroundThread]) -> None:
     for each in background:
         each.stop()
+
+
+class ConcurrentSteps:
+    """Carries out steps of several operations at the same time, each call in a thread.
+
+    The operations themselves run in the caller's thread only. So their default worker id is the caller's.
+    """
+
+    def __init__(self, transport: NetworkTransport, attempts: Callable[[Operation[Any]], Attempts[Any]]) -> None:
+        self._transport = transport
+        self._attempts = attempts
+        self._ended: queue.SimpleQueue[tuple[Member, Outcome]] = queue.SimpleQueue()
+        self._under_way: dict[Member, Any] = {}
+        self._pauses: list[tuple[float, int, Member]] = []
+        self._numbers = itertools.count()
+        self._calls_made: list[ThreadedCall] = []
+
+    def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Returns the results of operations, or raises the first error when all have ended."""
+        schedule = Schedule(operations, self._attempts, self)
+        try:
+            while not schedule.is_over:
+                member, outcome = self._next()
+                if self._under_way.pop(member, None) is None:
+                    continue  # it was cancelled
+                try:
+                    answer = outcome()
+                except BaseException as error:
+                    schedule.fail(member, error)
+                else:
+                    schedule.answer(member, answer)
+        finally:
+            schedule.close()
+            for each in self._calls_made:
+                each.join()
+        return schedule.results()
+
+    def begin(self, member: Member, step: Attempt | Pause | Background | Local, /) -> None:
+        """Begins a step."""
+        self._under_way[member] = step
+        match step:
+            case Pause(seconds):
+                heapq.heappush(self._pauses, (time.monotonic() + seconds, next(self._numbers), member))
+            case Background(begin):
+                self._ended.put((member, lambda: self._transport.begin(begin)))
+            case DescribeTransport() | Allocate() | Track() | CleanUp():
+                self._ended.put((member, lambda: self._transport.answer(step)))
+            case Attempt():
+                call = ThreadedCall(partial(self._transport.carry, step))
+                self._under_way[member] = call
+                self._calls_made.append(call)
+                call.start(lambda: self._ended.put((member, call.result)))
+
+    def cancel(self, member: Member, /) -> None:
+        """Cancels a step."""
+        call = self._under_way.pop(member)
+        if isinstance(call, ThreadedCall):
+            call.cancel()
+
+    def _next(self) -> tuple[Member, Outcome]:
+        """Waits until a call or a pause has ended."""
+        while self._pauses:
+            end, _, member = self._pauses[0]
+            try:
+                return self._ended.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                heapq.heappop(self._pauses)
+                if member in self._under_way:
+                    return member, _nothing
+        return self._ended.get()
+
+
+class ThreadedCall:
+    """A call that a thread makes, and another one can cancel."""
+
+    def __init__(self, make: Callable[[Watch], Any]) -> None:
+        """Takes the function that makes the call. It says how to interrupt what it does next."""
+        self._make = make
+        self._lock = threading.Lock()
+        self._interrupt: Callable[[], object] | None = None
+        self._is_cancelled = False
+        self._answer: Any = None
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, report: Callable[[], object]) -> None:
+        """Begins the call; `report` is called when it has ended."""
+        self._thread = threading.Thread(target=self._run, args=(report,), name="gradserve-call", daemon=True)
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Interrupts the call."""
+        with self._lock:
+            self._is_cancelled = True
+            if self._interrupt is not None:
+                self._interrupt()
+
+    def result(self) -> Any:
+        """Returns the answer of the ended call, or raises its error."""
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+    def join(self) -> None:
+        """Waits until the call has ended."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, report: Callable[[], object]) -> None:
+        try:
+            self._answer = self._make(self._watch)
+        except BaseException as error:
+            self._error = error
+        report()
+
+    def _watch(self, interrupt: Callable[[], object]) -> None:
+        with self._lock:
+            self._interrupt = interrupt
+            if self._is_cancelled:
+                interrupt()
+
+
+def _nothing() -> None:
+    """Answers a pause."""

@@ -1,10 +1,13 @@
-"""Carries calls to one server over its sockets: without I/O, for both transports."""
+"""The connections to one server's sockets: their pool, and the carrier that opens them. Without I/O."""
 
+import threading
+import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from gradserve.calls.exchange import Reply, Unary
 from gradserve.errors import (
@@ -18,17 +21,147 @@ from gradserve.errors import (
 )
 from gradserve.memory.regions import ClientMemory
 from gradserve.results import TransportInfo
-from gradserve.transport.channel import closed
+from gradserve.transport.channel import CallCredentials, closed
 from gradserve.transport.route import Route
-from gradserve.transport.settings import ConnectionSettings, Way
-from gradserve.transport.shown import Shown
-from gradserve.transport.sockets.choice import Choice
-from gradserve.transport.sockets.payloads import FollowingPayloads, Payloads
-from gradserve.transport.sockets.places import Place, find_places
-from gradserve.transport.sockets.pool import ConnectionPool, ConnectionT
+from gradserve.transport.settings import ConnectionSettings, SocketSettings, Way
+from gradserve.transport.sockets.choice import Choice, Place, find_places
+from gradserve.transport.sockets.connection import Connection, TimeLimit
+from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.region_payloads import RegionPayloads
-from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve.v1 import socket_messages_pb2 as messages_pb2
+
+ConnectionT = TypeVar("ConnectionT", bound=Connection)
+
+
+class ConnectionPool(Generic[ConnectionT]):
+    """The connections to one server. The one used last is used first; idle ones are closed after a while.
+
+    A connection stays open while an array of a reply lies in memory of the server's. Safe to use from several threads.
+    """
+
+    def __init__(self, settings: SocketSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._clock = clock
+        self._idle: list[ConnectionT] = []
+        self._busy: set[ConnectionT] = set()
+        self._num_opening = 0
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._idle) + len(self._busy)
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the client closed it."""
+        return self._is_closed
+
+    def take(self) -> ConnectionT | None:
+        """Returns an idle connection for a call, or None.
+
+        Raises:
+            CallCancelledError: The pool is closed.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise closed()
+            if not self._idle:
+                return None
+            self._close_unused()
+            while self._idle:
+                connection = self._idle.pop()
+                if connection.is_usable():
+                    self._begin_call(connection)
+                    return connection
+                connection.close()
+        return None
+
+    def reserve(self) -> bool:
+        """Returns True if there may be another connection, which `add` or `cancel` must follow."""
+        with self._lock:
+            self._check_open()
+            if len(self) + self._num_opening >= self._settings.max_connections:
+                return False
+            self._num_opening += 1
+            return True
+
+    def cancel(self) -> None:
+        """Takes back a reservation."""
+        with self._lock:
+            self._num_opening -= 1
+
+    def add(self, connection: ConnectionT) -> None:
+        """Adds the reserved connection, which carries a call.
+
+        Raises:
+            CallCancelledError: The pool is closed, and so is the connection now.
+        """
+        with self._lock:
+            self._num_opening -= 1
+            if self._is_closed:
+                connection.close()
+            self._check_open()
+            self._begin_call(connection)
+
+    def interruption(self, connection: ConnectionT) -> Callable[[], None]:
+        """Returns a function that ends the call which a connection carries now, from another thread or task.
+
+        Once that call has ended, it does nothing: the connection may carry somebody else's.
+        """
+        return partial(self._interrupt, connection, connection.num_calls)
+
+    def give_back(self, connection: ConnectionT) -> None:
+        """Makes a connection idle, whose call has ended."""
+        with self._lock:
+            self._busy.discard(connection)
+            if self._is_closed:
+                connection.close()
+                return
+            connection.last_used = self._clock()
+            self._idle.append(connection)
+
+    def drop(self, connection: ConnectionT) -> None:
+        """Closes a connection that cannot be used any more."""
+        with self._lock:
+            self._busy.discard(connection)
+            connection.close()
+
+    def drop_idle(self) -> None:
+        """Closes all idle connections."""
+        with self._lock:
+            for each in self._idle:
+                each.close()
+            self._idle.clear()
+
+    def close(self) -> None:
+        """Closes idle connections, and interrupts calls on the others."""
+        with self._lock:
+            self._is_closed = True
+            for each in self._busy:
+                each.interrupt()
+        self.drop_idle()
+
+    def _begin_call(self, connection: ConnectionT) -> None:
+        connection.num_calls += 1
+        self._busy.add(connection)
+
+    def _interrupt(self, connection: ConnectionT, number: int) -> None:
+        with self._lock:
+            if connection in self._busy and connection.num_calls == number:
+                connection.interrupt()
+
+    def _close_unused(self) -> None:
+        latest = self._clock() - self._settings.idle
+        if self._idle[0].last_used >= latest:
+            return
+        for each in [each for each in self._idle if each.last_used < latest and not each.payloads.reads_in_place]:
+            self._idle.remove(each)
+            each.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise closed()
+
 
 _NOT_ABOUT_SOCKETS = (
     CallCancelledError,
@@ -87,7 +220,7 @@ class Carrier(Generic[ConnectionT]):
     """The sockets of one server. Safe to use from several threads."""
 
     def __init__(
-        self, route: Route, target: int, settings: ConnectionSettings, memory: ClientMemory, shown: Shown
+        self, route: Route, target: int, settings: ConnectionSettings, memory: ClientMemory, shown: CallCredentials
     ) -> None:
         """Takes the route to the server, its index among those of the transport, and what its connections share.
 
@@ -256,4 +389,4 @@ class Carrier(Generic[ConnectionT]):
                 self._choice.gpu_arrays_go,
                 shares_gpu=self._shares_gpu,
             )
-        return FollowingPayloads(self._memory.received)
+        return Payloads(self._memory.received)

@@ -1,25 +1,80 @@
-"""A connection to one of a server's sockets."""
+"""A connection to one of a server's sockets: its state, time limits, and the options and errors of sockets."""
 
 import array
 import contextlib
 import errno
+import math
 import os
 import select
 import socket
+import ssl
+import struct
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from gradserve.errors import GradserveError, UnavailableError
-from gradserve.transport.settings import ConnectionSettings
-from gradserve.transport.sockets.inbox import Inbox
-from gradserve.transport.sockets.opening import ConnectedSocket, prepare, round_trip
+from gradserve.errors import DeadlineExceededError, GradserveError, UnavailableError
+from gradserve.tls import SecureSocket
+from gradserve.transport.settings import ConnectionSettings, Keepalive
+from gradserve.transport.sockets.choice import Place
 from gradserve.transport.sockets.payloads import Payloads
-from gradserve.transport.sockets.places import Place
+from gradserve.transport.sockets.steps import Inbox
 from gradserve.v1 import socket_messages_pb2
 
+ConnectedSocket: TypeAlias = socket.socket | SecureSocket
+"""A connected socket, with or without TLS."""
+NO_SIGNAL: int = getattr(socket, "MSG_NOSIGNAL", 0)
+"""The flag of a send that must not kill a process that has not ignored SIGPIPE."""
+_NUM_PROBES = 3
+_MIN_RTT_OFFSET = 148
+"""The place of tcpi_min_rtt, in microseconds, in struct tcp_info of Linux 4.9 and newer."""
 _DESCRIPTOR_SPACE = 256 if sys.platform == "win32" else socket.CMSG_SPACE(32)
 _CLOSED_BY_PEER = (errno.ECONNRESET, errno.EPIPE)
 _CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+
+
+class TimeLimit:
+    """The time limit of one call."""
+
+    def __init__(
+        self, seconds: float | None, settings: ConnectionSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Takes the number of seconds from now on, None for no limit, and the settings of the connection."""
+        self._seconds = math.inf if seconds is None else seconds
+        self._clock = clock
+        self._end = clock() + self._seconds
+        self._settings = settings
+        self._interval = settings.keepalive.interval
+
+    def left(self) -> float:
+        """Returns how many seconds are left, math.inf for no limit.
+
+        Raises:
+            DeadlineExceededError: None are.
+        """
+        left = self._end - self._clock()
+        if left <= 0:
+            raise DeadlineExceededError(f"Deadline Exceeded: there was no answer within {self._seconds:.3g} s")
+        return left
+
+    def timeout(self) -> float | None:
+        """Returns how many seconds are left, None for no limit, also when none are."""
+        return None if self._end == math.inf else max(self._end - self._clock(), 0.0)
+
+    def patience(self) -> float:
+        """Returns how many seconds to wait for the next bytes before the server is asked for a sign of life.
+
+        Raises:
+            DeadlineExceededError: The time is over.
+        """
+        if self._end - self._clock() >= self._interval:
+            return self._interval
+        return self.left()
+
+    def extend_for(self, num_bytes: int) -> None:
+        """Adds the time that a payload takes on a slow network."""
+        self._end = max(self._end, self._clock()) + self._settings.times.transfer(num_bytes)
 
 
 class Connection:
@@ -156,6 +211,76 @@ class Connection:
         self._has_ended = self._has_ended or error is None or error.errno in _CLOSED_BY_PEER
         reason = "the server closed it" if error is None else error.strerror or str(error)
         return UnavailableError(f"the connection to {self.place} was lost: {reason}")
+
+
+def prepare(connected: ConnectedSocket, keepalive: Keepalive) -> None:
+    """Sets the options of a connected socket; the system then notices within `keepalive` when the other end is gone."""
+    if connected.family == getattr(socket, "AF_UNIX", None):
+        return
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in (("TCP_KEEPIDLE", keepalive.interval), ("TCP_KEEPINTVL", keepalive.timeout / _NUM_PROBES)):
+        if hasattr(socket, name):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), max(round(seconds), 1))
+    if hasattr(socket, "TCP_KEEPCNT"):
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _NUM_PROBES)
+
+
+def round_trip(connected: ConnectedSocket) -> float:
+    """Returns the shortest round trip so far, in seconds; 0 where the system does not say."""
+    if connected.family == getattr(socket, "AF_UNIX", None) or not sys.platform.startswith("linux"):
+        return 0.0
+    info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_OFFSET + 4)
+    microseconds: int = struct.unpack_from("@I", info, _MIN_RTT_OFFSET)[0] if len(info) > _MIN_RTT_OFFSET else 0
+    return microseconds * 1e-6
+
+
+def secured_by(settings: ConnectionSettings, connected: socket.socket, server_name: str) -> ssl.SSLSocket:
+    """Returns a socket with TLS, not blocking, over a connected one, which it owns. Its handshake comes next.
+
+    Args:
+        settings: The settings, which have certificates.
+        connected: The connected socket; closed in case of an error.
+        server_name: The name that the server's certificate has to have.
+
+    Raises:
+        OSError: It is not connected any more.
+    """
+    assert settings.certificates is not None
+    try:
+        connected.setblocking(False)
+        context = settings.certificates.current().context
+        return context.wrap_socket(connected, server_hostname=server_name, do_handshake_on_connect=False)
+    except BaseException:
+        connected.close()
+        raise
+
+
+def not_connected(place: Place, error: OSError, settings: ConnectionSettings) -> UnavailableError:
+    """Returns the error of a socket that cannot be reached."""
+    late = f"no answer within {settings.sockets.connect:g} s"
+    reason = late if isinstance(error, TimeoutError) else error.strerror
+    return UnavailableError(f"no connection to {place}: {reason or error}")
+
+
+def not_secured(place: Place, error: OSError) -> UnavailableError:
+    """Returns the error of a handshake of TLS that failed."""
+    match error:
+        case TimeoutError():
+            reason = "no answer in time"
+        case ssl.SSLCertVerificationError():
+            reason = f"the certificate of the server is not accepted: {error.verify_message}"
+        case ssl.SSLError(reason="WRONG_VERSION_NUMBER" | "UNEXPECTED_MESSAGE"):
+            reason = "the server does not use TLS there"
+        case _:
+            reason = error.strerror or str(error)
+    return UnavailableError(f"no connection to {place}: {reason}")
+
+
+def no_strands(error: Exception) -> UnavailableError:
+    """Returns the error of strands of which one cannot be opened."""
+    reason = "no answer in time" if isinstance(error, TimeoutError) else error
+    return UnavailableError(f"no further sockets: {reason}")
 
 
 def silent(place: Place, error: GradserveError) -> UnavailableError:

@@ -13,10 +13,9 @@ from google.rpc import status_pb2
 from gradserve.calls.exchange import Reply, Whole
 from gradserve.calls.progress import Progress
 from gradserve.errors import GradserveError, InternalError, UnavailableError
-from gradserve.transport.methods import unary_method
-from gradserve.transport.sockets.inbox import Inbox
+from gradserve.transport.channel import unary_method
 from gradserve.transport.sockets.payloads import Outgoing, Payloads, num_bytes_of
-from gradserve.transport.sockets.steps import Conversation, Fill, Send
+from gradserve.transport.sockets.steps import Conversation, Fill, Inbox, Send
 from gradserve.transport.status import error_from_reply
 from gradserve.v1 import socket_messages_pb2
 from gradserve.wire.arrays import Array

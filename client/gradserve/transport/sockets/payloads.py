@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from gradserve.calls.progress import Progress
 from gradserve.errors import GradserveError
@@ -56,86 +55,6 @@ NOTHING = Outgoing()
 """What to send for a call without a payload."""
 
 
-class Payloads(Protocol):
-    """Puts tensors into the frames of one connection, and takes them out.
-
-    Attributes:
-        has_regions: Whether frames of the server may bring descriptors.
-    """
-
-    has_regions: bool
-
-    @property
-    def lends_memory(self) -> bool:
-        """True while the server may read tensors of a call where the client has them."""
-        ...
-
-    @property
-    def reads_in_place(self) -> bool:
-        """True while arrays of replies lie in memory of the server's, which counts it until the connection ends."""
-        ...
-
-    def welcomed(self, welcome: socket_messages_pb2.Welcome, /) -> None:
-        """Notes what the server gives to the connection."""
-        ...
-
-    def outgoing(self, contents: Contents | None, progress: Progress | None = None, /) -> Outgoing:
-        """Returns what to send for the payload of a call, None for none; `progress` is told what is copied for this."""
-        ...
-
-    def handing_over(self, region: Region | GpuRegion, /) -> Send:
-        """Returns the step that hands over a region; `handed_over` follows."""
-        ...
-
-    def handed_over(self, region: Region | GpuRegion, refusal: GradserveError | None, /) -> None:
-        """Notes the server's answer to a region that was handed over: None if it has it."""
-        ...
-
-    def returned(self) -> None:
-        """Notes that the server has answered a call: it no longer reads the memory that was lent for it."""
-        ...
-
-    def withdraw(self) -> None:
-        """Takes back what was lent for a call without an answer, if there is one: the server may go on reading it."""
-        ...
-
-    def incoming(
-        self,
-        tensors: Sequence[tensor_pb2.Tensor],
-        segments: Sequence[Segment],
-        num_following: int,
-        progress: Progress | None = None,
-        /,
-        *,
-        in_place: bool,
-    ) -> Incoming:
-        """Returns the arrays of a reply.
-
-        Args:
-            tensors: The tensors that are beside the message.
-            segments: The segments of the payload.
-            num_following: How many bytes follow the message.
-            progress: Told how many bytes are copied for this.
-            in_place: Whether arrays may be memory of the server.
-
-        Raises:
-            FrameError: The tensors and the segments are not what the specification allows.
-        """
-        ...
-
-    def notice(self, header: FrameHeader, descriptors: Sequence[int], /) -> None:
-        """Takes a frame that came instead of a reply, with its descriptors, which it closes.
-
-        Raises:
-            FrameError: It is not allowed.
-        """
-        ...
-
-    def farewells(self) -> Sequence[bytes]:
-        """Returns the frames to send after a reply."""
-        ...
-
-
 @dataclass(frozen=True)
 class Placed:
     """A tensor of a reply, and the place of its elements.
@@ -151,8 +70,15 @@ class Placed:
     place: int
 
 
-class FollowingPayloads:
-    """Payloads that follow the message, in both directions. Received arrays come from a pool."""
+class Payloads:
+    """Puts tensors into the frames of one connection, and takes them out.
+
+    Here payloads follow the message in both directions, and received arrays come from a pool. `RegionPayloads` also
+    uses shared memory.
+
+    Attributes:
+        has_regions: Whether frames of the server may bring descriptors.
+    """
 
     has_regions = False
 
@@ -161,35 +87,35 @@ class FollowingPayloads:
 
     @property
     def lends_memory(self) -> bool:
-        """See `Payloads`."""
+        """True while the server may read tensors of a call in the client's memory."""
         return False
 
     @property
     def reads_in_place(self) -> bool:
-        """See `Payloads`."""
+        """True while arrays of replies lie in the server's memory, which counts until the connection ends."""
         return False
 
     def welcomed(self, welcome: socket_messages_pb2.Welcome, /) -> None:
-        """See `Payloads`."""
+        """Notes what the server grants to the connection."""
 
     def outgoing(self, contents: Contents | None, progress: Progress | None = None, /) -> Outgoing:
-        """See `Payloads`."""
+        """Returns what to send for the payload of a call, None for no payload; tells `progress` of bytes copied."""
         if contents is None or not contents.num_bytes:
             return NOTHING
         return Outgoing(is_possible=False) if contents.is_written else Outgoing(following=contents.pieces())
 
     def handing_over(self, region: Region | GpuRegion, /) -> Send:
-        """See `Payloads`."""
+        """Returns the step that hands over a region; `handed_over` follows."""
         raise AssertionError("payloads that follow the message are in no region")
 
     def handed_over(self, region: Region | GpuRegion, refusal: GradserveError | None, /) -> None:
-        """See `Payloads`."""
+        """Notes the server's answer to a region that was handed over: None if it accepts the region."""
 
     def returned(self) -> None:
-        """See `Payloads`."""
+        """Notes that the server has answered a call: it no longer reads the memory lent for it."""
 
     def withdraw(self) -> None:
-        """See `Payloads`."""
+        """Takes back the memory lent for a call without an answer, which the server may still be reading."""
 
     def incoming(
         self,
@@ -201,7 +127,18 @@ class FollowingPayloads:
         *,
         in_place: bool,
     ) -> Incoming:
-        """See `Payloads`."""
+        """Returns the arrays of a reply.
+
+        Args:
+            tensors: The tensors beside the message.
+            segments: The segments of the payload.
+            num_following: The number of bytes that follow the message.
+            progress: Told of bytes copied for this.
+            in_place: Whether arrays may lie in memory of the server.
+
+        Raises:
+            FrameError: The tensors or the segments violate the specification.
+        """
         by_offset: dict[int, Array] = {}
         buffers: list[memoryview] = []
         gap = memoryview(bytearray(_MAX_GAP_BYTES if num_following else 0))
@@ -220,11 +157,15 @@ class FollowingPayloads:
         return Incoming(by_offset, buffers)
 
     def notice(self, header: FrameHeader, descriptors: Sequence[int], /) -> None:
-        """See `Payloads`."""
+        """Takes a frame that came instead of a reply, with its descriptors, which it closes.
+
+        Raises:
+            FrameError: The frame is not allowed.
+        """
         raise FrameError(f"expected a REPLY, got {header}")
 
     def farewells(self) -> Sequence[bytes]:
-        """See `Payloads`."""
+        """Returns the frames to send after a reply."""
         return ()
 
     def _in_region(self, placed: Placed, progress: Progress | None) -> Array:

@@ -17,7 +17,7 @@ from gradserve.memory.pool import BufferPool
 from gradserve.memory.regions import MIN_BYTES, Region, RegionPool
 from gradserve.memory.sealed import RegionError, map_region
 from gradserve.transport.sockets.gpu_regions import GpuRegion, GpuRegions, NotSharedError
-from gradserve.transport.sockets.payloads import FollowingPayloads, Incoming, Outgoing, Placed
+from gradserve.transport.sockets.payloads import Incoming, Outgoing, Payloads, Placed
 from gradserve.transport.sockets.steps import Send
 from gradserve.v1 import socket_messages_pb2, tensor_pb2
 from gradserve.wire.arrays import Array
@@ -33,7 +33,7 @@ class _Read(np.ndarray[Any, np.dtype[np.uint8]]):
     """The array at the root of all arrays of one read of a region. When it is garbage-collected, the read has ended."""
 
 
-class RegionPayloads(FollowingPayloads):
+class RegionPayloads(Payloads):
     """Payloads of a connection to a Unix socket.
 
     Arrays of `client.empty` are read by the server where they are. Others are first copied to a region, which is still

@@ -14,14 +14,14 @@ from gradserve.calls.exchange import Reply, Unary, Whole
 from gradserve.calls.tensors import array_of
 from gradserve.memory.pool import BufferPool
 from gradserve.transport.sockets.conversation import call, check_strand_answer, hello
-from gradserve.transport.sockets.inbox import Inbox
-from gradserve.transport.sockets.payloads import FollowingPayloads
+from gradserve.transport.sockets.payloads import Payloads
+from gradserve.transport.sockets.steps import Inbox
 from gradserve.v1 import socket_messages_pb2, tensor_messages_pb2, tensor_pb2
 from gradserve.wire.frames import HEADER_BYTES, PROTOCOL, FrameHeader, FrameKind, Segment, pack_segments
 from gradserve.wire.tensors import Contents, WithContents
 from tests.client.transport.sockets.scripted import EndOfBytesError, carry_out
 
-PAYLOADS = FollowingPayloads(BufferPool(0))
+PAYLOADS = Payloads(BufferPool(0))
 ARRAYS: list[np.ndarray[Any, Any]] = [
     np.arange(5000, dtype=np.float32),
     np.arange(4099, dtype=np.uint8),

@@ -6,7 +6,7 @@ from gradserve.address import Address
 from gradserve.memory.sealed import machine_id
 from gradserve.transport.route import Route
 from gradserve.transport.settings import Way
-from gradserve.transport.sockets.places import find_places
+from gradserve.transport.sockets.choice import find_places
 from gradserve.v1.socket_messages_pb2 import SocketAddresses
 
 NO_UNIX = "shared_memory: the server has no socket for it"

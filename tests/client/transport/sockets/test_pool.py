@@ -8,10 +8,10 @@ import pytest
 import gradserve
 from gradserve.memory.pool import BufferPool
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Way
+from gradserve.transport.sockets.carrier import ConnectionPool
+from gradserve.transport.sockets.choice import Place
 from gradserve.transport.sockets.connection import Connection
-from gradserve.transport.sockets.payloads import FollowingPayloads
-from gradserve.transport.sockets.places import Place
-from gradserve.transport.sockets.pool import ConnectionPool
+from gradserve.transport.sockets.payloads import Payloads
 
 
 class Pool:
@@ -28,7 +28,7 @@ class Pool:
         ours, theirs = socket.socketpair()
         self.ends.append(theirs)
         place = Place(Way.SHARED_MEMORY, path="/nowhere")
-        connection = Connection(ours, place, FollowingPayloads(BufferPool(0)), ConnectionSettings())
+        connection = Connection(ours, place, Payloads(BufferPool(0)), ConnectionSettings())
         self.connections.append(connection)
         self.pool.add(connection)
         return connection
@@ -79,7 +79,7 @@ def test_idle_ones_are_closed_after_a_while(pool: Pool) -> None:
     assert pool.is_closed(1)
 
 
-class ReadingPayloads(FollowingPayloads):
+class ReadingPayloads(Payloads):
     @property
     def reads_in_place(self) -> bool:
         return True

@@ -14,9 +14,8 @@ from gradserve.memory.pool import BufferPool
 from gradserve.memory.regions import RegionPool
 from gradserve.memory.sealed import make_region
 from gradserve.transport.sockets.conversation import call
-from gradserve.transport.sockets.inbox import Inbox
 from gradserve.transport.sockets.region_payloads import RegionPayloads
-from gradserve.transport.sockets.steps import Receive, Send
+from gradserve.transport.sockets.steps import Inbox, Receive, Send
 from gradserve.v1 import tensor_messages_pb2, tensor_pb2
 from gradserve.wire.frames import HEADER_BYTES, FrameHeader, FrameKind, Segment, pack_segments
 from gradserve.wire.tensors import Contents, WithContents
@@ -41,9 +40,7 @@ def reply(offset: int, num_bytes: int, number: int = 7) -> bytes:
     return header.pack() + segments + message
 
 
-def carry_out(
-    payloads: RegionPayloads, frames: list[tuple[bytes, list[int]]], unary: Unary = READ
-) -> tuple[Any, bytes]:
+def drive(payloads: RegionPayloads, frames: list[tuple[bytes, list[int]]], unary: Unary = READ) -> tuple[Any, bytes]:
     """Returns the reply and what the client sent; each frame of the server may bring descriptors."""
     inbox = Inbox(takes_descriptors=True)
     conversation = call(Whole(unary), math.inf, payloads, inbox)
@@ -72,15 +69,15 @@ def carry_out(
 def test_a_region_is_read_and_released(region: int) -> None:
     payloads = RegionPayloads(BufferPool(0), RegionPool(0))
     handed_over = FrameHeader(FrameKind.REGION, number=7, size=NUM_BYTES).pack()
-    received, sent = carry_out(payloads, [(handed_over, [region]), (reply(64, 1000), [])])
+    received, sent = drive(payloads, [(handed_over, [region]), (reply(64, 1000), [])])
     np.testing.assert_array_equal(received.arrays[0], np.arange(64, 1064, dtype=np.int64).astype(np.uint8))
     assert sent.endswith(FrameHeader(FrameKind.RELEASE, number=7, size=1).pack())
-    again, sent = carry_out(payloads, [(reply(0, 10), [])])
+    again, sent = drive(payloads, [(reply(0, 10), [])])
     assert again.arrays[0].tolist() == list(range(10))
     assert sent.endswith(FrameHeader(FrameKind.RELEASE, number=7, size=1).pack())
     dropped = FrameHeader(FrameKind.DROP, number=7).pack()
     with pytest.raises(gradserve.InternalError, match="malformed reply"):
-        carry_out(payloads, [(dropped, []), (reply(0, 10), [])])
+        drive(payloads, [(dropped, []), (reply(0, 10), [])])
 
 
 def test_a_read_in_place_ends_with_its_array(region: int) -> None:
@@ -111,7 +108,7 @@ def test_a_read_in_place_ends_with_its_array(region: int) -> None:
 def test_places_that_are_not_in_it(region: int, offset: int, num_bytes: int, number: int) -> None:
     handed_over = FrameHeader(FrameKind.REGION, number=7, size=NUM_BYTES).pack()
     with pytest.raises(gradserve.InternalError, match="malformed reply"):
-        carry_out(
+        drive(
             RegionPayloads(BufferPool(0), RegionPool(0)),
             [(handed_over, [region]), (reply(offset, num_bytes, number), [])],
         )
@@ -124,7 +121,7 @@ def test_what_is_no_region() -> None:
         for descriptors in ([read], [], [read, write]):
             before = os.listdir("/proc/self/fd")
             with pytest.raises(gradserve.InternalError, match="malformed reply"):
-                carry_out(RegionPayloads(BufferPool(0), RegionPool(0)), [(handed_over, descriptors)])
+                drive(RegionPayloads(BufferPool(0), RegionPool(0)), [(handed_over, descriptors)])
             assert os.listdir("/proc/self/fd") == before
     finally:
         os.close(read)
@@ -139,7 +136,7 @@ def test_an_array_is_copied_once_into_a_region_that_is_new() -> None:
     stored = FrameHeader(FrameKind.REPLY, message_bytes=len(message)).pack() + message
     welcome = FrameHeader(FrameKind.REPLY).pack()
     payloads = RegionPayloads(BufferPool(0), RegionPool(0))
-    received, sent = carry_out(
+    received, sent = drive(
         payloads, [(welcome, []), (stored, [])], Unary("TensorService", "StoreTensors", WithContents(request, contents))
     )
     assert received.message.tensors[0].handle == "h"

@@ -18,11 +18,10 @@ from gradserve.memory.pool import BufferPool
 from gradserve.transport.settings import ConnectionSettings, Keepalive, SocketSettings, Transport, Way
 from gradserve.transport.sockets.aio import AsyncConnection
 from gradserve.transport.sockets.blocking import BlockingConnection
-from gradserve.transport.sockets.opening import round_trip
-from gradserve.transport.sockets.payloads import FollowingPayloads
-from gradserve.transport.sockets.places import Place
+from gradserve.transport.sockets.choice import Place
+from gradserve.transport.sockets.connection import TimeLimit, round_trip
+from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.steps import Conversation, Fill, Receive, Send
-from gradserve.transport.sockets.time_limit import TimeLimit
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.connecting import NO_RETRIES, connect_with, connect_with_aio
@@ -157,12 +156,12 @@ def test_no_further_socket_can_be_connected() -> None:
     nowhere: Any = NowhereElse()
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        blocking_one = BlockingConnection(ours, PLACE, FollowingPayloads(BufferPool(0)), QUICK)
+        blocking_one = BlockingConnection(ours, PLACE, Payloads(BufferPool(0)), QUICK)
         blocking_one._socket = nowhere
         with refused:
             blocking_one.add_strands(2)
         assert blocking_one.num_strands == 0
-        aio_one = AsyncConnection(ours, PLACE, FollowingPayloads(BufferPool(0)), QUICK)
+        aio_one = AsyncConnection(ours, PLACE, Payloads(BufferPool(0)), QUICK)
         aio_one._socket = nowhere
         with refused:
             asyncio.run(aio_one.add_strands(2))
@@ -199,7 +198,7 @@ Converse = Callable[[socket.socket, socket.socket, Conversation[None]], None]
 
 
 def blocking(own: socket.socket, strand: socket.socket, conversation: Conversation[None]) -> None:
-    connection = BlockingConnection(own, PLACE, FollowingPayloads(BufferPool(0)), QUICK)
+    connection = BlockingConnection(own, PLACE, Payloads(BufferPool(0)), QUICK)
     strand.setblocking(False)
     connection._add_strands([strand])
 
@@ -216,7 +215,7 @@ def aio(own: socket.socket, strand: socket.socket, conversation: Conversation[No
     async def converse() -> None:
         own.setblocking(False)
         strand.setblocking(False)
-        connection = AsyncConnection(own, PLACE, FollowingPayloads(BufferPool(0)), QUICK)
+        connection = AsyncConnection(own, PLACE, Payloads(BufferPool(0)), QUICK)
         connection._add_strands([strand])
         await connection.converse(conversation, TimeLimit(PATIENCE_SECONDS, QUICK), probe)
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gradserve.lasting import lasting_thread
 from gradserve.tls import SecureSocket
-from gradserve.transport.sockets.buffers import Buffers
+from gradserve.transport.sockets.steps import Buffers
 
 _log = logging.getLogger(__name__)
 

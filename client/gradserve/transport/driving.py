@@ -1,12 +1,97 @@
-"""The order in which operations that run together begin and cancel steps: without I/O, for both transports."""
+"""Drives operations: sends the answer or the error of each step back to its generator, for one operation or several.
 
-from collections.abc import Callable, Sequence
+Without I/O, for both transports, which perform the steps.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from gradserve.calls.exchange import Background, Local, Operation, Pause, Together
-from gradserve.calls.retries import Attempt, Attempts
+from gradserve.calls.retries import Attempt, Attempts, Contact, with_retries
 from gradserve.errors import CallCancelledError, GradserveError
+from gradserve.tracing.client import traced
+from gradserve.transport.settings import ConnectionSettings
+
+StepT = TypeVar("StepT")
+T = TypeVar("T")
+
+
+class BlockingTransport(Protocol):
+    """Carries out operations in the calling thread. Safe to use from several threads."""
+
+    def run(self, operation: Operation[T], /) -> T:
+        """Returns the result of an operation, or raises its error."""
+        ...
+
+    def close(self) -> None:
+        """Ends operations under way in other threads with CallCancelledError, and disconnects."""
+        ...
+
+
+class AsyncTransport(Protocol):
+    """Carries out operations on the event loop in which it was made."""
+
+    async def run(self, operation: Operation[T], /) -> T:
+        """Returns the result of an operation, or raises its error."""
+        ...
+
+    async def close(self) -> None:
+        """Ends operations under way with CallCancelledError, and disconnects."""
+        ...
+
+
+def drive(steps: Generator[StepT, Any, T], perform: Callable[[StepT], Any]) -> T:
+    """Returns the result of a generator of steps, or raises its error.
+
+    Args:
+        steps: The generator. It is closed at the end in any case.
+        perform: Returns the answer to a step, or raises its error. The generator handles a GradserveError.
+    """
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = perform(step)
+            except GradserveError as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        steps.close()  # at once also where it was interrupted
+
+
+async def drive_async(steps: Generator[StepT, Any, T], perform: Callable[[StepT], Awaitable[Any]]) -> T:
+    """Returns the result of a generator of steps like `drive`; awaits the answer to each step."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = await perform(step)
+            except GradserveError as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        steps.close()  # at once also where it was cancelled
+
+
+def attempts(operation: Operation[T], settings: ConnectionSettings, contact: Contact) -> Attempts[T]:
+    """Returns the steps of an operation with these settings, by this machine's clock."""
+    return with_retries(operation, settings.times, settings.retries, time.monotonic, contact)
+
+
+def traced_attempts(operation: Operation[T], settings: ConnectionSettings, contact: Contact) -> Attempts[T]:
+    """Returns the same steps for an operation of the user: its calls have spans, if the settings have a tracer."""
+    steps = attempts(operation, settings, contact)
+    return steps if settings.tracer is None else traced(steps, settings.tracer)
 
 
 class Member:
