@@ -24,7 +24,7 @@ _LOOKED_AT_ONCE = 512
 
 
 class Reuse(Enum):
-    """Whether a layer of the name may, must or must not exist."""
+    """The condition on an existing layer of the same name: it may, must or must not exist."""
 
     ALLOWED = auto()
     REQUIRED = auto()

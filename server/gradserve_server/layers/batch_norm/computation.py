@@ -114,7 +114,7 @@ class LayerComputation:
     """Computes forwards, backwards and updates on one device. Safe to use from several threads."""
 
     def __init__(self, device: Device, xp: Any, batch_norm: BatchNorm, activation: Activation) -> None:
-        """Takes the device's `xp`, NumPy or CuPy, and its families of ops."""
+        """Computes with `xp`, NumPy or CuPy, and with the device's families of ops."""
         self._device = device
         self._xp = xp
         self._batch_norm = batch_norm

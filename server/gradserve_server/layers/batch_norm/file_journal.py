@@ -101,7 +101,7 @@ class FileLayerJournal(LayerJournal):
         self._ended = False
 
     def begin(self, lifetime: Lifetime, state: LayerState) -> None:
-        """See `LayerJournal`."""
+        """Writes the layer, and the changes that were held back until it became visible."""
         self._state = state
         change = Change()
         self._insert(change, lifetime)
@@ -117,7 +117,7 @@ class FileLayerJournal(LayerJournal):
             self._store.add(self._state_change(json.dumps(state_record(state)), self._position))
 
     async def append(self, event: Event) -> None:
-        """See `LayerJournal`."""
+        """Returns once an event is written or, if clients cannot notice it, is going to be."""
         values, moments = _values_of(event), _moments_of(event)
         arrays = await self._to_host([*values.values(), *moments])
         if self._ended:
@@ -145,7 +145,7 @@ class FileLayerJournal(LayerJournal):
         self._blobs.difference_update(change.removed)
 
     def end(self) -> None:
-        """See `LayerJournal`."""
+        """Removes the layer from the directory, and gives back the space of changes that were held back."""
         self._ended = True
         change = Change()
         if self._state is not None:

@@ -53,7 +53,6 @@ class FileLayerRecords(LayerRecords):
     """The journals of layers in a state directory."""
 
     def __init__(self, store: StateStore, default: Durability) -> None:
-        """Takes the state directory, and the durability of layers that ask for none."""
         super().__init__()
         self.default = default
         self._store = store
@@ -62,7 +61,7 @@ class FileLayerRecords(LayerRecords):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def journal(self, key: ResourceKey, config: BatchNormConfig, incarnation: str, creation_id: str) -> LayerJournal:
-        """See `LayerRecords`."""
+        """Returns the journal of a new layer, in the state directory unless its durability is NONE."""
         if config.durability is Durability.NONE:
             return LayerJournal(NoJournal())
         self._last_number += 1
@@ -83,7 +82,7 @@ class FileLayerRecords(LayerRecords):
         return FileLayerJournal(self._store, number, self._to_host, self._own, insert)
 
     async def settle(self) -> None:
-        """See `LayerRecords`."""
+        """Returns once all changes so far are on disk."""
         await self._store.flush()
 
     async def finish(self) -> None:

@@ -42,7 +42,6 @@ class LayerState:
     """
 
     def __init__(self, forwards: Forwards) -> None:
-        """Takes the object that keeps forwards."""
         self.variables: Variables | None = None
         self.num_updates = 0
         self.num_draws = 0
@@ -134,7 +133,6 @@ class LayerChanges:
     """
 
     def __init__(self, state: LayerState, journal: Journal[Event]) -> None:
-        """Takes the state to change, and the journal, which takes events before they take effect."""
         self._state = state
         self._forwards = state.forwards
         self._journal = journal
@@ -238,7 +236,6 @@ class LayerJournal:
     """
 
     def __init__(self, events: Journal[Event]) -> None:
-        """Takes the journal that gets the events."""
         self._events = events
 
     def begin(self, lifetime: Lifetime, state: LayerState) -> None:
@@ -270,7 +267,7 @@ class LayerRecords:
     default = Durability.NONE
 
     def __init__(self, journal_of: Callable[[ResourceKey], Journal[Event]] = lambda _: NoJournal()) -> None:
-        """Takes a function that returns the journal for the events of a layer."""
+        """Passes the events of each layer on to the journal that `journal_of` returns for it."""
         self._journal_of = journal_of
 
     def journal(self, key: ResourceKey, config: BatchNormConfig, incarnation: str, creation_id: str) -> LayerJournal:

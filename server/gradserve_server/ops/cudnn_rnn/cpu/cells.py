@@ -110,7 +110,7 @@ class KernelCells:
     can_split = True
 
     def __init__(self, kernels: Kernels, lstm_scans: LstmScans, parallel: ForkJoin) -> None:
-        """Takes the kernels for the dtype of the computation, and threads for those that are shared."""
+        """Runs kernels for the dtype of the computation; threads share some of them."""
         self._kernels = kernels
         self._lstm_scans = lstm_scans
         self._parallel = parallel

@@ -46,7 +46,7 @@ class CpuCudnnRnn:
     """CudnnRNN by BLAS for products and kernels for the rest of a step, or NumPy if the kernels are not ready."""
 
     def __init__(self, device: CpuDevice, parallel: ForkJoin, reserve_key: ReserveKey) -> None:
-        """Takes the device, the threads and the key of reserve spaces.
+        """Computes with NumPy until `prepare` has compiled the kernels.
 
         Args:
             device: The host.

@@ -67,12 +67,12 @@ class CudaCudnnRnn:
     """
 
     def __init__(self, device: CudnnDevice, reserve_key: ReserveKey, load: Callable[[], Cudnn] = load_cudnn) -> None:
-        """Takes the device, the key of reserve spaces, and cuDNN.
+        """Loads nothing yet: cuDNN is loaded at the first call.
 
         Args:
             device: The GPU.
             reserve_key: Authenticates reserve spaces.
-            load: Loads cuDNN at the first call, so that a server without it can compute other ops.
+            load: Loads cuDNN, without which a server can still compute other ops.
         """
         self._device = device
         self._reserve_key = reserve_key
@@ -169,7 +169,7 @@ class CudnnCall:
         lengths: NDArray[np.int32],
         reserve_key: ReserveKey,
     ) -> None:
-        """Takes the parts of a call from a thread.
+        """Prepares a call of the current thread.
 
         Args:
             device: The GPU.
@@ -412,7 +412,6 @@ class ContentTags:
     """
 
     def __init__(self, device: TagDevice) -> None:
-        """Takes the device that has the contents."""
         self._device = device
 
     def start(self, key: bytes, content: int, num_bytes: int, tag: int, second_tag: int) -> None:

@@ -306,7 +306,7 @@ class CudnnNetwork:
         self._set_dropout("cudnnSetDropoutDescriptor", seed)
 
     def restore(self, seed: int) -> None:
-        """Takes the states of the generator as they are: those that `seed` left, or a copy of them."""
+        """Continues with the present states of the generator: those that `seed` left, or a copy of them."""
         self._set_dropout("cudnnRestoreDropoutDescriptor", seed)
 
     def _set_dropout(self, function: str, seed: int) -> None:
