@@ -1,4 +1,4 @@
-"""Gives public objects the names that users know, in help(), tracebacks and editors."""
+"""Gives public objects the names and docstrings that users see, in help(), tracebacks and editors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_SECTION = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
+_ENTRY = re.compile(r"^    (\w+): .*(?:\n {8,}.*)*", re.MULTILINE)
 
 
 class _Written(str):
@@ -94,6 +96,21 @@ def publish(module: str, contents: Mapping[str, Any], names: Iterable[str]) -> N
             public.__module__ = module
 
 
+def complete_docstrings(owner: type, described_by: Mapping[str, str]) -> None:
+    """Completes docstrings with the arguments, results, errors and, if they have none, the text of other methods.
+
+    So methods that share most of their arguments describe these once. A description that a docstring already has is
+    kept, and nothing is added that the method does not have.
+
+    Args:
+        owner: The class of the methods.
+        described_by: For each method to complete, the name of the method that is described in full.
+    """
+    for name, full in described_by.items():
+        method = getattr(owner, name)
+        method.__doc__ = _completed(method, _sections(method), _sections(getattr(owner, full)))
+
+
 def _publish_class(module: str, public: type) -> None:
     if any(isinstance(annotation, str) for annotation in public.__annotations__.values()):
         # Later evaluation would look into the new module, which lacks some of their names.
@@ -121,3 +138,30 @@ def _evaluated_result(operation: Callable[..., Any], written: str) -> Any:
     """Returns T as a type if the operation's annotations are evaluated already, otherwise as it is written."""
     annotation = operation.__annotations__["return"]
     return written if isinstance(annotation, str) else get_args(annotation)[-1]
+
+
+def _completed(method: Callable[..., Any], own: dict[str, str], full: dict[str, str]) -> str:
+    text = "" if "\n\n" in own["Text"] else full["Text"].partition("\n\n")[2]
+    arguments = _entries(full["Args"]) | _entries(own.get("Args", ""))
+    parts = [
+        own["Text"],
+        text,
+        _listed("Args", [arguments[name] for name in list(inspect.signature(method).parameters)[1:]]),
+    ]
+    if "Returns" in full:
+        parts.append(_listed("Returns", [own.get("Returns", full["Returns"])]))
+    parts.append(_listed("Raises", [own.get("Raises", full["Raises"])]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _sections(method: Callable[..., Any]) -> dict[str, str]:
+    text, *rest = _SECTION.split(inspect.getdoc(method) or "")
+    return {"Text": text.strip(), **{name: body.strip("\n") for name, body in zip(rest[::2], rest[1::2], strict=True)}}
+
+
+def _entries(section: str) -> dict[str, str]:
+    return {found[1]: found[0] for found in _ENTRY.finditer(section)}
+
+
+def _listed(title: str, entries: list[str]) -> str:
+    return "\n".join([f"{title}:", *entries])

@@ -245,7 +245,7 @@ def test_nobody_is_left_to_answer(client: gradserve.Client, name: str) -> None:
     assert "is at step 1" in note
     assert "start_step" in note
     # The one that gave up is not taken for one that waits.
-    assert Joining(client, first.worker._name_of_this_run(), "", "third").requesters() == ()
+    assert Joining(client, first.worker._run.id, "", "third").requesters() == ()
 
 
 class TestCheckpoint:
@@ -439,7 +439,7 @@ class TestRestartOfTheServer:
             gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as other_client,
         ):
             early = Replica(client, name, "early", 2).begin()
-            run = early.worker._run
+            run = early.worker._run.id
             server.kill()
             server.restart()
             if is_newcomer_first:
@@ -448,7 +448,7 @@ class TestRestartOfTheServer:
                 waiting = waits_for_its_round(early, threads)
             else:
                 waiting = threads.submit(early.train)
-                eventually(lambda: early.worker._run != run and early.worker.accumulator.num_accumulated())
+                eventually(lambda: early.worker._run.id != run and early.worker.accumulator.num_accumulated())
                 late = Replica(other_client, name, "late", 2).begin()
             late.train()
             waiting.result()
@@ -487,7 +487,7 @@ class TestRestartOfTheServer:
             with Replica(client, name, "a", 1).begin() as first:
                 first.train()
                 joining = threads.submit(Replica(other_client, name, "b", 1).begin)
-                eventually(first.worker._joining.requesters)
+                eventually(first.worker._run.joining.requesters)
                 server.kill()
                 server.restart()
                 with training(first):

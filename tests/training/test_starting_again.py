@@ -72,8 +72,8 @@ def test_answers_that_are_taken_with_others(client: gradserve.Client, name: str)
     """A worker that answers a request takes all of them, roll calls and their answers included."""
     with Replica(client, name, "first", 1).begin() as first, ThreadPoolExecutor(1) as threads:
         first.train()
-        calls = joining.Joining(client, first.worker._name_of_this_run(), "", "calls")
-        other = joining.Joining(client, first.worker._name_of_this_run(), "", "other")
+        calls = joining.Joining(client, first.worker._run.id, "", "calls")
+        other = joining.Joining(client, first.worker._run.id, "", "other")
         first.worker.close()
         called = threads.submit(calls.is_anybody_there)
         eventually(lambda: calls._requests.info().num_accumulated == 1)
@@ -86,7 +86,7 @@ def test_answers_that_are_taken_with_others(client: gradserve.Client, name: str)
 def test_a_worker_that_does_nothing_but_compute_is_there(client: gradserve.Client, name: str) -> None:
     with Replica(client, name, "first", 1).begin() as first:
         first.train()
-        asking = joining.Joining(client, first.worker._name_of_this_run(), "", "asks")
+        asking = joining.Joining(client, first.worker._run.id, "", "asks")
         for _ in range(2):  # the attendant now waits for a state that rests, and answers all the same
             assert asking.is_anybody_there()
             asking._ask()
@@ -99,8 +99,8 @@ def test_a_successor_that_has_been_stopped(
     client: gradserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended(client, name)
-    monkeypatch.setattr("gradserve.training.worker._SUCCESSION_SECONDS", 0.0)
-    monkeypatch.setattr("gradserve.training.worker.is_successor", lambda *_: False)
+    monkeypatch.setattr("gradserve.training.run._SUCCESSION_SECONDS", 0.0)
+    monkeypatch.setattr("gradserve.training.run.is_successor", lambda *_: False)
     with pytest.raises(gradserve.DeadlineExceededError, match="was to delete training run"):
         Replica(client, name, "new", 2, if_exists="new").begin()
 
@@ -118,7 +118,8 @@ class TestLog:
         Replica(client, name, "second", 1).begin().worker.close()
         Replica(client, name, "third", 1).begin(start_step=1).worker.close()
         run = f"training run {name!r}"
-        assert [each.message for each in caplog.records if each.name == "gradserve.training.worker"] == [
+        loggers = ("gradserve.training.run", "gradserve.training.worker")
+        assert [each.message for each in caplog.records if each.name in loggers] == [
             f"worker 'first' is in {run} at step 0 and begins it; a round needs 1 gradients",
             f"worker 'second' asks for the state of {run} at step 1",
             f"worker 'second' is in {run} at step 1 and joins it with the state of another worker; a round needs 1 "

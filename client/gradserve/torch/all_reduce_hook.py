@@ -10,7 +10,6 @@ from gradserve.errors import InvalidArgumentError
 from gradserve.results import DenseSpec
 from gradserve.torch.rounds import IDLE_SECONDS, Membership, Rounds
 from gradserve.torch.tensors import tensor_of
-from gradserve.training.progress import DropLog
 
 _ONLY = "gradients"
 
@@ -70,31 +69,26 @@ def all_reduce_hook(
         StaleGradientError: This replica is more than `keep_averages` steps late.
         GradserveError: See `GradientAccumulator.push_pull`.
     """
-    return _AllReduceHook(
+    member = Membership(
         client,
-        Membership.of(
-            name,
-            num_required,
-            worker_id,
-            keep_averages,
-            timeout,
-            if_exists,
-            {
-                "container": container,
-                "refuse_non_finite": refuse_non_finite,
-                "durability": durability,
-                "idle_lease": idle_lease,
-            },
-        ),
+        name,
+        num_required,
+        worker_id,
         step,
+        keep_averages,
+        timeout,
+        if_exists,
+        container=container,
+        refuse_non_finite=refuse_non_finite,
+        durability=durability,
+        idle_lease=idle_lease,
     )
+    return _AllReduceHook(member)
 
 
 class _AllReduceHook:
-    def __init__(self, client: Client, member: Membership, step: int) -> None:
-        self._client = client
+    def __init__(self, member: Membership) -> None:
         self._member = member
-        self._first_step = step
         self._rounds: Rounds | None = None
         self._spec: DenseSpec | None = None
 
@@ -114,10 +108,7 @@ class _AllReduceHook:
             )
         spec = DenseSpec(gradients.dtype, tuple(gradients.shape))
         if self._rounds is None:
-            accumulator = self._member.accumulator(self._client, _ONLY, {_ONLY: spec})
-            self._member.check_step(accumulator, self._first_step)
-            drops = DropLog(self._member.run, self._member.worker_id)
-            self._rounds, self._spec = Rounds(accumulator, self._member, self._first_step, drops), spec
+            self._rounds, self._spec = self._member.rounds(_ONLY, {_ONLY: spec}), spec
         if spec != self._spec:
             raise InvalidArgumentError(
                 f"expected gradients like those before in {self._member.run!r}, {self._spec}, got {spec}: in this "

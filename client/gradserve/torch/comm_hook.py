@@ -12,9 +12,8 @@ from gradserve.errors import AbortedError, InvalidArgumentError
 from gradserve.results import DenseSpec
 from gradserve.torch.backward_pass import BackwardPass, Group, GroupAverage, groups_of
 from gradserve.torch.parameters import trained_parameters
-from gradserve.torch.rounds import IDLE_SECONDS, Membership, Rounds
+from gradserve.torch.rounds import IDLE_SECONDS, Membership
 from gradserve.training.extra_components import PRESENCE, presence_spec
-from gradserve.training.progress import DropLog
 
 
 def comm_hook(
@@ -73,32 +72,27 @@ def comm_hook(
         GradserveError: The server cannot be reached, or refuses.
     """
     parameters = trained_parameters(model)
-    member = Membership.of(
+    member = Membership(
+        client,
         name,
         num_required,
         worker_id,
+        step,
         keep_averages,
         timeout,
         if_exists,
-        {
-            "container": container,
-            "refuse_non_finite": refuse_non_finite,
-            "durability": durability,
-            "idle_lease": idle_lease,
-        },
+        container=container,
+        refuse_non_finite=refuse_non_finite,
+        durability=durability,
+        idle_lease=idle_lease,
     )
     specs = {key: DenseSpec(parameter.dtype, tuple(parameter.shape)) for key, parameter in parameters.items()}
-    member.accumulator(client, "layout", specs)  # holds no gradients: it refuses workers with another model
+    member.accumulator("layout", specs)  # holds no gradients: it refuses workers with another model
     averages: dict[Group, GroupAverage] = {}
     for group in groups_of(parameters.items()):
         components = {each: specs[each] for each in group.names}
         components[PRESENCE] = presence_spec(len(group.names))
-        accumulator = member.accumulator(client, f"gradients-{group.number}", components)
-        drops = None
-        if not averages:  # one group says it for all of them
-            member.check_step(accumulator, step)
-            drops = DropLog(member.run, member.worker_id)
-        rounds = Rounds(accumulator, member, step, drops)
+        rounds = member.rounds(f"gradients-{group.number}", components)
         averages[group] = GroupAverage(rounds, group.names)
     return CommHook(parameters, averages)
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gradserve.accumulators import GradientAccumulator
@@ -26,74 +25,87 @@ IDLE_SECONDS = 24 * 3600.0
 """How long after the last use by a worker a run of hooks is kept, unless its workers say otherwise."""
 
 
-@dataclass(frozen=True)
 class Membership:
-    """A worker of a run.
+    """A worker of a run, whose gradients go to one accumulator or several.
 
     Attributes:
         run: The name of the run.
-        num_required: The number of gradients that end a round.
         worker_id: The worker's id.
+        num_required: The number of gradients that end a round.
         keep_averages: The number of rounds that a worker may be late.
         timeout: Seconds to wait for the other workers; None: the client's timeout.
-        if_exists: "error" if the worker must not begin in a run that is further than the worker; or "join".
-        options: Further properties of its accumulators, by the names of arguments of `Client.gradient_accumulator`.
     """
 
-    run: str
-    num_required: int
-    worker_id: str
-    keep_averages: int
-    timeout: float | None
-    if_exists: str
-    options: Mapping[str, Any]
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
+        client: Client,
         name: str,
         num_required: int,
         worker_id: str | None,
+        step: int,
         keep_averages: int,
         timeout: float | None,
         if_exists: str,
-        options: Mapping[str, Any],
-    ) -> "Membership":
-        """Returns a worker with these arguments of the user's; without an id, it gets a new one.
+        **options: Any,
+    ) -> None:
+        """Takes the client, and the arguments that all hooks have, as their user has given them.
+
+        Args:
+            client: The client.
+            name: The name of the run.
+            num_required: The number of gradients that end a round.
+            worker_id: The worker's id; None: a new one.
+            step: The step at which the worker begins.
+            keep_averages: The number of rounds that a worker may be late.
+            timeout: Seconds to wait for the other workers; None: the client's timeout.
+            if_exists: "error" if the worker must not begin in a run that is further than the worker; or "join".
+            options: Further arguments of `Client.gradient_accumulator`.
 
         Raises:
             InvalidArgumentError: An argument is not valid.
         """
-        run = as_text(name, Argument("name"))
-        if not run:
+        self.run = as_text(name, Argument("name"))
+        if not self.run:
             raise Argument("name").error("the name of the run", name)
         if as_integer(num_required, Argument("num_required")) < 1:
             raise Argument("num_required").error("a positive number of workers", num_required)
-        if worker_id is None:
-            worker_id = new_worker_id()
-        return cls(
-            run,
-            num_required,
-            as_text(worker_id, Argument("worker_id")),
-            keep_averages,
-            timeout,
-            as_choice(if_exists, ("join", "error"), Argument("if_exists")),
-            options,
-        )
+        self.num_required = num_required
+        self.worker_id = new_worker_id() if worker_id is None else as_text(worker_id, Argument("worker_id"))
+        self.keep_averages = keep_averages
+        self.timeout = timeout
+        self._must_be_new = as_choice(if_exists, ("join", "error"), Argument("if_exists")) == "error"
+        self._client = client
+        self._step = step
+        self._options = options
+        self._has_begun = False
 
-    def accumulator(self, client: Client, part: str, components: Mapping[str, DenseSpec]) -> GradientAccumulator:
+    def rounds(self, part: str, components: Mapping[str, DenseSpec]) -> "Rounds":
+        """Returns the rounds of a part of the run. Those of the first part also log gradients that are dropped.
+
+        Raises:
+            AlreadyExistsError: See `accumulator`; or the run is further, and the worker was to be in a new one.
+        """
+        accumulator = self.accumulator(part, components)
+        drops = None
+        if not self._has_begun:
+            self._check_step(accumulator)
+            drops = DropLog(self.run, self.worker_id)
+            self._has_begun = True
+        return Rounds(accumulator, self, self._step, drops)
+
+    def accumulator(self, part: str, components: Mapping[str, DenseSpec]) -> GradientAccumulator:
         """Returns the accumulator of a part of the run, which the first worker makes.
 
         Raises:
             AlreadyExistsError: Another worker has other components, another `num_required` or another `keep_averages`.
         """
         try:
-            return client.gradient_accumulator(
+            return self._client.gradient_accumulator(
                 dict(components),
                 shared_name=f"{self.run}/{part}",
                 keep_averages=self.keep_averages,
                 agreement={"num_required": str(self.num_required)},
-                **self.options,
+                **self._options,
             )
         except AlreadyExistsError as error:
             raise AlreadyExistsError(
@@ -104,20 +116,16 @@ class Membership:
                 field="name",
             ) from None
 
-    def check_step(self, accumulator: GradientAccumulator, step: int) -> None:
-        """Compares the step of a worker that begins with that of its run.
-
-        Raises:
-            AlreadyExistsError: The run is further, and the worker was to be in a new one.
-        """
+    def _check_step(self, accumulator: GradientAccumulator) -> None:
+        """Compares the step at which the worker begins with that of the run."""
         reached = accumulator.info().global_step
-        if reached <= step:
+        if reached <= self._step:
             return
         said = (
-            f"run {self.run!r} is at step {reached}, but worker {self.worker_id!r} begins at step {step}. If it is to "
-            "go on from a checkpoint, pass the checkpoint's step; if this is a new run, give it another name"
+            f"run {self.run!r} is at step {reached}, but worker {self.worker_id!r} begins at step {self._step}. If it "
+            "is to go on from a checkpoint, pass the checkpoint's step; if this is a new run, give it another name"
         )
-        if self.if_exists == "error":
+        if self._must_be_new:
             raise AlreadyExistsError(said, field="if_exists")
         _log.warning("%s. Its gradients are dropped, and it gets the averages of the run, until it has caught up", said)
 

@@ -18,8 +18,9 @@ with gradserve.connect("localhost:50051") as client, Worker(client, weights, nam
 """
 
 from gradserve.public_names import publish as _publish
+from gradserve.training.run import Advance
 from gradserve.training.state import State
-from gradserve.training.worker import Advance, Worker
+from gradserve.training.worker import Worker
 
 __all__ = ["Advance", "State", "Worker"]
 

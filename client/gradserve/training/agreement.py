@@ -2,7 +2,6 @@
 
 They agree on the state with which they begin, on their settings, on which of them ends an earlier run of the same name,
 and on the step from which they go on after a restart of the server.
-
 """
 
 import functools
@@ -20,18 +19,20 @@ from gradserve.results import Average, DenseSpec, Outcome
 from gradserve.training.state import COMPONENTS, TEXT, Arrived, Carried, State, as_text, of_text
 
 DAY_SECONDS = 24 * 3600.0
+"""How long after its last use most of what lies beside the gradients is kept."""
 PAUSE_SECONDS = 0.1
 """The pause between two looks for what another worker does."""
-_KEPT_SECONDS = 30 * 24 * 3600.0
-"""How long after the last worker began they are kept: a worker may join after weeks, and they are small."""
+_SETTINGS_SECONDS = 30 * DAY_SECONDS
+"""How long after the last worker began settings are kept: a worker may join after weeks, and they are small."""
 _SHOWN = 5
-_NEVER_STALE = 1 << 62
+NEVER_STALE = 1 << 62
+"""A local step that no accumulator reaches: what is sent with it has no step."""
 _CHOICE = DenseSpec("float64", ())
 _PROPOSALS_SECONDS = 1.0
 """How long steps are proposed: those who wait for a round notice a restart at once, others with their next call."""
 _SETTING_SECONDS = 5.0
 """How long others wait until the one whose step was chosen has set it."""
-_PAUSE_SECONDS = 0.05
+_SETTING_PAUSE_SECONDS = 0.05
 GONE_ON = -1
 """In place of a step: workers that know nothing of the earlier steps have trained already."""
 
@@ -145,7 +146,7 @@ def _first(client: Client, name: str, container: str, worker_id: str, own: Mappi
         worker_id,
         {"text": TEXT},
         lambda: {"text": as_text(dict(own))},
-        idle_lease=_KEPT_SECONDS,
+        idle_lease=_SETTINGS_SECONDS,
     )
     found: Mapping[str, str] = own if sent is None else of_text(sent["text"])
     return found
@@ -229,7 +230,7 @@ def resume(client: Client, run: str, container: str, accumulator: GradientAccumu
     base = int((own() if chosen is None else chosen)["step"])
     end = time.monotonic() + _SETTING_SECONDS
     while chosen is not None and accumulator.info().global_step < base and time.monotonic() < end:
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(_SETTING_PAUSE_SECONDS)
     if accumulator.info().global_step < base:
         accumulator.set_global_step(base)
     return base
@@ -245,6 +246,6 @@ def _highest(client: Client, run: str, container: str, step: int) -> int:
         device="cpu",
         sharded=False,
     )
-    proposals.apply_grad({"step": np.float32(0)}, local_step=_NEVER_STALE, worker_id=f"{step}/{uuid.uuid4().hex}")
+    proposals.apply_grad({"step": np.float32(0)}, local_step=NEVER_STALE, worker_id=f"{step}/{uuid.uuid4().hex}")
     time.sleep(_PROPOSALS_SECONDS)
     return max(int(each.partition("/")[0]) for each in proposals.info().worker_ids)

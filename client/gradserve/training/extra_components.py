@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.errors import AbortedError
+from gradserve.conversion.argument import Argument
+from gradserve.conversion.plain import as_integer
+from gradserve.errors import AbortedError, InvalidArgumentError
 from gradserve.results import DenseSpec
 
 _log = logging.getLogger(__name__)
@@ -48,6 +50,25 @@ class WeightsCheck:
         self._parameters = parameters
         self._place: int | None = None
         self._equal_at: int | None = None
+
+    @classmethod
+    def of(
+        cls, run: str, worker_id: str, every: int, parameters: Callable[[], Mapping[str, Any] | None] | None
+    ) -> "WeightsCheck | None":
+        """Returns the check for the arguments of a worker; None if it is not to compare.
+
+        Raises:
+            InvalidArgumentError: An argument is not valid.
+        """
+        if not as_integer(every, Argument("compare_every")):
+            return None
+        if every < 0 or parameters is None:
+            raise InvalidArgumentError(
+                f"expected compare_every of at least 0, and compared with it, got {every} and "
+                f"{'none' if parameters is None else 'one'}",
+                field="compare_every",
+            )
+        return cls(run, worker_id, every, parameters)
 
     def to_send(self, step: int) -> NDArray[np.float32]:
         """Returns what travels with the gradient of a step."""

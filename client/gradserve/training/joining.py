@@ -27,7 +27,7 @@ from gradserve.errors import (
 )
 from gradserve.lasting import lasting_thread
 from gradserve.results import DenseSpec
-from gradserve.training.agreement import PAUSE_SECONDS
+from gradserve.training.agreement import DAY_SECONDS, NEVER_STALE, PAUSE_SECONDS
 from gradserve.training.state import COMPONENTS, TEXT, Arrived, Carried, State, as_text, of_text
 
 _T = TypeVar("_T")
@@ -35,12 +35,8 @@ GONE = (AbortedError, LostError, NotFoundError)
 """The errors of accumulators that a restart has lost, that somebody has deleted, or that nobody has used for long."""
 ATTEMPTS = 4
 """How often something is tried if accumulators are gone: each of the three may say so once, and a restart is rare."""
-_NEVER_STALE = 1 << 62
-"""A local step that no accumulator reaches: what is sent here has no step."""
 _MOST_ANSWERS = 10
 """How many answers a worker that joins waits for, if each is too old when it has arrived."""
-_KEPT_SECONDS = 24 * 3600.0
-"""How long after the last use by a worker the rest is kept."""
 _ANSWERS_KEPT = 16
 """How many answers are kept: workers that answer at once may say so in another order than they sent their states."""
 _STATES_KEPT_SECONDS = 3600.0
@@ -212,7 +208,7 @@ class Joining:
         return answered
 
     def _request(self, sender: str) -> None:
-        self._requests.apply_grad({"request": np.float32(1)}, local_step=_NEVER_STALE, worker_id=sender)
+        self._requests.apply_grad({"request": np.float32(1)}, local_step=NEVER_STALE, worker_id=sender)
 
     def _withdraw(self) -> None:
         """Takes back this worker's request if nobody has answered it: it would look as if the worker could not answer.
@@ -267,7 +263,7 @@ class Joining:
         self,
         purpose: str,
         components: dict[str, DenseSpec],
-        idle_lease: float = _KEPT_SECONDS,
+        idle_lease: float = DAY_SECONDS,
         *,
         keep_averages: int = 1,
         ends_when_lost: bool = False,
@@ -287,7 +283,7 @@ class Joining:
     def _send(self, accumulator: GradientAccumulator, values: object) -> int:
         """Makes values the newest average of an accumulator; returns its step."""
         return accumulator.push_pull(
-            values, 1, local_step=_NEVER_STALE, worker_id=self._worker_id, one_per_worker=False, copy=False
+            values, 1, local_step=NEVER_STALE, worker_id=self._worker_id, one_per_worker=False, copy=False
         ).step
 
 

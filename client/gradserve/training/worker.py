@@ -1,11 +1,9 @@
 """One worker's part in a training run."""
 
-import contextlib
 import logging
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from dataclasses import replace
+from typing import Literal, Self
 
 from gradserve.accumulators import GradientAccumulator
 from gradserve.client import Client
@@ -17,18 +15,10 @@ from gradserve.errors import (
     DeadlineExceededError,
     GradserveError,
     InvalidArgumentError,
-    NotFoundError,
     OutOfRangeError,
 )
-from gradserve.results import AccumulatorInfo, ArrayLike, Average, DenseSpec, Outcome, PushPullResult
-from gradserve.training.agreement import (
-    PAUSE_SECONDS,
-    agree_on_settings,
-    agreed_initial_state,
-    checked_settings,
-    is_successor,
-    resume,
-)
+from gradserve.results import ArrayLike, Average, DenseSpec, Outcome, PushPullResult
+from gradserve.training.agreement import checked_settings
 from gradserve.training.extra_components import (
     DIGESTS,
     DIGESTS_SPEC,
@@ -38,34 +28,15 @@ from gradserve.training.extra_components import (
     presence_spec,
     present_names,
 )
-from gradserve.training.joining import ATTEMPTS, GONE, Attendant, Joining, Received
+from gradserve.training.joining import ATTEMPTS, GONE, Attendant, Received
 from gradserve.training.progress import OUT_OF_BATCHES, DropLog, WaitLog
+from gradserve.training.run import Advance, Run
 from gradserve.training.state import Carried, State
 from gradserve.workers import new_worker_id, with_all_patience, without_request_id
 
 _log = logging.getLogger(__name__)
 
-_SUCCESSION_SECONDS = 30.0
-"""How long a worker waits for another one to delete a run that is over."""
 _NUM_REQUIRED = Argument("num_required")
-
-
-@dataclass(frozen=True)
-class Advance:
-    """What brings a worker from its step to a newer one.
-
-    Attributes:
-        averages: What to apply, in this order: usually one average; several if the worker was late. With
-            `missing="zeros"`, an average has only the parameters of which at least one worker had a gradient.
-        state: What to load before, or None. A worker whose missed averages are no longer kept gets another one's state.
-        was_late: Whether the worker's gradient was dropped, because its round had ended without it.
-        step: The step to which this leads.
-    """
-
-    averages: tuple[Average, ...]
-    state: State | None
-    was_late: bool
-    step: int
 
 
 class Worker:
@@ -78,7 +49,6 @@ class Worker:
 
     Attributes:
         worker_id: The worker's id, unique in the run.
-        accumulator: The accumulator of the gradients.
         step: The step of the accumulator to which this worker's parameters belong.
     """
 
@@ -147,14 +117,12 @@ class Worker:
             raise InvalidArgumentError("expected a name for the training run, got ''", field="name")
         self.worker_id = new_worker_id() if worker_id is None else worker_id
         self.step = 0
-        self._client = client
         self._num_required = as_integer(num_required, _NUM_REQUIRED)
         if self._num_required < 1:
             raise _NUM_REQUIRED.error("a positive number of gradients", num_required)
         self._timeout = timeout
         self._name = name
-        self._container = container
-        self._options: dict[str, Any] = {
+        options = {
             "container": container,
             "keep_averages": keep_averages,
             "deterministic": deterministic,
@@ -167,38 +135,31 @@ class Worker:
             "agreement": {"num_required": str(self._num_required)},
         }
         self._if_exists = as_choice(if_exists, ("join", "new", "error"), Argument("if_exists"))
-        self._settings = checked_settings(settings or {})
         self._parameters = dict(parameters)
         self._names = tuple(self._parameters)
         self._is_partial = missing == "zeros"
         if self._is_partial:
             self._parameters[PRESENCE] = presence_spec(len(self._names))
-        self._check: WeightsCheck | None = None
+        self._check = WeightsCheck.of(name, self.worker_id, compare_every, compared)
         self._digests: ArrayLike | None = None
-        if as_integer(compare_every, Argument("compare_every")):
-            if compare_every < 0 or compared is None:
-                raise InvalidArgumentError(
-                    f"expected compare_every of at least 0, and compared with it, got {compare_every} and "
-                    f"{'none' if compared is None else 'one'}",
-                    field="compare_every",
-                )
-            self._check = WeightsCheck(name, self.worker_id, compare_every, compared)
+        if self._check is not None:
             self._parameters[DIGESTS] = DIGESTS_SPEC
-        self._incarnation = client.server_info().incarnation
-        self.accumulator = self._found()
-        self._joining = self._new_joining()
+        self._run = Run(client, name, self.worker_id, self._parameters, options, checked_settings(settings or {}))
         self._attendant: Attendant | None = None
         self._members: tuple[str, ...] = ()
         self._waits = WaitLog(name, self.worker_id, self._num_required)
         self._drops = DropLog(name, self.worker_id)
         self._has_seen_steps = False
         """Whether the run had taken steps when this worker asked for a state to begin with."""
-        self._loss: GradserveError | None = None
-        """The error that a restart of the server has made, until this worker has found the run again."""
         self._is_apart = False
         """Whether this worker needs the state of another one, as a restart has lost what leads to that."""
         self._begun_with: State | None = None
         """What others have begun with after such a restart, at step 0."""
+
+    @property
+    def accumulator(self) -> GradientAccumulator:
+        """The accumulator of the gradients."""
+        return self._run.accumulator
 
     def __enter__(self) -> Self:
         return self
@@ -219,10 +180,10 @@ class Worker:
         if self._attendant is None:
             return
         try:
-            if self._joining.newest_step() < self.step:
+            if self._run.joining.newest_step() < self.step:
                 state = self._state()
                 if state is not None:
-                    self._joining.answer(Carried.of(state), self.step)
+                    self._run.joining.answer(Carried.of(state), self.step)
         except Exception as error:
             _log.warning(
                 "worker %r has left training run %r at step %d without sending its state to late workers: %s",
@@ -276,7 +237,7 @@ class Worker:
         )
         self._state = state
         self._attendant = Attendant(
-            self._joining, self.worker_id, state, look=lambda: self._waits.look(self.accumulator)
+            self._run.joining, self.worker_id, state, look=lambda: self._waits.look(self.accumulator)
         )
         return loaded
 
@@ -285,19 +246,16 @@ class Worker:
         for _ in range(ATTEMPTS):
             try:
                 return self._begun_once(state, start_step)
-            except GONE:
-                incarnation = self._client.server_info().incarnation
-                if incarnation == self._incarnation:
+            except GONE as error:
+                if not self._run.note_loss(error):
                     raise
-                self.accumulator = self._found()
-                self._joining = self._new_joining()
-                self._incarnation, self._loss = incarnation, None
+                self._run.find()
         return self._begun_once(state, start_step)
 
     def _begun_once(self, state: Callable[[], State | None], start_step: int | None) -> tuple[State | None, str]:
         is_new = self._if_exists == "new"
-        reached = self._step_of_new_run() if is_new else self.accumulator.info().global_step
-        self._agree()
+        reached = self._run.begin_anew() if is_new else self.accumulator.info().global_step
+        self._run.agree_on_settings()
         loaded: State | None = None
         how = "begins it"
         if start_step is not None:
@@ -307,7 +265,7 @@ class Worker:
             own = state()
             if own is None:
                 raise InvalidArgumentError("expected the state that this worker begins with, got None", field="state")
-            loaded = agreed_initial_state(self._client, self._name_of_this_run(), self._container, self.worker_id, own)
+            loaded = self._run.agree_on_initial_state(own)
         elif self._if_exists == "error":
             raise AlreadyExistsError(
                 f"training run {self._name!r} is at step {reached}, but this worker would start at step 0. To take the "
@@ -361,9 +319,8 @@ class Worker:
             try:
                 return self._exchanged_once(gradients, weight)
             except GONE as error:
-                if self._client.server_info().incarnation == self._incarnation:
+                if not self._run.note_loss(error):
                     raise
-                self._loss = error
         return self._exchanged_once(gradients, weight)
 
     def _exchanged_once(self, gradients: Mapping[str, ArrayLike | None], weight: float) -> Advance:
@@ -371,7 +328,7 @@ class Worker:
         if self._check is not None:
             self._digests = self._check.to_send(self.step)
         result: PushPullResult | None = None
-        if self._loss is not None or not self._is_apart:
+        if self._run.loss is not None or not self._is_apart:
             resting = self._attendant.at_rest(self.step, self._members)
             with resting, self._waits.waiting(self.step, self._members):
                 result = self._sent(gradients, weight)
@@ -395,18 +352,17 @@ class Worker:
 
     def _sent(self, gradients: Mapping[str, ArrayLike | None], weight: float) -> PushPullResult | None:
         """Sends a gradient; returns None if the run goes on from parameters that this worker does not have."""
-        if self._loss is None:
+        if self._run.loss is None:
             try:
                 return self._push_pull(gradients, weight)
             except GONE as error:
-                if self._client.server_info().incarnation == self._incarnation:
+                if not self._run.note_loss(error):
                     error.add_note(
                         f"This worker of training run {self._name!r} was at step {self.step}. If the accumulator was "
                         "deleted to begin anew, start this worker again, too."
                     )
                     raise
-                self._loss = error
-        self._find_again(self._loss)
+        self._find_again()
         return None if self._is_apart else self._push_pull(gradients, weight)
 
     def _push_pull(self, gradients: Mapping[str, ArrayLike | None], weight: float) -> PushPullResult:
@@ -431,29 +387,21 @@ class Worker:
             error.add_note(OUT_OF_BATCHES)
             raise
 
-    def _find_again(self, error: GradserveError) -> None:
+    def _find_again(self) -> None:
         """Goes on after a restart of the server, with a new accumulator if it has lost that of the run.
 
         The worker is then apart if the run does not go on from its parameters: between its step and that of the others
         there are rounds that nobody knows any more.
         """
         assert self._attendant is not None
-        incarnation = self._client.server_info().incarnation
-        earlier = self._run
-        self.accumulator = self._found()
-        self._joining = self._new_joining()
-        if self._run != earlier:
-            base = resume(self._client, self._run, self._container, self.accumulator, self.step)
-            self._agree()
-            self._is_apart = base != self.step
-            if base == self.step == 0 and (own := self._state()) is not None:
-                # For workers that are yet to come: they would begin with parameters of their own.
-                self._begun_with = agreed_initial_state(self._client, self._run, self._container, self.worker_id, own)
-                self._is_apart = self._begun_with is not None
-        _log.warning("training run %r goes on after: %s", self._name, error)
+        loss = self._run.loss
+        found = self._run.find_again(self.step, self._state)
+        if found is not None:
+            base, self._begun_with = found
+            self._is_apart = base != self.step or self._begun_with is not None
+        _log.warning("training run %r goes on after: %s", self._name, loss)
         if not self._is_apart:
-            self._attendant.use(self._joining)
-        self._incarnation, self._loss = incarnation, None
+            self._attendant.use(self._run.joining)
 
     def _as_the_others(self) -> Advance:
         """Takes the state of another worker after a restart of the server."""
@@ -463,7 +411,7 @@ class Worker:
         else:
             received = Received(self._begun_with, 0)
         self._begun_with, self._is_apart = None, False
-        self._attendant.use(self._joining)
+        self._attendant.use(self._run.joining)
         return Advance((), received.state, True, received.step)
 
     def _advance(self, result: PushPullResult) -> Advance:
@@ -476,23 +424,11 @@ class Worker:
                 "start_step=..."
             )
         try:
-            missed = self._averages_until(reached, result)
+            missed = self._run.averages_between(self.step, result, reached)
         except (AbortedError, OutOfRangeError):
             received = self._join(reached)
             return Advance((), received.state, was_late, received.step)
         return Advance(missed, None, was_late, reached)
-
-    def _averages_until(self, reached: int, newest: PushPullResult) -> tuple[Average, ...]:
-        """Returns the averages of all rounds that lead from this worker's step to another.
-
-        Raises:
-            OutOfRangeError: The server does not keep all of them.
-            AbortedError: One of several servers has lost its part of them.
-        """
-        missed = [self.accumulator.read_average(step, copy=False) for step in range(self.step + 1, reached)]
-        if newest.step != reached or not newest.components:
-            raise OutOfRangeError(f"the server keeps no average of the round that led to step {reached}")
-        return (*missed, newest)
 
     def _begin_at(self, start_step: int, reached: int) -> None:
         if start_step < 0:
@@ -502,103 +438,6 @@ class Worker:
         self.step = start_step
 
     def _join(self, reached: int) -> Received:
-        kept = self._options["keep_averages"]
-        try:
-            received = self._received()
-        except DeadlineExceededError as error:
-            is_too_far_behind = self._attendant is not None and reached - self.step > kept
-            error.add_note(self._too_far_behind(reached) if is_too_far_behind else self._nobody_answers(reached))
-            raise
+        received = self._run.receive(self._timeout, reached, None if self._attendant is None else self.step)
         self.step = received.step
         return received
-
-    def _received(self) -> Received:
-        """Returns the state of another worker, despite a restart of the server that the run has survived."""
-        kept = self._options["keep_averages"]
-        for _ in range(ATTEMPTS):
-            try:
-                return self._joining.receive(
-                    self._timeout, lambda step: self.accumulator.info().global_step - step <= kept
-                )
-            except GONE as error:
-                if self._name_of_this_run() != self._run:
-                    self._loss = error  # the run is gone with them, and the next exchange finds it again
-                    raise
-        raise AbortedError(f"the requests and answers of training run {self._name!r} are deleted again and again")
-
-    def _nobody_answers(self, reached: int) -> str:
-        return (
-            f"Training run {self._name!r} is at step {reached}, and none of its workers has sent its state in "
-            f"time. If they have ended, go on from a checkpoint with start_step=..., or begin anew: delete "
-            f"accumulator {self._name!r} or use another name."
-        )
-
-    def _too_far_behind(self, reached: int) -> str:
-        kept = self._options["keep_averages"]
-        return (
-            f"Training run {self._name!r} is at step {reached} and this worker at step {self.step}, but the server"
-            f" keeps averages only from step {reached - kept + 1} on, and no other worker has sent its state in "
-            f"time. Go on from a checkpoint of step {reached - kept} or later; or repeat the steps since then: "
-            f"delete accumulator {self._name!r} and start all workers with start_step={self.step}. So that it does"
-            " not happen again, save checkpoints more often, or start all workers with a larger keep_averages "
-            f"than {kept}: at least the number of steps between two checkpoints."
-        )
-
-    def _found(self) -> GradientAccumulator:
-        try:
-            return self._client.gradient_accumulator(self._parameters, shared_name=self._name, **self._options)
-        except AlreadyExistsError as error:
-            error.add_note(
-                f"All workers of training run {self._name!r} need the same parameters and the same num_required, "
-                "keep_averages, missing, refuse_non_finite and compare_every. If this is another run, give it another "
-                "name; if the run is over, delete the accumulator."
-            )
-            raise
-
-    def _step_of_new_run(self) -> int:
-        """Returns the step of the run to be in: the one that there is if a worker of it is there, or one begun anew."""
-        info = self._found_anew("")
-        if not info.global_step or self._joining.is_anybody_there():
-            return info.global_step
-        if is_successor(self._client, self._name_of(info), self._container, self.worker_id):
-            _log.info(
-                "training run %r is over at step %d; worker %r begins anew",
-                self._name,
-                info.global_step,
-                self.worker_id,
-            )
-            self._client.delete_accumulator(self._name, self._container)
-        return self._found_anew(info.incarnation).global_step
-
-    def _found_anew(self, over: str) -> AccumulatorInfo:
-        """Finds or makes the accumulator of another run than that with incarnation `over`, which is being deleted."""
-        end = time.monotonic() + _SUCCESSION_SECONDS
-        while True:
-            self.accumulator = self._found()
-            with contextlib.suppress(NotFoundError):  # deleted since it was found
-                info = self.accumulator.info()
-                if info.incarnation != over:
-                    self._run = self._name_of(info)
-                    self._joining = Joining(self._client, self._run, self._container, self.worker_id)
-                    return info
-            if time.monotonic() > end:
-                raise DeadlineExceededError(
-                    f"another worker was to delete training run {self._name!r}, which is over, and has not: it may "
-                    f"have been stopped. Delete accumulator {self._name!r}, or use another name"
-                )
-            time.sleep(PAUSE_SECONDS)
-
-    def _agree(self) -> None:
-        run = self._name_of_this_run()
-        agree_on_settings(self._client, run, self._container, self.worker_id, self._settings)
-
-    def _new_joining(self) -> Joining:
-        self._run = self._name_of_this_run()
-        return Joining(self._client, self._run, self._container, self.worker_id)
-
-    def _name_of_this_run(self) -> str:
-        """Returns a name that no earlier run had, whose accumulator was deleted to begin anew."""
-        return self._name_of(self.accumulator.info())
-
-    def _name_of(self, info: AccumulatorInfo) -> str:
-        return f"{self._name}/{info.incarnation}"

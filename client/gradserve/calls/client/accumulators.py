@@ -17,6 +17,7 @@ from gradserve.calls.exchange import Operation
 from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag, as_text
 from gradserve.conversion.trees import Tree
+from gradserve.public_names import complete_docstrings
 from gradserve.results import AccumulatorInfo, DenseSpec, DTypeLike, Shape, SparseSpec
 
 
@@ -122,43 +123,8 @@ class AccumulatorsOfClient(ClientState):
         """Creates an accumulator of sparse gradients of one tensor, or finds the one with this shared name.
 
         Args:
-            dtype: float16, bfloat16, float32 or float64: a name, or any library's dtype object.
             shape: The shape of the whole tensor, whose rows the gradients have. None is an unknown dimension, or an
                 unknown shape.
-            shared_name: The name by which other clients find the accumulator, which then lives until it is deleted.
-                None: it is private and deleted with this client: on `close`, or if the client dies or its network
-                fails, after `client_lease` of `server_info().limits`, 60 seconds by default.
-            name: The prefix of a private accumulator's name in lists.
-            reduction_type: "MEAN" or "SUM" of a round's gradients.
-            container: The namespace of the shared name. Empty: the default one.
-            accumulate_dtype: The dtype of the running sum. None: float32 for 16-bit gradients, else `dtype`. A 16-bit
-                dtype rounds at each addition, as TensorFlow does.
-            deterministic: Whether to sum in the order of worker ids, so that the same gradients give the same bits in
-                whatever order they arrive.
-            keep_averages: The number of past rounds whose averages can be read.
-            one_per_worker: Whether to count only the first gradient of each worker in a round. Otherwise every gradient
-                counts, as in TensorFlow.
-            refuse_non_finite: Whether to refuse gradients with infinities or NaN, with an InvalidArgumentError that
-                locates the first one. Otherwise they are averaged like all others.
-            idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Calls on it by
-                any client count as use, even while they wait; listing does not.
-            durability: What survives a crash of a server with a state directory: "none"; "round": each round that has
-                ended, from before anybody sees it; "gradient": each gradient, from before its call returns. None: what
-                the server was started with.
-            device: In whose memory sums and averages are, with the same bits: "cpu", or the device that ops run on
-                (`server_info().device`), for dense components. "auto": that device, whatever it is. None: what the
-                server was started with.
-            agreement: Short texts by name on which all who create or find the accumulator must agree, such as
-                {"num_required": "4"}: at most 64 of at most 1024 bytes. The server compares them, and does nothing
-                else with them. None: none.
-
-        Returns:
-            The accumulator.
-
-        Raises:
-            InvalidArgumentError: An argument is not valid, or arguments do not go together.
-            AlreadyExistsError: The name is taken by an accumulator with other properties; the message says which.
-            ResourceExhaustedError: The server has reached its limit of accumulators.
         """
         options = AccumulatorOptions(
             reduction_type,
@@ -206,32 +172,10 @@ class AccumulatorsOfClient(ClientState):
                 dicts, lists, tuples and named tuples, like JAX's pytrees. A leaf is an array of any library, a handle,
                 numbers in lists, a DenseSpec or a SparseSpec; its component is named by the path to it, such as
                 "layers/0/w". None is not a component.
-            shared_name: The name by which other clients find the accumulator, which then lives until it is deleted.
-                None: it is private and deleted with this client: on `close`, or if the client dies or its network
-                fails, after `client_lease` of `server_info().limits`, 60 seconds by default.
-            name: The prefix of a private accumulator's name in lists.
-            reduction_type: "MEAN" or "SUM" of a round's gradients.
-            container: The namespace of the shared name. Empty: the default one.
             accumulate_dtype: The dtype of the running sum. None: float32 for 16-bit gradients, else the component's
                 dtype. A 16-bit dtype rounds at each addition, as TensorFlow does.
-            deterministic: Whether to sum in the order of worker ids, so that the same gradients give the same bits in
-                whatever order they arrive.
-            keep_averages: The number of past rounds whose averages can be read.
             one_per_worker: Whether to count only the first gradient of each worker in a round. Otherwise every gradient
                 counts, as in TensorFlow. `push_pull` has its own argument for it.
-            refuse_non_finite: Whether to refuse gradients with infinities or NaN, with an InvalidArgumentError that
-                locates the first one. Otherwise they are averaged like all others.
-            idle_lease: Seconds without use after which the server deletes the accumulator. None: never. Calls on it by
-                any client count as use, even while they wait; listing does not.
-            durability: What survives a crash of a server with a state directory: "none"; "round": each round that has
-                ended, from before anybody sees it; "gradient": each gradient, from before its call returns. None: what
-                the server was started with.
-            device: In whose memory sums and averages are, with the same bits: "cpu", or the device that ops run on
-                (`server_info().device`), for dense components. "auto": that device, whatever it is. None: what the
-                server was started with.
-            agreement: Short texts by name on which all who create or find the accumulator must agree, such as
-                {"num_required": "4"}: at most 64 of at most 1024 bytes. The server compares them, and does nothing
-                else with them. None: none.
             missing: What this object does with a gradient in which a component is missing or None. "error": raise an
                 InvalidArgumentError. "zeros": send zeros in its place, which count in the mean.
             sharded: Whether to spread it over all servers of a client that has several, or whose aggregator has several
@@ -243,14 +187,6 @@ class AccumulatorsOfClient(ClientState):
                 server has lost the accumulator, even if nothing of this client's was in it; make it again with this
                 method. For programs whose own state belongs to this very accumulator. False: one call raises LostError
                 if this client knows of something that was lost, and later ones reach the one that was made anew.
-
-        Returns:
-            The accumulator.
-
-        Raises:
-            InvalidArgumentError: An argument is not valid, or arguments do not go together.
-            AlreadyExistsError: The name is taken by an accumulator with other properties; the message says which.
-            ResourceExhaustedError: The server has reached its limit of accumulators.
         """
         options = AccumulatorOptions(
             reduction_type,
@@ -292,3 +228,9 @@ class AccumulatorsOfClient(ClientState):
             Whether it existed.
         """
         return self._accumulators.delete(as_text(container, Argument("container")), as_text(name, Argument("name")))
+
+
+complete_docstrings(
+    AccumulatorsOfClient,
+    {"sparse_conditional_accumulator": "conditional_accumulator", "gradient_accumulator": "conditional_accumulator"},
+)

@@ -2,12 +2,12 @@
 
 from difflib import get_close_matches
 
-from gradserve.calls.raw_ops import docstrings
 from gradserve.calls.raw_ops.accumulator_arguments import accept_names
 from gradserve.calls.raw_ops.accumulators import AccumulatorOps
 from gradserve.calls.raw_ops.gradient_ops import method_of
 from gradserve.calls.raw_ops.sparse_accumulators import SparseAccumulatorOps
 from gradserve.ops.table import OPS
+from gradserve.public_names import complete_docstrings
 
 
 class RawOpsCalls(AccumulatorOps, SparseAccumulatorOps):
@@ -17,7 +17,7 @@ class RawOpsCalls(AccumulatorOps, SparseAccumulatorOps):
 for _op in OPS:
     setattr(RawOpsCalls, _op.name, method_of(_op))
 
-docstrings.complete(
+complete_docstrings(
     RawOpsCalls,
     {
         "ResourceConditionalAccumulator": "ConditionalAccumulator",
