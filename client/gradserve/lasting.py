@@ -15,7 +15,7 @@ class Failures:
     """The failures of one piece of work, of which a line with a traceback is logged at most once a minute."""
 
     def __init__(self, what: str, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes the name of the work, as the log says it, the log, and a monotonic clock in seconds."""
+        """Keeps the name of the work for the log; the clock is monotonic, in seconds."""
         self._what = what
         self._log = log
         self._clock = clock

@@ -14,7 +14,6 @@ class ProgressLine:
     """One line of a terminal: a bar, bytes, and how many there were in a second. Called with both numbers of bytes."""
 
     def __init__(self, terminal: TextIO, label: str = "", clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes the terminal, and what the line begins with."""
         self._terminal = terminal
         self._label = f"{label} " if label else ""
         self._clock = clock

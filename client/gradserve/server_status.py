@@ -114,7 +114,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True)
 class TrafficStatus:
-    """What came and went by one way.
+    """The traffic over one transport.
 
     Attributes:
         way: "grpc", "bulk" or "shared_memory".

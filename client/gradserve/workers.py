@@ -11,7 +11,7 @@ from gradserve.errors import DeadlineExceededError
 
 _RANDOM_BYTES = 6
 TO_WAIT_ON = "; to wait on, make the same call again"
-"""What the error of a call whose time is up says; a request id may follow."""
+"""The end of the message of a DeadlineExceededError; a request id may follow."""
 
 
 def new_worker_id() -> str:

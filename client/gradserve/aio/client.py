@@ -170,7 +170,7 @@ class Client(AsyncFace[ClientCalls]):
         tracing: "Tracing | None" = None,
         local_aggregator: int | None = None,
     ) -> None:
-        """See `connect`."""
+        """Connects to a server; the function `connect` describes the arguments."""
         with BriefErrors():
             settings = ConnectionSettings.wanted(timeout, transport, tls, token, tracing, os.environ)
             places = servers_to_connect(address, timeout)

@@ -38,7 +38,6 @@ class IgnoredArguments:
     """Warns once about each ignored argument of one layer object. Safe to use from several threads."""
 
     def __init__(self, layer: str) -> None:
-        """Takes the name of the layer."""
         self._layer = layer
         self._lock = threading.Lock()
         self._warned: set[str] = set()

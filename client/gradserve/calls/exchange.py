@@ -275,7 +275,7 @@ BeginCleanUp: TypeAlias = "Callable[[Callable[[], Operation[None]]], None]"
 """The answer to a `CleanUp`."""
 
 Local: TypeAlias = DescribeTransport | Allocate | Track | CleanUp
-"""What a transport answers at once, by itself."""
+"""The exchanges that a transport answers at once, by itself."""
 
 Exchange: TypeAlias = Unary | Whole | Upload | Download | Pause | Background | Together | Local
 Operation: TypeAlias = Generator[Exchange, Any, T]

@@ -168,7 +168,7 @@ class RequestIds:
     """
 
     def __init__(self, client_id: str) -> None:
-        """Takes an id that no other client has."""
+        """Makes the ids of the client with this id, which no other client has."""
         self.client_id = client_id
         self.open_calls = OpenCalls()
         self._numbers = itertools.count(1)

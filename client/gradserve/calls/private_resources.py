@@ -39,7 +39,6 @@ class PrivateResources:
     """
 
     def __init__(self, ids: RequestIds, times: TimeLimits) -> None:
-        """Takes the client's request ids and time limits."""
         self._ids = ids
         self._times = times
         self._lock = threading.Lock()

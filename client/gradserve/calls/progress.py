@@ -1,4 +1,4 @@
-"""How far a transfer is, as callers ask to be told."""
+"""The progress of a transfer, reported to callers who ask for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradserve.conversion.argument import Argument
 from gradserve.errors import GradserveError
 
 Told: TypeAlias = Callable[[int, int], object] | Literal[True]
-"""What is told how far a transfer is: a callback, or a line on a terminal."""
+"""The receiver of progress reports: a callback, or a line on a terminal."""
 
 
 class CallbackError(GradserveError):

@@ -107,7 +107,7 @@ class RetryPolicy:
 
 
 class Contact:
-    """What a client knows of its server.
+    """A client's knowledge of its server.
 
     Attributes:
         is_made: Whether the server has ever answered: it exists, and its address is right.

@@ -28,7 +28,7 @@ class Cluster:
     """
 
     def __init__(self, addresses: Sequence[str] = ("",)) -> None:
-        """Takes the servers' addresses, as messages name them."""
+        """Keeps the servers' addresses as error messages name them."""
         self._addresses = addresses
         self._members: dict[int, messages_pb2.ClusterMember] = {}
 

@@ -46,7 +46,7 @@ from gradserve.wire.tensors import Contents, WithContents, to_data_type, to_dtyp
 INLINE_LIMIT_BYTES = 3 << 20
 """Over gRPC, arrays of up to this size in total travel inside the request; a stream of their own would take longer."""
 INTERRUPTIONS = (GeneratorExit, CallCancelledError)
-"""What an operation gets that is to end at once, and that can make no more calls. See `CleanUp`."""
+"""Raised in an operation that has to end at once and can make no more calls; `CleanUp` is for these."""
 _CLEAN_UP_SECONDS = 5.0
 """The time limit of a call that cleans up."""
 OpInput: TypeAlias = AnyArray | TensorHandle

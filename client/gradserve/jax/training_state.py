@@ -1,4 +1,4 @@
-"""What one worker of a training run tells another one: parameters, and the state of the optimizer."""
+"""The state that workers of a training run send each other: parameters, and the state of the optimizer."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -63,7 +63,7 @@ _WRAPPERS = {
     "ConditionallyMaskState": ("conditionally_mask", "it drops steps of the run; put average_by before it"),
     "SAMState": ("contrib.sam", "it drops the steps in between; put average_by before it"),
 }
-"""What cannot have average_by inside, by the type of its state: its name in Optax, and why not."""
+"""Transformations that cannot contain average_by, by the type of their state: the name in Optax, and the reason."""
 _BY_VALUE = {
     "ReduceLROnPlateauState": "contrib.reduce_on_plateau",
     "MomoState": "contrib.momo",
@@ -71,7 +71,7 @@ _BY_VALUE = {
     "ScaleByBacktrackingLinesearchState": "scale_by_backtracking_linesearch",
     "ScaleByZoomLinesearchState": "scale_by_zoom_linesearch",
 }
-"""What goes by the loss of a worker's own batch, by the type of its state: its name in Optax."""
+"""Transformations that use the loss of a worker's own batch, by the type of their state: the name in Optax."""
 
 
 def check_optimizer(opt_state: PyTree) -> None:

@@ -36,7 +36,7 @@ NewWorker: TypeAlias = Callable[[dict[str, DenseSpec], dict[str, str]], Worker]
 
 @dataclass(frozen=True)
 class _Current:
-    """What this worker has had at the end of a step."""
+    """The parameters and state of this worker at the end of a step."""
 
     step: int
     params: PyTree
@@ -44,7 +44,7 @@ class _Current:
 
     @property
     def is_given_away(self) -> bool:
-        """Whether its memory now belongs to a compiled step."""
+        """True once their memory belongs to a compiled step."""
         leaves = jax.tree.leaves((self.params, self.opt_state))
         return any(isinstance(each, jax.Array) and each.is_deleted() for each in leaves)
 
@@ -61,13 +61,13 @@ class AverageBy(optax.GradientTransformationExtraArgs):
     """
 
     def __new__(cls, worker: NewWorker) -> Self:
-        """See `average_by`."""
+        """Makes the transformation; `average_by` describes it."""
         del worker
         self: Self = super().__new__(cls, _init, lambda *given, **more: self._update(*given, **more))
         return self
 
     def __init__(self, worker: NewWorker) -> None:
-        """Takes what makes the worker, given the parameters; see `average_by`."""
+        """Keeps the function that makes the worker once the parameters are known."""
         self._new_worker = worker
         self._worker: Worker | None = None
         self._dtypes: Mapping[str, Any] = {}

@@ -1,4 +1,4 @@
-"""How gradient ops are declared: inputs, attributes and outputs, and the signature and docstring made of them."""
+"""Declarations of gradient ops: inputs, attributes and outputs, and the signature and docstring made of them."""
 
 from __future__ import annotations
 

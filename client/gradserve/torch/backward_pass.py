@@ -30,7 +30,7 @@ class GroupAverage:
     """Averages the gradients of a group, in place. For one thread at a time."""
 
     def __init__(self, rounds: Rounds, names: Sequence[str]) -> None:
-        """Takes the rounds of the group's accumulator, which has component PRESENCE too, and its members' names."""
+        """Averages the gradients of these names in rounds of an accumulator that also has the component PRESENCE."""
         self._rounds = rounds
         self._names = names
         self._stream: Any = None
@@ -162,7 +162,7 @@ class BackwardPass:
     """Averages groups as their last gradient arrives, and completes buckets as their last group is averaged."""
 
     def __init__(self, averages: Mapping[Group, GroupAverage], threads: ThreadPoolExecutor) -> None:
-        """Takes what averages each group, and as many threads as there are groups: each of them may wait for others."""
+        """Needs as many threads as there are groups, as each of them may wait for other workers."""
         self._averages = averages
         self._threads = threads
         self._group_of = {name: group for group in averages for name in group.names}

@@ -107,9 +107,9 @@ class Schedule:
         self._scheduler = scheduler
         self._class: type[Any] = type(scheduler)
         self._is_due = False
-        """Whether the program has to call `step` before the next step of the optimizer."""
+        """True if the program has to call `step` before the next step of the optimizer."""
         self._is_skipped = False
-        """Whether the program's next call is for a step that the scheduler has had from another worker's state."""
+        """True if the program's next call is for a step that came with another worker's state."""
         self._has_warned = False
         if scheduler is not None:
             _check(optimizer, scheduler)

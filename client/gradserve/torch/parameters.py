@@ -22,7 +22,7 @@ class Gradients:
     """The gradients of the parameters that are averaged."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], *, zeros_for_missing: bool) -> None:
-        """Takes the parameters by name, and whether a parameter may be without a gradient: zeros count for it."""
+        """Sends zeros for parameters without a gradient if `zeros_for_missing`; otherwise these are errors."""
         self._parameters = parameters
         self._zeros_for_missing = zeros_for_missing
 

@@ -22,7 +22,7 @@ from gradserve.workers import new_worker_id, with_all_patience, without_request_
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 24 * 3600.0
-"""How long after the last use by a worker a run of hooks is kept, unless its workers say otherwise."""
+"""The seconds after its last use by a worker for which a run of hooks is kept by default."""
 
 
 class Membership:
@@ -140,7 +140,7 @@ class Rounds:
     def __init__(
         self, accumulator: GradientAccumulator, member: Membership, step: int, drops: DropLog | None = None
     ) -> None:
-        """Takes the accumulator, the worker and its step; `drops` is told of gradients that were dropped."""
+        """Averages from a step on; `drops` logs gradients that were dropped."""
         self._drops = drops
         self._accumulator = accumulator
         self._member = member

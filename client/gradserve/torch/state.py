@@ -193,7 +193,7 @@ class TrainingState:
         send_frozen: bool = True,
         leave_out: Collection[str] = (),
     ) -> None:
-        """See `average_gradients`; the model is not in a wrapper.
+        """Takes the arguments of `average_gradients`, with the model out of its wrapper.
 
         Raises:
             InvalidArgumentError: `leave_out` does not name frozen parameters and buffers.

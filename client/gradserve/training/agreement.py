@@ -1,4 +1,4 @@
-"""How the workers of a run agree, without talking to each other: what the first one sends counts for all.
+"""The agreement of the workers of a run: the values that the first one sends count for all.
 
 They agree on the state with which they begin, on their settings, on which of them ends an earlier run of the same name,
 and on the step from which they go on after a restart of the server.
@@ -19,19 +19,19 @@ from gradserve.results import Average, DenseSpec, Outcome
 from gradserve.training.state import COMPONENTS, TEXT, Arrived, Carried, State, as_text, of_text
 
 DAY_SECONDS = 24 * 3600.0
-"""How long after its last use most of what lies beside the gradients is kept."""
+"""The idle lease of most accumulators beside that of the gradients."""
 PAUSE_SECONDS = 0.1
-"""The pause between two looks for what another worker does."""
+"""The pause between two checks for another worker's action."""
 _SETTINGS_SECONDS = 30 * DAY_SECONDS
-"""How long after the last worker began settings are kept: a worker may join after weeks, and they are small."""
+"""The idle lease of settings: a worker may join after weeks, and they are small."""
 _SHOWN = 5
 NEVER_STALE = 1 << 62
 """A local step that no accumulator reaches: what is sent with it has no step."""
 _CHOICE = DenseSpec("float64", ())
 _PROPOSALS_SECONDS = 1.0
-"""How long steps are proposed: those who wait for a round notice a restart at once, others with their next call."""
+"""The time for proposals: workers that wait for a round notice a restart at once, others with their next call."""
 _SETTING_SECONDS = 5.0
-"""How long others wait until the one whose step was chosen has set it."""
+"""The time for which others wait until the worker whose step was chosen has set it."""
 _SETTING_PAUSE_SECONDS = 0.05
 GONE_ON = -1
 """In place of a step: workers that know nothing of the earlier steps have trained already."""

@@ -1,4 +1,4 @@
-"""How a worker that begins later gets the state of one that is training."""
+"""The handover of a state from a worker that is training to one that begins later."""
 
 import contextlib
 import logging
@@ -34,23 +34,23 @@ _T = TypeVar("_T")
 GONE = (AbortedError, LostError, NotFoundError)
 """The errors of accumulators that a restart has lost, that somebody has deleted, or that nobody has used for long."""
 ATTEMPTS = 4
-"""How often something is tried if accumulators are gone: each of the three may say so once, and a restart is rare."""
+"""The number of attempts if accumulators are gone: each of the three may say so once, and restarts are rare."""
 _MOST_ANSWERS = 10
-"""How many answers a worker that joins waits for, if each is too old when it has arrived."""
+"""The number of answers for which a joining worker waits if each is too old on arrival."""
 _ANSWERS_KEPT = 16
-"""How many answers are kept: workers that answer at once may say so in another order than they sent their states."""
+"""The number of answers kept: workers that answer at the same time may announce their states out of order."""
 _STATES_KEPT_SECONDS = 3600.0
-"""How long after its last use a state is kept, which takes as much memory as a model with its optimizer."""
+"""The idle lease of states, which take as much memory as a model with its optimizer."""
 _ROLL_CALL_SECONDS = 5.0
-"""How long a roll call waits for an answer: workers look for calls every quarter of a second, whatever they compute."""
+"""The time for which a roll call waits: workers look for roll calls every quarter of a second, even while computing."""
 _log = logging.getLogger(__name__)
 CHECK_SECONDS = 0.25
-"""How often each worker looks for requests."""
+"""The interval at which each worker looks for requests."""
 PATIENCE_SECONDS = 3.0
-"""How long a request waits for the worker that the last round names, before any other answers it."""
+"""The time that the worker named by the last round has to answer a request before others do."""
 _CLOSING_SECONDS = 1.0
 _SLICE_SECONDS = 1.0
-"""How long the attendant waits for the state to rest before it looks for roll calls again."""
+"""The time for which the attendant waits for the state to rest before it looks for roll calls again."""
 
 
 _ROLL_CALL, _PRESENT = "gradserve/roll-call/", "gradserve/present/"
@@ -317,7 +317,7 @@ class Attendant:
         """The step of the state while it rests, otherwise None."""
         self._members: Collection[str] = ()
         self._is_wanted = False
-        """Whether the state is to be copied before it changes again."""
+        """True while the state has to be copied before it changes again."""
         self._is_closed = False
         self._problem = ""
         """Why the state could not be sent the last time, as the log has it already."""

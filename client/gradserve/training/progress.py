@@ -1,4 +1,4 @@
-"""What a worker says in the log about its part in a run."""
+"""Log messages of a worker about its part in a run."""
 
 import logging
 import time
@@ -21,7 +21,7 @@ OUT_OF_BATCHES = (
     "Workers that have fewer batches than this one, and are done, are missing: all have to take the same number of "
     'steps. See "A worker runs out of batches" in docs/elastic.md.'
 )
-"""What an error says, besides who is missing, when a round has not ended in time."""
+"""The note on the error for a round that has not ended in time, besides the missing workers."""
 
 
 class WaitLog:
@@ -30,7 +30,7 @@ class WaitLog:
     def __init__(
         self, run: str, worker_id: str, num_required: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Takes the names of the run and the worker, the number of gradients of a round, and a clock in seconds."""
+        """Logs waits for rounds of `num_required` gradients; the clock is in seconds."""
         self._run = run
         self._worker_id = worker_id
         self._num_required = num_required
@@ -80,7 +80,6 @@ class DropLog:
     """Logs gradients that were dropped, and warns if most of a worker's are."""
 
     def __init__(self, run: str, worker_id: str) -> None:
-        """Takes the names of the run and the worker."""
         self._run = run
         self._worker_id = worker_id
         self._latest: deque[bool] = deque(maxlen=_WINDOW)

@@ -31,12 +31,12 @@ from gradserve.training.state import State
 _log = logging.getLogger(__name__)
 
 _SUCCESSION_SECONDS = 30.0
-"""How long a worker waits for another one to delete a run that is over."""
+"""The time for which a worker waits for another one to delete a run that is over."""
 
 
 @dataclass(frozen=True)
 class Advance:
-    """What brings a worker from its step to a newer one.
+    """The averages or the state that bring a worker from its step to a newer one.
 
     Attributes:
         averages: What to apply, in this order: usually one average; several if the worker was late. With

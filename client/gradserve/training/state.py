@@ -1,4 +1,4 @@
-"""What a worker needs to begin where another one is, and how it travels."""
+"""The state that a worker needs to begin where another one is, and its form on the way."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ COMPONENTS = {_TEXT: TEXT, _BYTES: TEXT} | {dtype: DenseSpec(dtype, (None,)) for
 
 @dataclass(frozen=True)
 class State:
-    """What a worker needs to begin where another one is.
+    """The state that a worker needs to begin where another one is.
 
     Attributes:
         tensors: Parameters, running averages, the state of an optimizer, by name: arrays of any library in the memory

@@ -150,11 +150,11 @@ class Worker:
         self._waits = WaitLog(name, self.worker_id, self._num_required)
         self._drops = DropLog(name, self.worker_id)
         self._has_seen_steps = False
-        """Whether the run had taken steps when this worker asked for a state to begin with."""
+        """True if the run had taken steps when this worker asked for a state to begin with."""
         self._is_apart = False
-        """Whether this worker needs the state of another one, as a restart has lost what leads to that."""
+        """True if this worker needs the state of another one, as a restart has lost the averages that lead to it."""
         self._begun_with: State | None = None
-        """What others have begun with after such a restart, at step 0."""
+        """The state with which others have begun after such a restart, at step 0."""
 
     @property
     def accumulator(self) -> GradientAccumulator:

@@ -85,7 +85,7 @@ class AccumulatorCache:
 
     @property
     def watches(self) -> list[Watch]:
-        """What watches over the gradients that the client keeps, of each server."""
+        """The watch over the gradients that the client keeps, for each server."""
         return [each.watch for each in self._servers]
 
     def create(

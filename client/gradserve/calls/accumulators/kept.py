@@ -24,7 +24,6 @@ class KeptMemory:
     """The memory of the gradients that a client keeps. Safe to use from several threads."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Takes the most bytes to keep."""
         self._max_bytes = max_bytes
         self._pool = BufferPool(min(max_bytes, _IDLE_BYTES))
         self._lock = threading.Lock()

@@ -122,7 +122,7 @@ class AccumulatorSession:
 
     @property
     def notes_gradients(self) -> bool:
-        """Whether `accepted` is to be told of gradients."""
+        """Returns True if `accepted` needs to know of gradients."""
         return self.kept is not None or self._is_lost_with_server
 
     def renew(self, request: RequestOfAccumulator) -> Operation[None]:

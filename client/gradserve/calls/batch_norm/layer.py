@@ -61,7 +61,7 @@ class BatchNormLayerCalls:
         is_private: bool,
         deleted: Callable[[str], object],
     ) -> None:
-        """Takes what is to be told the name when the layer was deleted."""
+        """Keeps `deleted`, which is called with the layer's name once the layer was deleted."""
         self._wire = wire
         self._ids = ids
         self._ignored = ignored

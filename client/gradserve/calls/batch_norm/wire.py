@@ -192,7 +192,6 @@ class BatchNormLayerWire:
     """The operations on one layer."""
 
     def __init__(self, info: batch_norm_pb2.BatchNormLayerInfo) -> None:
-        """Takes the layer as it was found or created."""
         self.ref = info.layer
         self.updates_collections = frozenset(info.config.updates_collections)
         self._dtypes = _dtypes(info)

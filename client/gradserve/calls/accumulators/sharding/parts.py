@@ -81,14 +81,13 @@ class _Rows(NamedTuple):
 
 
 class Parts:
-    """What each server has of the gradients and averages of an accumulator.
+    """Each server's part of the gradients and averages of an accumulator.
 
     Attributes:
         servers: The indexes of the servers that have something, in ascending order.
     """
 
     def __init__(self, components: Iterable[Component], plan: Plan) -> None:
-        """Takes the components, and the pieces of each."""
         self._components = {each.name: each for each in components}
         self._rows: dict[int, dict[str, _Rows]] = {}
         for name in self._components:

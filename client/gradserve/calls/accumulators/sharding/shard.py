@@ -22,7 +22,7 @@ _Place: TypeAlias = tuple[AccumulatorKey, int]
 LOST_FIELD = "average.parts.part_ids"
 """The field of the error of a server that does not have all gradients of a round."""
 PATIENCE_SECONDS = 5.0
-"""How long a client waits for others to send again what a server has lost of a round."""
+"""The seconds for which a client waits for others to resend the gradients of a round that a server has lost."""
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 _SERVICE = "AccumulatorService"
@@ -31,7 +31,7 @@ Step: TypeAlias = Callable[[], Operation[None]]
 
 
 class Uncounted:
-    """What one client tells servers with the next gradient: which of its earlier ones they may forget.
+    """The earlier gradients of one client that servers may forget; its next gradient tells them.
 
     Safe to use from several threads.
     """

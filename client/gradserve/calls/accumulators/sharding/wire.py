@@ -39,7 +39,7 @@ EPOCH_FIELD = "epoch"
 _NOT_COUNTED_FIELD = "worker_id"
 """The field of the error of a push_pull in vain whose gradient does not count, as another one of its worker does."""
 USES_PER_LEASE = 3
-"""How often a call that waits uses the parts of other servers, in the time of their idle lease."""
+"""The number of times that a waiting call uses the parts of other servers within their idle lease."""
 
 
 class PartOfTransfer:
@@ -66,31 +66,31 @@ class PartOfTransfer:
         pass
 
     def sends(self, num_bytes: int, /) -> None:
-        """See `Progress`."""
+        """Ignores the size: the sum over all servers is known before."""
 
     def receives(self, num_bytes: int, /) -> None:
-        """See `Progress`."""
+        """Notes the size of the reply, and counts from zero again."""
         if self.num_received is None:
             self.num_received, self.num_bytes = num_bytes, 0
 
     def begin(self, overhead: int = 0, /) -> None:
-        """See `Progress`."""
+        """Begins to count, without the bytes around the arrays."""
         self.num_bytes = -overhead
 
     def moved(self, num_bytes: int, /) -> None:
-        """See `Progress`."""
+        """Counts bytes."""
         self.num_bytes += num_bytes
 
     def add(self, num_bytes: int, /) -> bool:
-        """See `Progress`."""
+        """Counts bytes; there is never anything to tell."""
         self.num_bytes += num_bytes
         return False
 
     def tell(self) -> None:
-        """See `Progress`."""
+        """Tells nobody."""
 
     def end(self) -> None:
-        """See `Progress`."""
+        """Tells nobody."""
 
 
 def sent_together(
@@ -431,7 +431,7 @@ class ShardedWire(AccumulatorWire):
 
     @property
     def _others(self) -> list[Shard]:
-        """What is not at the home."""
+        """The shards on other servers than the home."""
         return [each for each in self._shards.values() if each.target != self.target]
 
     def _shard(self, target: int, member: str) -> Shard:
