@@ -50,7 +50,6 @@ from gradserve.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from gradserve.ops.gru import GRUBlockCellAllGradOutputs, GRUBlockCellGradOutputs, GRUBlockCellOutputs
 from gradserve.ops.normalization import (
     FusedBatchNormGradOutputs,
     FusedBatchNormGradV3Outputs,
@@ -64,6 +63,9 @@ from gradserve.ops.recurrent import (
     CudnnRNNOutputs,
     CudnnRNNParamsToCanonicalOutputs,
     CudnnRNNV3Outputs,
+    GRUBlockCellAllGradOutputs,
+    GRUBlockCellGradOutputs,
+    GRUBlockCellOutputs,
 )
 from gradserve.public_names import publish as _publish
 from gradserve.raw_ops import RawOps

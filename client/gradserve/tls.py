@@ -1,10 +1,12 @@
 """TLS for client and server: settings, certificates that are read again when their files change, and sockets."""
 
 import array
+import errno
 import logging
 import os
 import socket
 import ssl
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +15,10 @@ from typing import Any, TypeAlias
 
 from gradserve.conversion.argument import Argument
 from gradserve.errors import InvalidArgumentError
-from gradserve.regular_file import read_regular
+
+_OPEN_FLAGS = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
+"""No system has all of them."""
+
 
 _LOOK_SECONDS = 1.0
 """The seconds for which a change of the files may go unnoticed."""
@@ -408,3 +413,24 @@ def _records(buffers: Iterable[bytes | memoryview]) -> Iterable[bytes | memoryvi
         small += rest
     if small:
         yield bytes(small)
+
+
+def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """Returns the contents of a regular file, or of the one that a symbolic link leads to.
+
+    Never waits: reads nothing from a named pipe or a terminal. A file that grows takes no more memory than allowed.
+
+    Raises:
+        OSError: It cannot be read, is not a regular file, or has more bytes; `strerror` says which.
+    """
+    descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in _OPEN_FLAGS))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "expected a regular file, found another kind", os.fspath(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            contents = file.read(most_bytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(contents) > most_bytes:
+        raise OSError(errno.EFBIG, f"expected at most {most_bytes} bytes, found more", os.fspath(path))
+    return contents

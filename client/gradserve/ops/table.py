@@ -1,6 +1,5 @@
 """The client's ops."""
 
-from gradserve.ops.gru import GRU_BLOCK_CELL, GRU_BLOCK_CELL_GRAD
 from gradserve.ops.normalization import (
     FUSED_BATCH_NORM,
     FUSED_BATCH_NORM_GRAD,
@@ -23,6 +22,8 @@ from gradserve.ops.recurrent import (
     CUDNN_RNN_PARAMS_TO_CANONICAL_V2,
     CUDNN_RNN_V2,
     CUDNN_RNN_V3,
+    GRU_BLOCK_CELL,
+    GRU_BLOCK_CELL_GRAD,
 )
 
 OPS = (

@@ -32,7 +32,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _read_regular(path: Path) -> bytes:
-    """See `gradserve.regular_file`, which is imported with gRPC: settings are read before, as they may silence that."""
+    """See `gradserve.tls`, which is imported with gRPC: settings are read before, as they may silence that."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
