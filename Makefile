@@ -145,6 +145,7 @@ check-protos: $(PROTOC_INSTALLED)  ## Fail when the stubs are not those of the p
 	rm -rf build/stubs && mkdir -p build/stubs
 	deploy/generate_stubs.sh $(PROTOS_VENV)/bin/python build/stubs
 	diff -r --exclude=__pycache__ --exclude=__init__.py build/stubs/gradserve/v1 client/gradserve/v1
+	diff -r --exclude=__pycache__ --exclude=__init__.py build/stubs/gradserve_protocol/v1 client/gradserve_protocol/v1
 
 face-types: $(INSTALLED)  ## Make the types of methods that return arrays or handles
 	$(BIN)/python deploy/generate_face_types.py client

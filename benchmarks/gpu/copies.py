@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.check.verdict import Verdict, judged, tell
-from gradserve.memory.pool import BufferPool
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.cuda.device import CudaDevice
 
 NUM_BYTES = 256 << 20

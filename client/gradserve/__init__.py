@@ -93,8 +93,8 @@ from gradserve.results import (
     TensorLike,
     TransportInfo,
 )
-from gradserve.server_status import ServerStatus
-from gradserve.tls import TLS
+from gradserve_protocol.server_status import ServerStatus
+from gradserve_protocol.tls import TLS
 
 __version__ = "0.1.0"
 

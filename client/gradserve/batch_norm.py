@@ -11,9 +11,9 @@ from typing import Any, Generic
 
 from numpy.typing import NDArray
 
-from gradserve.printing import abbreviated
 from gradserve.results import TensorT_co
-from gradserve.wire.arrays import DType
+from gradserve_protocol.arrays import DType
+from gradserve_protocol.printing import abbreviated
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,16 @@ from gradserve.batch_norm_layer import BatchNormLayer
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.exchange import DEFAULT_TIMEOUT_SECONDS
 from gradserve.discovery import servers_to_connect
-from gradserve.errors import InvalidArgumentError
 from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making
 from gradserve.local_aggregator import aggregator_for
 from gradserve.public_names import shown
 from gradserve.raw_ops import RawOps
-from gradserve.tls import TLS
 from gradserve.tracing.client import Tracing
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.driving import BlockingTransport
 from gradserve.transport.settings import ConnectionSettings, TransportName
+from gradserve_protocol.errors import InvalidArgumentError
+from gradserve_protocol.tls import TLS
 
 
 def connect(

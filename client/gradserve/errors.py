@@ -1,193 +1,43 @@
-"""The errors that calls raise.
+"""The errors that calls raise; `gradserve_protocol.errors` draws their tree."""
 
-GradserveError
-├── InvalidArgumentError (ValueError)      the request can never succeed as it is
-├── NotFoundError (KeyError)               no such handle, accumulator or layer
-├── AlreadyExistsError                     the name is taken by something else
-├── AbortedError                           the state the call depended on is gone
-├── LostError                              the server was started again, and has lost what is named
-├── NotDurableError                        the client was closed before its gradients were durable
-├── StaleGradientError                     the accumulator has moved on; carries the newest average
-├── OutOfRangeError (IndexError)           the requested step is not available
-├── DeadlineExceededError (TimeoutError)   the call reached its time limit
-├── ResourceExhaustedError                 a limit of the server was reached
-├── UnavailableError (ConnectionError)     no server at the address, or it is shutting down
-├── UnauthenticatedError (PermissionError) missing or wrong credentials
-├── PermissionDeniedError (PermissionError) these credentials do not allow the call
-├── UnimplementedError                     the server is older than this client
-├── CallCancelledError                     the client was closed during the call
-├── InternalError                          a fault of the server
-└── ForkedClientError (RuntimeError)       the client was connected before a fork
-"""
+from gradserve_protocol.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    CallCancelledError,
+    DeadlineExceededError,
+    ForkedClientError,
+    GradserveError,
+    InternalError,
+    InvalidArgumentError,
+    LostError,
+    NotDurableError,
+    NotFoundError,
+    OutOfRangeError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    StaleGradientError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+)
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-from gradserve.printing import visible_lines
-
-if TYPE_CHECKING:
-    from gradserve.results import PushPullResult
-
-
-class GradserveError(Exception):
-    """The base class of all errors of calls.
-
-    Attributes:
-        message: What was wrong, in the server's words if it answered.
-        field: The field of the request that was wrong, e.g. "gradient[0].dense.shape", or None.
-        request_id: The id of the apply, take or push_pull that failed, or None. Pass it to the same call to try again:
-            the call then counts once, whatever became of the first attempt. An id that the client gave is a long
-            integer, which names the call in every client; a number that the caller gave belongs to that one client.
-    """
-
-    def __init__(self, message: str, *, field: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.field = field
-        self.request_id: int | None = None
-
-    def __str__(self) -> str:
-        """Returns the message for a terminal or a log: it may have names and ids of others in it."""
-        return visible_lines(self.message)
-
-
-class InvalidArgumentError(GradserveError, ValueError):
-    """The request can never succeed as it is."""
-
-
-class NotFoundError(GradserveError, KeyError):
-    """The handle, accumulator or layer does not exist."""
-
-
-class AlreadyExistsError(GradserveError):
-    """The name is taken by something else."""
-
-
-class AbortedError(GradserveError):
-    """The state the call depended on is gone: deleted, or too old to be remembered."""
-
-
-class LostError(GradserveError):
-    """The server was started again, and has lost what the message names.
-
-    Raised once, by the next call, which the server has not carried out since it was started: make it again, with the
-    error's `request_id` if it has one.
-
-    Attributes:
-        accumulator: The name of the accumulator.
-        num_gradients: The number of this client's gradients that were accepted, and are lost.
-    """
-
-    def __init__(
-        self, message: str, *, field: str | None = None, accumulator: str = "", num_gradients: int = 0
-    ) -> None:
-        super().__init__(message, field=field)
-        self.accumulator = accumulator
-        self.num_gradients = num_gradients
-
-
-class NotDurableError(GradserveError):
-    """The client was closed, and a crash of the server would lose gradients that it had sent.
-
-    Attributes:
-        gradients: Their number, by the name of the accumulator.
-    """
-
-    def __init__(self, message: str, *, field: str | None = None, gradients: Mapping[str, int] | None = None) -> None:
-        super().__init__(message, field=field)
-        self.gradients = dict(gradients or {})
-
-
-class StaleGradientError(GradserveError):
-    """The gradient of a push_pull was dropped, because it was computed at a step that is over.
-
-    A late worker catches up by taking over the step and applying the average, or by reading its parameters anew.
-
-    Attributes:
-        result: What `on_stale="return"` would have returned: the newest average kept, empty if there is none.
-        global_step: The accumulator's step, which is the local_step of the next gradient.
-    """
-
-    def __init__(
-        self, message: str, *, field: str | None = None, result: "PushPullResult | None" = None, global_step: int = 0
-    ) -> None:
-        super().__init__(message, field=field)
-        self.result = result
-        self.global_step = global_step
-
-
-class OutOfRangeError(GradserveError, IndexError):
-    """The requested step is not available: no longer kept, or skipped."""
-
-
-class DeadlineExceededError(GradserveError, TimeoutError):
-    """The call reached its time limit."""
-
-
-class ResourceExhaustedError(GradserveError):
-    """A limit of the server was reached.
-
-    Attributes:
-        retry_after: Seconds after which the call may succeed, if the server has said so, otherwise None. The client has
-            tried again by itself within the call's time limit.
-    """
-
-    def __init__(self, message: str, *, field: str | None = None, retry_after: float | None = None) -> None:
-        super().__init__(message, field=field)
-        self.retry_after = retry_after
-
-
-class UnavailableError(GradserveError, ConnectionError):
-    """There is no server at the address, or it is shutting down.
-
-    Attributes:
-        may_pass: False if there was no connection for a reason that waiting rarely mends: no such host, or another
-            certificate. The client then tries again for no longer than two seconds, unless the server has answered
-            before.
-    """
-
-    def __init__(self, message: str, *, field: str | None = None) -> None:
-        super().__init__(message, field=field)
-        self.may_pass = True
-
-
-class UnauthenticatedError(GradserveError, PermissionError):
-    """The credentials are missing or wrong."""
-
-
-class PermissionDeniedError(GradserveError, PermissionError):
-    """These credentials do not allow the call."""
-
-
-class UnimplementedError(GradserveError):
-    """The server does not know the call: it is older than this client."""
-
-
-class CallCancelledError(GradserveError):
-    """The client was closed during the call."""
-
-
-class InternalError(GradserveError):
-    """A fault of the server; its log has the details."""
-
-
-class ForkedClientError(GradserveError, RuntimeError):
-    """The client was connected before this process was forked; connect again after the fork."""
-
-
-CODE_NAMES: dict[type[GradserveError], str] = {
-    AbortedError: "ABORTED",
-    AlreadyExistsError: "ALREADY_EXISTS",
-    CallCancelledError: "CANCELLED",
-    DeadlineExceededError: "DEADLINE_EXCEEDED",
-    InternalError: "INTERNAL",
-    InvalidArgumentError: "INVALID_ARGUMENT",
-    NotFoundError: "NOT_FOUND",
-    OutOfRangeError: "OUT_OF_RANGE",
-    PermissionDeniedError: "PERMISSION_DENIED",
-    ResourceExhaustedError: "RESOURCE_EXHAUSTED",
-    UnauthenticatedError: "UNAUTHENTICATED",
-    UnavailableError: "UNAVAILABLE",
-    UnimplementedError: "UNIMPLEMENTED",
-}
-"""The names of the status codes for which errors stand."""
+__all__ = [
+    "AbortedError",
+    "AlreadyExistsError",
+    "CallCancelledError",
+    "DeadlineExceededError",
+    "ForkedClientError",
+    "GradserveError",
+    "InternalError",
+    "InvalidArgumentError",
+    "LostError",
+    "NotDurableError",
+    "NotFoundError",
+    "OutOfRangeError",
+    "PermissionDeniedError",
+    "ResourceExhaustedError",
+    "StaleGradientError",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnimplementedError",
+]

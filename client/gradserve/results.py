@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from gradserve.printing import abbreviated
-from gradserve.wire.arrays import Array
+from gradserve_protocol.arrays import Array
+from gradserve_protocol.printing import abbreviated
 
 DTypeLike: TypeAlias = npt.DTypeLike | Any
 """A dtype of NumPy, its name, or a dtype of another library: torch.float32, tf.float32, jnp.float32."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from gradserve.errors import DeadlineExceededError
+from gradserve_protocol.errors import DeadlineExceededError
 
 _RANDOM_BYTES = 6
 TO_WAIT_ON = "; to wait on, make the same call again"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import gradserve
 import gradserve_server.runtime.installed  # noqa: F401
-from gradserve.address import Address
 from gradserve.calls.identity import RequestIds
-from gradserve.lasting import lasting_task
-from gradserve.memory.pool import BufferPool
+from gradserve_protocol.address import Address
+from gradserve_protocol.lasting import lasting_task
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.accumulators.incoming import ArrivingGradients
 from gradserve_server.accumulators.journal import MemoryRecords
 from gradserve_server.accumulators.places.device_place import DevicePlace

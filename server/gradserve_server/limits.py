@@ -76,14 +76,14 @@ def listed(names: Collection[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """See `gradserve.printing`."""
+    """See `gradserve_protocol.printing`."""
     if text.isascii() and text.isprintable():
         return text
-    from gradserve.printing import visible
+    from gradserve_protocol.printing import visible
 
     return visible(text)
 
 
 def visible_lines(text: str) -> str:
-    """See `gradserve.printing`."""
+    """See `gradserve_protocol.printing`."""
     return "\n  ".join(map(visible, text.split("\n")))

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradserve.memory.pool import BufferPool
-from gradserve.server_status import MemoryStatus
+from gradserve_protocol.memory.pool import BufferPool
+from gradserve_protocol.server_status import MemoryStatus
 from gradserve_server.accumulators.durable.records import FileRecords
 from gradserve_server.accumulators.places.device_place import ConvertingReducer
 from gradserve_server.accumulators.registry import AccumulatorRegistry

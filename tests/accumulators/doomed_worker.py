@@ -10,10 +10,10 @@ from typing import Any, Literal, NoReturn, TypeAlias
 import numpy as np
 
 import gradserve
-from gradserve.memory.sealed import make_region
-from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2, tensor_messages_pb2, tensor_pb2
-from gradserve.wire.frames import FrameHeader, FrameKind, Segment, pack_segments
-from gradserve.wire.tensors import Contents
+from gradserve_protocol.frames import FrameHeader, FrameKind, Segment, pack_segments
+from gradserve_protocol.memory.sealed import make_region
+from gradserve_protocol.tensors import Contents
+from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2, tensor_messages_pb2, tensor_pb2
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import RawCalls

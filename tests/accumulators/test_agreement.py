@@ -9,7 +9,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_server.accumulators.spec import agreement_differences
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.testing import LocalServer

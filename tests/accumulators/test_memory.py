@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from gradserve.memory.pool import BufferPool
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.accumulators.gradient import Contribution, Gradient, OpenGradient
 from gradserve_server.accumulators.spec import (
     AccumulatorSpec,

@@ -15,7 +15,7 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve.calls.identity import CallId, OpenCalls, RequestIds
-from gradserve.v1 import accumulator_pb2
+from gradserve_protocol.v1 import accumulator_pb2
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async

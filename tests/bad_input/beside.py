@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from gradserve.v1 import tensor_pb2
-from gradserve.wire.frames import aligned
+from gradserve_protocol.frames import aligned
+from gradserve_protocol.v1 import tensor_pb2
 
 MessageT = TypeVar("MessageT", bound=Message)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.bad_input.layer_tables import LAYER_CALLS

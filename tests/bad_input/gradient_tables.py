@@ -6,7 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from tests.bad_input.requests import (
     DENSE,
     F32,

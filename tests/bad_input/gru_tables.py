@@ -6,8 +6,8 @@ import grpc
 import ml_dtypes
 import numpy as np
 
-from gradserve.v1 import gru_block_cell_messages_pb2 as gru_pb2
-from gradserve.v1 import tensor_pb2
+from gradserve_protocol.v1 import gru_block_cell_messages_pb2 as gru_pb2
+from gradserve_protocol.v1 import tensor_pb2
 from tests.bad_input.requests import EXHAUSTED, F32, INVALID, MIB, NOT_FOUND, Bad, tensor, zeros
 
 CELL: dict[str, Any] = {

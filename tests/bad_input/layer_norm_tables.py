@@ -7,8 +7,8 @@ import grpc
 import ml_dtypes
 import numpy as np
 
-from gradserve.v1 import layer_norm_messages_pb2 as layer_norm_pb2
-from gradserve.v1 import tensor_pb2
+from gradserve_protocol.v1 import layer_norm_messages_pb2 as layer_norm_pb2
+from gradserve_protocol.v1 import tensor_pb2
 from tests.bad_input.requests import EXHAUSTED, F32, INVALID, MIB, NOT_FOUND, Bad, tensor, zeros
 
 X, SCALE, STATS = zeros(2, 3, 4), zeros(3, 4), zeros(2)

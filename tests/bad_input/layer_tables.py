@@ -8,9 +8,9 @@ import grpc
 import numpy as np
 from google.protobuf.message import Message
 
-from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve.v1 import layer_pb2, tensor_pb2
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve_protocol.v1 import layer_pb2, tensor_pb2
 from tests.bad_input.requests import (
     ABORTED,
     EXHAUSTED,

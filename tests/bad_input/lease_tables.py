@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
-from gradserve.v1 import batch_norm_layer_messages_pb2, lease_messages_pb2, lease_pb2
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2, lease_messages_pb2, lease_pb2
 from tests.bad_input.requests import INVALID, SPECS, Bad, Create, ref
 
 TOO_LONG = "é" * 65

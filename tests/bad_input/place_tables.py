@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.v1 import tensor_messages_pb2, tensor_pb2
-from gradserve.wire.tensors import to_data_type
+from gradserve_protocol.tensors import to_data_type
+from gradserve_protocol.v1 import tensor_messages_pb2, tensor_pb2
 from tests.bad_input.requests import DENSE, VALUES, Bad, bad_gradient, dense, sparse
 
 PAYLOAD_BYTES = 128

@@ -10,10 +10,10 @@ import numpy as np
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, server_messages_pb2, tensor_messages_pb2, tensor_pb2
-from gradserve.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
-from gradserve.wire.tensors import to_data_type
+from gradserve_protocol.tensors import to_data_type
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, server_messages_pb2, tensor_messages_pb2, tensor_pb2
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
 from tests.servers.raw_calls import METHODS, Failure, RawCalls
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND

@@ -5,8 +5,8 @@ from typing import Any
 import grpc
 import numpy as np
 
-from gradserve.v1 import cudnn_rnn_messages_pb2 as rnn_pb2
-from gradserve.v1 import tensor_pb2
+from gradserve_protocol.v1 import cudnn_rnn_messages_pb2 as rnn_pb2
+from gradserve_protocol.v1 import tensor_pb2
 from tests.bad_input.requests import INT64_MAX, INT64_MIN, INVALID, NOT_FOUND, Bad, tensor, zeros
 
 # An lstm: T = 5, B = 3, I = 4, H = 6.

@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_messages_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_messages_pb2, tensor_pb2
 from tests.bad_input.requests import (
     DEADLINE,
     F32,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ByteSize
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import tensor_messages_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import tensor_messages_pb2, tensor_pb2
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.bad_input.requests import (

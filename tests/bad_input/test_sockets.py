@@ -9,8 +9,8 @@ import pytest
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 
-from gradserve.memory.sealed import make_region
-from gradserve.wire.frames import FrameHeader, FrameKind, Segment, pack_segments
+from gradserve_protocol.frames import FrameHeader, FrameKind, Segment, pack_segments
+from gradserve_protocol.memory.sealed import make_region
 from tests.bad_input import place_tables
 from tests.bad_input.beside import move_contents
 from tests.bad_input.place_tables import LIES, PAYLOAD_BYTES, Lie

@@ -9,8 +9,8 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import server_messages_pb2, tensor_messages_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import server_messages_pb2, tensor_messages_pb2, tensor_pb2
 from tests.bad_input.requests import (
     DENSE,
     EXHAUSTED,

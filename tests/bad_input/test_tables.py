@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradserve.v1 import tensor_messages_pb2
+from gradserve_protocol.v1 import tensor_messages_pb2
 from tests.bad_input.gradient_tables import (
     BAD_GRADIENTS,
     MALFORMED_TENSORS,

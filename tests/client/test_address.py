@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import gradserve
 import gradserve.aio
-from gradserve.address import Address
+from gradserve_protocol.address import Address
 from gradserve_server.commands.cli import cli
 from tests.servers.connecting import connect_with, no_server, without_retries
 from tests.servers.polling import PATIENCE_SECONDS

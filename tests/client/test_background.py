@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gradserve import lasting
 from gradserve.calls.exchange import Operation, Pause
 from gradserve.transport.aio.transport import BackgroundTask
 from gradserve.transport.blocking import background
 from gradserve.transport.blocking.background import BackgroundThread
 from gradserve.transport.settings import ConnectionSettings
+from gradserve_protocol import lasting
 from tests.servers.polling import PATIENCE_SECONDS
 
 SETTINGS = ConnectionSettings()

@@ -9,8 +9,8 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve import errors
 from gradserve.transport.status import ERRORS, error_from_status
+from gradserve_protocol import errors
 
 ERROR_TYPES = sorted(
     (each for each in vars(errors).values() if inspect.isclass(each) and issubclass(each, gradserve.GradserveError)),

@@ -10,7 +10,7 @@ from gradserve.calls.client import ClientCalls
 from gradserve.calls.combinators import together
 from gradserve.calls.exchange import Background, Exchange, Operation, TimeLimits, Unary
 from gradserve.calls.identity import RequestIds
-from gradserve.v1 import accumulator_messages_pb2, lease_messages_pb2, server_messages_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2, lease_messages_pb2, server_messages_pb2
 from tests.client.fake_transport import FakeAsyncTransport, FakeTransport
 
 

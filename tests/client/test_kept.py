@@ -5,7 +5,7 @@ import pytest
 
 from gradserve.calls.accumulators.kept import KeptGradients, KeptMemory
 from gradserve.calls.identity import CallId
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 
 ARRAY = np.arange(4, dtype=np.float64)
 

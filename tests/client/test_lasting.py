@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gradserve import lasting
-from gradserve.lasting import Failures, keep_doing, lasting_task, lasting_thread
+from gradserve_protocol import lasting
+from gradserve_protocol.lasting import Failures, keep_doing, lasting_task, lasting_thread
 
 LOG = logging.getLogger("tests.lasting")
 

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 import gradserve
 import gradserve.aio
-from gradserve.address import Address
 from gradserve.testing import ServerProcess
 from gradserve.transport.route import PROXY_VARIABLES, Route
+from gradserve_protocol.address import Address
 from gradserve_server.commands.cli import cli
 from tests.servers.connecting import connect_with, connect_with_aio, without_retries
 from tests.servers.polling import PATIENCE_SECONDS

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gradserve.tls import read_regular
+from gradserve_protocol.tls import read_regular
 
 
 def test_a_file_is_read_also_through_links(tmp_path: Path) -> None:

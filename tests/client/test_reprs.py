@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 import gradserve
 import gradserve.aio
-from gradserve.wire.arrays import BFLOAT16
+from gradserve_protocol.arrays import BFLOAT16
 
 LARGE: NDArray[Any] = np.zeros((1000, 1000), np.float32)
 ADJUSTMENT = gradserve.RandomAdjustment((0.9, 1.1), (0, 1), seed=1)

@@ -25,7 +25,9 @@ from gradserve.calls.exchange import (
     Upload,
 )
 from gradserve.calls.retries import Contact, RetryPolicy, Step, with_retries
-from gradserve.errors import (
+from gradserve.transport.status import may_pass
+from gradserve.workers import with_all_patience
+from gradserve_protocol.errors import (
     AbortedError,
     GradserveError,
     InvalidArgumentError,
@@ -34,9 +36,7 @@ from gradserve.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from gradserve.transport.status import may_pass
-from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
-from gradserve.workers import with_all_patience
+from gradserve_protocol.v1 import server_messages_pb2, tensor_messages_pb2
 
 UNARY = Unary("ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest())
 WAITING = Unary("AccumulatorService", "TakeGradient", server_messages_pb2.GetServerInfoRequest(), wait=50)

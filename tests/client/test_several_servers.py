@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.address import Address
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
@@ -19,6 +18,7 @@ from gradserve.calls.retries import Attempt, Contact
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.driving import attempts, drive
 from gradserve.transport.settings import ConnectionSettings
+from gradserve_protocol.address import Address
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.runtime import NOT_WARMED_UP

@@ -5,8 +5,8 @@ import sys
 import grpc
 import pytest
 
-from gradserve.printing import visible, visible_lines
 from gradserve.transport.status import error_from_status
+from gradserve_protocol.printing import visible, visible_lines
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from gradserve.wire.placement import home_of
+from gradserve_protocol.placement import home_of
 from gradserve_server.config import ServerConfig
 from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.testing import LocalServer

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradserve.wire.placement import home_of
+from gradserve_protocol.placement import home_of
 
 NAMES = [f"layer{number}/kernel" for number in range(2000)]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.server_status import AccumulatorStatus, ArrivalStatus, RoundStatus
+from gradserve_protocol.server_status import AccumulatorStatus, ArrivalStatus, RoundStatus
 from gradserve_server.commands import show
 from tests.commands.conftest import CommandLine
 

@@ -12,7 +12,7 @@ from textual.widgets import DataTable, Static
 
 import gradserve
 import gradserve.aio
-from gradserve.server_status import (
+from gradserve_protocol.server_status import (
     AccumulatorStatus,
     ErrorStatus,
     GradientTotals,

@@ -8,7 +8,7 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Static, TabbedContent
 
 import gradserve.aio
-from gradserve.server_status import ServerStatus
+from gradserve_protocol.server_status import ServerStatus
 from gradserve_server.commands.servers import Answer
 from gradserve_server.commands.top.app import TopApp
 from gradserve_server.commands.top.rates import Rates

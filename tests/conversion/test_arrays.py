@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array, has_dtype
 from gradserve.conversion.casting import as_array_of, as_array_or_numbers
 from gradserve.conversion.dtypes import as_dtype
+from gradserve_protocol.argument import Argument
 from tests.conversion.stand_ins import CopyingFromGpu, DType, Exporting, OnGpu, Tensor, dtype, float8, jax_bfloat16
 
 W = Argument("component 'w'", "gradient")

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 import gradserve
 from gradserve.conversion import gpu_arrays
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.casting import as_tensor_of
 from gradserve.conversion.gpu_arrays import as_output, as_tensor
-from gradserve.gpu import GpuArray, GpuError
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.gpu import GpuArray, GpuError
 from tests.client.gpu.fake_gpu import STREAM, FakeGpu, aligned
 from tests.conversion.stand_ins import CUDA, _set_type_code
 

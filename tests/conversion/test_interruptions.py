@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.plain import as_integer, as_list, as_number
+from gradserve_protocol.argument import Argument
 
 ARGUMENT = Argument("x")
 

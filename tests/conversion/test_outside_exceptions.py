@@ -6,9 +6,9 @@ from typing import Any, NoReturn
 import pytest
 
 import gradserve
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.plain import as_flag, as_integer, as_list, as_number, as_shape
+from gradserve_protocol.argument import Argument
 
 CONVERSIONS: list[Callable[[Any, Argument], object]] = [
     as_array,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.trees import leaves_of, taken_apart
+from gradserve_protocol.argument import Argument
 
 TREE = Argument("components")
 A, B, C = np.zeros(1), np.ones(2), np.ones((2, 3))

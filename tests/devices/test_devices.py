@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradserve.memory.pool import BufferPool
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice, Device
 from gradserve_server.devices.inventory import NO_CUPY, DeviceDescription, Inventory, NoSuchDeviceError, choose_device
 from tests.servers.command_line import run_cli

@@ -11,7 +11,7 @@ import pytest
 from numba import types
 from numba.core import registry
 
-from gradserve.memory.pool import BufferPool
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host import jit
 from gradserve_server.devices.host.intrinsics import undefined_symbols

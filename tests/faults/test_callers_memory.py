@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 import gradserve
 import gradserve.aio
-from gradserve.address import Address
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.exchange import TimeLimits
 from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.settings import ConnectionSettings, Transport
+from gradserve_protocol.address import Address
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.cluster.servers import addresses_of, running_cluster

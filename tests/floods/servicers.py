@@ -5,7 +5,7 @@ from typing import Any
 
 from google.protobuf import message_factory
 
-from gradserve.wire.tensors import WithContents
+from gradserve_protocol.tensors import WithContents
 from gradserve_server.app import Server
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.messages import Serialized

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import tensor_messages_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import tensor_messages_pb2, tensor_pb2
 from tests.bad_input.requests import (
     SPARSE,
     Apply,

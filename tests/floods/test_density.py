@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 
-from gradserve.v1 import accumulator_messages_pb2, tensor_messages_pb2, tensor_pb2
-from gradserve.wire.tensors import Contents, varint
+from gradserve_protocol.tensors import Contents, varint
+from gradserve_protocol.v1 import accumulator_messages_pb2, tensor_messages_pb2, tensor_pb2
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.rpc.boundary.messages import MAX_PARTS, UNCHECKED_BYTES, PartCounter

@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_messages_pb2 as layer_pb2
-from gradserve.v1 import (
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as layer_pb2
+from gradserve_protocol.v1 import (
     cudnn_rnn_messages_pb2,
     lease_messages_pb2,
     lease_pb2,

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 
 from gradserve.testing import FaultyProxy
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import lease_messages_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import lease_messages_pb2
 from gradserve_server.config import LeaseConfig, ServerConfig
 from tests.bad_input.layer_tables import create_request
 from tests.bad_input.requests import Create, Take, component, ref, spec

@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, fused_batch_norm_messages_pb2, lease_messages_pb2, tensor_messages_pb2
-from gradserve.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import (
+    accumulator_pb2,
+    fused_batch_norm_messages_pb2,
+    lease_messages_pb2,
+    tensor_messages_pb2,
+)
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import listed, quoted
 from gradserve_server.rpc.accumulators.requests import decode_accumulator_spec, decode_gradient

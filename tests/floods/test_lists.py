@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve.memory.pool import BufferPool
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
+from gradserve_protocol.memory.pool import BufferPool
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
 from gradserve_server.config import LeaseConfig
 from gradserve_server.resources.quotas import Quota
 from gradserve_server.tensors.held import Serials

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
 from gradserve_server.config.servers import ClusterConfig

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ByteSize
 
 import gradserve
-from gradserve.v1 import tensor_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.errors import ResourceExhaustedError

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 
 import gradserve
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.config import RuntimeConfig, ServerConfig, StateConfig
 
 FOLDER = Path(__file__).parent

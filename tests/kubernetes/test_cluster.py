@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import gradserve
-from gradserve.address import addresses_to_connect
+from gradserve_protocol.address import addresses_to_connect
 from tests.cluster.servers import addresses_of, name_at, running_cluster
 from tests.kubernetes.kubelet import Cluster
 from tests.kubernetes.machine import can_run

@@ -11,8 +11,8 @@ import yaml
 from numpy.typing import NDArray
 
 import gradserve
-from gradserve.address import addresses_to_connect
-from gradserve.wire.placement import home_of
+from gradserve_protocol.address import addresses_to_connect
+from gradserve_protocol.placement import home_of
 from tests.cluster.servers import addresses_of, name_at, running_cluster
 from tests.kubernetes.kubelet import Cluster, Pod
 from tests.kubernetes.machine import can_run

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import gradserve
-from gradserve.v1 import accumulator_service_pb2, lease_service_pb2, server_service_pb2, tensor_service_pb2
+from gradserve_protocol.v1 import accumulator_service_pb2, lease_service_pb2, server_service_pb2, tensor_service_pb2
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "other_languages.md").read_text()

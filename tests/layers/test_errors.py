@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import gradserve
-from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve.v1 import server_messages_pb2
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve_protocol.v1 import server_messages_pb2
 from tests.golden.batch_norm_layer_errors import LayerCall, Refusal, load_refusals, load_taken
 from tests.servers.raw_calls import RawCalls
 

@@ -15,9 +15,9 @@ from pydantic import ByteSize
 
 import gradserve
 from gradserve.testing import Faults
-from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2, layer_pb2, tensor_pb2
-from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2, layer_pb2, tensor_pb2
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.parts import Parts
 from gradserve_server.testing import LocalServer

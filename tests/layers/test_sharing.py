@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve.memory.pool import BufferPool
-from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve.v1 import layer_pb2, tensor_pb2
+from gradserve_protocol.memory.pool import BufferPool
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve_protocol.v1 import layer_pb2, tensor_pb2
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice

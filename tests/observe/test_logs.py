@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2
 from gradserve_server.config import ServerConfig
 from gradserve_server.observe.call_record import CallRecord, Origin
 from gradserve_server.observe.logs import FailureLog, JsonFormatter, TextFormatter

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve.v1 import fused_batch_norm_messages_pb2 as batch_norm_pb2
-from gradserve.v1 import server_messages_pb2, tensor_messages_pb2, tensor_pb2
-from gradserve.wire.tensors import to_data_type
+from gradserve_protocol.tensors import to_data_type
+from gradserve_protocol.v1 import fused_batch_norm_messages_pb2 as batch_norm_pb2
+from gradserve_protocol.v1 import server_messages_pb2, tensor_messages_pb2, tensor_pb2
 from gradserve_server.testing import LocalServer
 from tests.bad_input.requests import tensor, zeros
 from tests.servers.polling import eventually

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve.memory.pool import BufferPool
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.compute import ThreadCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import ResourceExhaustedError

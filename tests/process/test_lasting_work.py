@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve import lasting
+from gradserve_protocol import lasting
 from gradserve_server.accumulators.round_hold import RoundHold
 from gradserve_server.config import ListenConfig, RuntimeConfig, SecurityConfig, ServerConfig
 from gradserve_server.observe.observed import Summary

@@ -9,8 +9,8 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
 import gradserve
-from gradserve.address import Address
-from gradserve.v1.server_messages_pb2 import GetServerInfoRequest
+from gradserve_protocol.address import Address
+from gradserve_protocol.v1.server_messages_pb2 import GetServerInfoRequest
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.devices.inventory import DeviceDescription, Inventory

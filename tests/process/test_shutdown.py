@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import gradserve.aio
 from gradserve.testing import ServerProcess
-from gradserve.v1 import (
+from gradserve_protocol.v1 import (
     accumulator_messages_pb2,
     accumulator_pb2,
     accumulator_service_pb2_grpc,

@@ -16,8 +16,8 @@ from google.protobuf.message import Message
 import gradserve
 import gradserve.aio
 from gradserve.testing import ServerProcess
-from gradserve.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
-from gradserve.v1 import (
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
+from gradserve_protocol.v1 import (
     batch_norm_layer_pb2,
     fused_batch_norm_messages_pb2,
     server_messages_pb2,

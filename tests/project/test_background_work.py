@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 BEGINS = ("create_task", "ensure_future", "Thread")
 
 ELSEWHERE = {
-    "client/gradserve/lasting.py": "begins work again after a failure",
+    "client/gradserve_protocol/lasting.py": "begins work again after a failure",
     "client/gradserve/testing/network/proxy.py": "a test kit",
     "client/gradserve/transport/aio/server.py": "one upload, whose caller gets its error, or has gone",
     "client/gradserve/transport/aio/transport.py": "lasting work, and steps of an operation, which waits for them",
@@ -53,6 +53,7 @@ def begins(path: Path) -> int:
 
 
 def test_whatever_else_begins_a_task_or_a_thread_has_a_reason() -> None:
-    files = [*ROOT.glob("client/gradserve/**/*.py"), *ROOT.glob("server/gradserve_server/**/*.py")]
+    folders = ("client/gradserve", "client/gradserve_protocol", "server/gradserve_server")
+    files = [file for folder in folders for file in ROOT.glob(f"{folder}/**/*.py")]
     found = {str(each.relative_to(ROOT)) for each in files if begins(each)}
-    assert found == ELSEWHERE.keys(), "use gradserve.lasting, or say here what becomes of a failure"
+    assert found == ELSEWHERE.keys(), "use gradserve_protocol.lasting, or say here what becomes of a failure"

@@ -68,9 +68,10 @@ def test_the_source_distribution_is_the_repository(unpacked: Path) -> None:
     assert set(files(unpacked)) == expected | {"PKG-INFO"}
 
 
-def test_the_wheel_is_the_three_packages_and_the_protos(wheel: Path) -> None:
+def test_the_wheel_is_the_packages_and_the_protos(wheel: Path) -> None:
     folders = {
         "gradserve": "client/gradserve",
+        "gradserve_protocol": "client/gradserve_protocol",
         "gradserve_server": "server/gradserve_server",
         "gradserve_demo": "server/gradserve_demo",
         "gradserve/proto": "proto",

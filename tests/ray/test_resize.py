@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import gradserve
-from gradserve.wire.placement import home_of
+from gradserve_protocol.placement import home_of
 from gradserve_server.commands.cli import cli
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.testing import LocalServer

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import gradserve
-from gradserve.wire.placement import home_of
+from gradserve_protocol.placement import home_of
 from gradserve_server.accumulators.durable.movable import Key, MovableAccumulator
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark, decide, holds

@@ -15,7 +15,7 @@ import pytest
 
 import gradserve
 from gradserve.calls.client import state as client_state
-from gradserve.wire.placement import home_of
+from gradserve_protocol.placement import home_of
 from gradserve_server.accumulators.durable import records
 from gradserve_server.accumulators.durable.movable import Slices
 from gradserve_server.accumulators.durable.serialization import spec_of

@@ -10,7 +10,7 @@ import gradserve
 from gradserve.calls.exchange import Background, Operation, Pause, TimeLimits, Unary
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.private_resources import PrivateResources
-from gradserve.v1.lease_messages_pb2 import EndClientLeaseResponse, HoldClientLeaseResponse
+from gradserve_protocol.v1.lease_messages_pb2 import EndClientLeaseResponse, HoldClientLeaseResponse
 
 CREATE = Unary("AccumulatorService", "CreateAccumulator", EndClientLeaseResponse())
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gradserve.v1 import server_messages_pb2, server_service_pb2_grpc
+from gradserve_protocol.v1 import server_messages_pb2, server_service_pb2_grpc
 from gradserve_server.config import LimitsConfig
 from gradserve_server.rpc.boundary.chain import Interceptor, Service
 from gradserve_server.rpc.boundary.interceptors import Admission, Faults

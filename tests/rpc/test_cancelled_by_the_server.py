@@ -11,7 +11,7 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve.calls.retries import RetryPolicy
-from gradserve.v1 import server_messages_pb2
+from gradserve_protocol.v1 import server_messages_pb2
 from tests.servers.polling import PATIENCE_SECONDS
 
 HANDLE = gradserve.TensorHandle("some", np.dtype(np.float32), (2,))

@@ -15,7 +15,7 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve.testing import ServerProcess
-from gradserve.v1 import tensor_messages_pb2
+from gradserve_protocol.v1 import tensor_messages_pb2
 from gradserve_server.config import LimitsConfig
 from gradserve_server.errors import NotFoundError
 from gradserve_server.rpc.boundary.chain import Service

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.address import Address
 from gradserve.testing import ServerProcess
+from gradserve_protocol.address import Address
 from gradserve_server.rpc.health.check import check_health
 from gradserve_server.rpc.listeners.grpc.endpoint import Endpoint
 from tests.servers.polling import PATIENCE_SECONDS, eventually

@@ -12,10 +12,10 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve import errors as client_errors
 from gradserve.calls.progress import CallbackError
 from gradserve.transport.status import ERRORS, error_from_status
-from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
+from gradserve_protocol import errors as client_errors
+from gradserve_protocol.v1 import server_messages_pb2, tensor_messages_pb2
 from gradserve_server import errors as server_errors
 from gradserve_server.config import LimitsConfig
 from gradserve_server.resources.cluster import MisplacedError

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 from cryptography import x509
 
-from gradserve.tls import TLS, client_certificates
+from gradserve_protocol.tls import TLS, client_certificates
 from gradserve_server.commands.cli import cli
 from gradserve_server.security.authority import Authority
 

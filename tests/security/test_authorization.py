@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gradserve.v1 import server_messages_pb2
+from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.security.identity import Credentials, digest_of, in_authorization
 from gradserve_server.testing import LocalServer
 from tests.observe.http_client import connect, url_of

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 
 import gradserve
 import gradserve.aio
-from gradserve.tls import client_certificates
+from gradserve_protocol.tls import client_certificates
 from tests.servers.certificates import Certificates
 
 GARBAGE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
@@ -132,7 +132,7 @@ def test_files_are_read_again_when_they_change_and_fit_together(
 
 
 def test_a_change_is_found_within_a_second(certificates: Certificates, tmp_path: Path) -> None:
-    from gradserve.tls import CertificateFiles, _client_context
+    from gradserve_protocol.tls import CertificateFiles, _client_context
 
     shutil.copy(certificates.ca, tmp_path / "ca.pem")
     now = 0.0

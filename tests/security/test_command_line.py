@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gradserve.address import Address
 from gradserve.testing import ServerProcess
+from gradserve_protocol.address import Address
 from gradserve_server.config import ListenConfig
 from gradserve_server.security.tls import explicit_bulk_address, unprotected
 from tests.servers.certificates import Certificates

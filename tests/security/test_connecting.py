@@ -11,14 +11,14 @@ from google.protobuf.descriptor import MethodDescriptor
 
 import gradserve
 from gradserve.calls.exchange import TimeLimits
-from gradserve.memory.pool import BufferPool
-from gradserve.tls import client_certificates
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport, Way
 from gradserve.transport.sockets.aio import AsyncConnection, SecureAsyncConnection
 from gradserve.transport.sockets.blocking import BlockingConnection, SecureBlockingConnection
 from gradserve.transport.sockets.carrier import Connect
 from gradserve.transport.sockets.choice import Place
 from gradserve.transport.sockets.payloads import Payloads
+from gradserve_protocol.memory.pool import BufferPool
+from gradserve_protocol.tls import client_certificates
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.chain import Call, Handle

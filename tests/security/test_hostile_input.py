@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.v1 import server_messages_pb2, server_service_pb2_grpc
+from gradserve_protocol.v1 import server_messages_pb2, server_service_pb2_grpc
 from gradserve_server.config import RuntimeConfig, ServerConfig, StateConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS

@@ -7,7 +7,7 @@ import pytest
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 
-from gradserve.v1 import accumulator_messages_pb2, batch_norm_layer_messages_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2, batch_norm_layer_messages_pb2
 from gradserve_server.errors import PermissionDeniedError
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.interceptors import AccessChecks, FairCalls

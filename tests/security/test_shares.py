@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.v1 import server_messages_pb2
+from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.config import LimitsConfig, RuntimeConfig, SecurityConfig, ServerConfig
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.quotas import Quota

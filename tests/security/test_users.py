@@ -16,8 +16,8 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve.transport.settings import Transport
-from gradserve.v1 import server_messages_pb2
-from gradserve.v1 import socket_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import server_messages_pb2
+from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
 from gradserve_server.config import LeaseConfig, ListenConfig, RuntimeConfig, SecurityConfig, ServerConfig
 from gradserve_server.parts import Parts
 from gradserve_server.security.access import LIFETIME_SECONDS

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from gradserve.address import Address
 from gradserve.testing import ConnectionFaults, FaultyProxy
 from gradserve.transport.settings import Transport
+from gradserve_protocol.address import Address
 from gradserve_server.testing import LocalServer
 
 

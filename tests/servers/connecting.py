@@ -8,13 +8,13 @@ from typing import Any
 
 import gradserve
 import gradserve.aio
-from gradserve.address import Address
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.exchange import TimeLimits
 from gradserve.calls.retries import RetryPolicy
 from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.settings import ConnectionSettings, Transport
+from gradserve_protocol.address import Address
 
 NO_RETRIES = RetryPolicy(pauses=(), restart_patience=0)
 """Clients do not try again by themselves: every fault reaches the code that calls."""

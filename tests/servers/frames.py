@@ -12,9 +12,7 @@ import grpc
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 
-from gradserve.v1 import socket_messages_pb2 as messages_pb2
-from gradserve.v1 import socket_service_pb2_grpc
-from gradserve.wire.frames import (
+from gradserve_protocol.frames import (
     HEADER_BYTES,
     PROTOCOL,
     FrameHeader,
@@ -23,7 +21,9 @@ from gradserve.wire.frames import (
     pack_segments,
     unpack_segments,
 )
-from gradserve.wire.tensors import Contents
+from gradserve_protocol.tensors import Contents
+from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import socket_service_pb2_grpc
 from tests.servers.polling import PATIENCE_SECONDS
 
 MessageT = TypeVar("MessageT", bound=Message)

@@ -4,7 +4,7 @@ import fcntl
 import tempfile
 from pathlib import Path
 
-from gradserve.memory.pool import BufferPool
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer

@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from gradserve.v1 import (
+from gradserve_protocol.v1 import (
     accumulator_service_pb2,
     batch_norm_layer_service_pb2,
     gradient_ops_service_pb2,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.memory.pool import BufferPool
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice, DeviceUsage, bytes_of
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.layers.batch_norm.computation import FAMILY as BATCH_NORM_LAYER

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.memory.pool import BufferPool
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.accumulators.durable import records as records_module
 from gradserve_server.accumulators.durable.records import FileRecords
 from gradserve_server.config import LeaseConfig

@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gradserve.v1 import tensor_messages_pb2 as messages_pb2
-from gradserve.v1 import tensor_pb2
-from gradserve.wire.arrays import Array, Assembly, PayloadError, buffer_of
-from gradserve.wire.tensors import DEFAULT_CHUNK_BYTES, Chunk, PartDecoder, cut, encode_part, to_dtype
+from gradserve_protocol.arrays import Array, Assembly, PayloadError, buffer_of
+from gradserve_protocol.tensors import DEFAULT_CHUNK_BYTES, Chunk, PartDecoder, cut, encode_part, to_dtype
+from gradserve_protocol.v1 import tensor_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import tensor_pb2
 
 STREAM_CLASSES = [messages_pb2.PutTensorsRequest, messages_pb2.GetTensorsResponse]
 NAMES = [name for name, number in tensor_pb2.DataType.items() if number]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gradserve
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, batch_norm_layer_pb2, tensor_pb2
-from gradserve.wire.tensors import Contents, WithContents, encode_message, to_data_type
+from gradserve_protocol.tensors import Contents, WithContents, encode_message, to_data_type
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, batch_norm_layer_pb2, tensor_pb2
 
 Part: TypeAlias = tuple[str, bool, int, list[int] | None]
 

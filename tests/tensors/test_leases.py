@@ -14,8 +14,8 @@ import pytest
 from pydantic import ByteSize
 
 import gradserve
-from gradserve.memory.pool import BufferPool
-from gradserve.v1 import tensor_messages_pb2, tensor_pb2, tensor_service_pb2_grpc
+from gradserve_protocol.memory.pool import BufferPool
+from gradserve_protocol.v1 import tensor_messages_pb2, tensor_pb2, tensor_service_pb2_grpc
 from gradserve_server.config import LeaseConfig, LimitsConfig, ServerConfig
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from gradserve_server.resources.quotas import Quota

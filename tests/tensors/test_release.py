@@ -7,8 +7,8 @@ import grpc
 import numpy as np
 import pytest
 
-from gradserve.v1 import tensor_messages_pb2
-from gradserve.wire.frames import HEADER_BYTES, FrameHeader
+from gradserve_protocol.frames import HEADER_BYTES, FrameHeader
+from gradserve_protocol.v1 import tensor_messages_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.testing import LocalServer

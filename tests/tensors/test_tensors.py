@@ -12,11 +12,11 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve.memory.pool import BufferPool
-from gradserve.v1 import tensor_messages_pb2 as messages_pb2
-from gradserve.v1 import tensor_pb2
-from gradserve.wire.arrays import Array, buffer_of, wire_array
-from gradserve.wire.tensors import to_data_type
+from gradserve_protocol.arrays import Array, buffer_of, wire_array
+from gradserve_protocol.memory.pool import BufferPool
+from gradserve_protocol.tensors import to_data_type
+from gradserve_protocol.v1 import tensor_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.config import LeaseConfig, ServerConfig
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from gradserve_server.resources.quotas import Quota

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 import gradserve
-from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2
-from gradserve.v1 import socket_messages_pb2 as messages_pb2
-from gradserve.wire.frames import MAX_NAME_BYTES, FrameHeader, FrameKind, Metadata, name_with, split_name
+from gradserve_protocol.frames import MAX_NAME_BYTES, FrameHeader, FrameKind, Metadata, name_with, split_name
+from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2
+from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
 from gradserve_server.observe.call_record import current_call
 from gradserve_server.testing import LocalServer
 from tests.servers.frames import FrameClient, issue_ticket

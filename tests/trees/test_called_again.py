@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.messages import encode_duration
+from gradserve_protocol.messages import encode_duration
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
 from gradserve_server.errors import AbortedError, DeadlineExceededError

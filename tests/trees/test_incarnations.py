@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from pydantic import ByteSize
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_messages_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_messages_pb2, tensor_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.parts import Parts

@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.workloads.cudnn_rnn import CudnnRnnInputs
-from gradserve.memory.pool import BufferPool
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.products import use_one_blas_thread

@@ -9,7 +9,7 @@ import numpy as np
 import gradserve
 from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.peers.gradserve.connection import Connection
-from gradserve.wire.placement import home_of
+from gradserve_protocol.placement import home_of
 
 
 class PartsWorker(Worker):

@@ -13,14 +13,14 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from gradserve.batch_norm import IgnoredArgument, IgnoredArgumentWarning
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.casting import as_tensor_or_numbers
 from gradserve.conversion.handles import as_handle
 from gradserve.conversion.plain import INT32, INT64, UINT64, as_choice, as_flag, as_integer, as_number, as_text
-from gradserve.errors import InvalidArgumentError, NotFoundError
 from gradserve.results import TensorHandle, TensorLike
-from gradserve.v1 import accumulator_pb2
-from gradserve.wire.arrays import AnyArray, DType
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.arrays import AnyArray, DType
+from gradserve_protocol.errors import InvalidArgumentError, NotFoundError
+from gradserve_protocol.v1 import accumulator_pb2
 
 _PACKAGE = __name__.partition(".")[0]
 _DURABILITIES = {

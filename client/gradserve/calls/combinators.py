@@ -18,7 +18,7 @@ from gradserve.calls.exchange import (
     Whole,
 )
 from gradserve.calls.progress import Progress, Told, checked_progress
-from gradserve.errors import CallCancelledError, GradserveError
+from gradserve_protocol.errors import CallCancelledError, GradserveError
 
 StepT = TypeVar("StepT")
 T = TypeVar("T")

@@ -15,13 +15,13 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from gradserve.calls.progress import Progress, Told
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_number
-from gradserve.errors import InvalidArgumentError
-from gradserve.v1 import tensor_messages_pb2
-from gradserve.wire.arrays import Array, DType
-from gradserve.wire.messages import encode_duration
-from gradserve.wire.tensors import WithContents
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.arrays import Array, DType
+from gradserve_protocol.errors import InvalidArgumentError
+from gradserve_protocol.messages import encode_duration
+from gradserve_protocol.tensors import WithContents
+from gradserve_protocol.v1 import tensor_messages_pb2
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 T = TypeVar("T")

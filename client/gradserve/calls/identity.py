@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_integer
-from gradserve.errors import (
+from gradserve.workers import new_worker_id
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import (
     CallCancelledError,
     DeadlineExceededError,
     InternalError,
     InvalidArgumentError,
     UnavailableError,
 )
-from gradserve.v1 import accumulator_pb2
-from gradserve.workers import new_worker_id
+from gradserve_protocol.v1 import accumulator_pb2
 
 AccumulatorKey = tuple[str, str]
 """Container and name of an accumulator."""

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from gradserve.calls.exchange import Background, Operation, Pause, TimeLimits, Unary, encode_idle_lease
 from gradserve.calls.identity import RequestIds
-from gradserve.errors import (
+from gradserve_protocol.errors import (
     CallCancelledError,
     DeadlineExceededError,
     GradserveError,
@@ -15,8 +15,8 @@ from gradserve.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from gradserve.v1 import lease_messages_pb2 as messages_pb2
-from gradserve.v1 import lease_pb2
+from gradserve_protocol.v1 import lease_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import lease_pb2
 
 T = TypeVar("T")
 

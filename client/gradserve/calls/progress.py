@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, NoReturn, Protocol, Self, TypeAlias
 
-from gradserve.conversion.argument import Argument
-from gradserve.errors import GradserveError
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import GradserveError
 
 Told: TypeAlias = Callable[[int, int], object] | Literal[True]
 """The receiver of progress reports: a callback, or a line on a terminal."""

@@ -20,17 +20,17 @@ from gradserve.calls.exchange import (
     Upload,
     Whole,
 )
-from gradserve.conversion.argument import Argument
-from gradserve.errors import (
+from gradserve.variables import RESTART_PATIENCE_VARIABLE
+from gradserve.workers import has_all_patience
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import (
     AbortedError,
     GradserveError,
     ResourceExhaustedError,
     UnauthenticatedError,
     UnavailableError,
 )
-from gradserve.variables import RESTART_PATIENCE_VARIABLE
-from gradserve.wire.frames import Metadata
-from gradserve.workers import has_all_patience
+from gradserve_protocol.frames import Metadata
 
 _FIELD = "accumulator.server_incarnation"
 T = TypeVar("T")

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Sequence
 from google.protobuf.duration_pb2 import Duration
 
 from gradserve.calls.exchange import DescribeTransport, Operation, Unary
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice, as_integer, as_text
-from gradserve.errors import InvalidArgumentError
 from gradserve.results import Device, ServerInfo, TransportInfo
-from gradserve.server_status import ServerStatus
-from gradserve.v1 import server_messages_pb2 as messages_pb2
-from gradserve.v1 import socket_messages_pb2, status_messages_pb2
-from gradserve.wire.messages import read
-from gradserve.wire.placement import home_of
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import InvalidArgumentError
+from gradserve_protocol.messages import read
+from gradserve_protocol.placement import home_of
+from gradserve_protocol.server_status import ServerStatus
+from gradserve_protocol.v1 import server_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import socket_messages_pb2, status_messages_pb2
 
 _FIELD = "address"
 _ORDERS = ("latest", "name", "rate", "waiting", "bytes")

@@ -24,9 +24,11 @@ from gradserve.calls.exchange import (
 )
 from gradserve.calls.progress import CallbackError, Progress
 from gradserve.calls.retries import is_of_another_run
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag, as_number
-from gradserve.errors import (
+from gradserve.results import TensorHandle
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.arrays import AnyArray, Array, buffer_of, host_array
+from gradserve_protocol.errors import (
     AbortedError,
     CallCancelledError,
     DeadlineExceededError,
@@ -35,13 +37,11 @@ from gradserve.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from gradserve.gpu import GpuArray
-from gradserve.results import TensorHandle
-from gradserve.v1 import tensor_messages_pb2 as messages_pb2
-from gradserve.v1 import tensor_pb2
-from gradserve.wire.arrays import AnyArray, Array, buffer_of, host_array
-from gradserve.wire.messages import encode_duration
-from gradserve.wire.tensors import Contents, WithContents, to_data_type, to_dtype
+from gradserve_protocol.gpu import GpuArray
+from gradserve_protocol.messages import encode_duration
+from gradserve_protocol.tensors import Contents, WithContents, to_data_type, to_dtype
+from gradserve_protocol.v1 import tensor_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import tensor_pb2
 
 INLINE_LIMIT_BYTES = 3 << 20
 """Over gRPC, arrays of up to this size in total travel inside the request; a stream of their own would take longer."""

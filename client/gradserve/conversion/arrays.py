@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.conversion.argument import READING_ERRORS, Argument
 from gradserve.conversion.dlpack import array_from_dlpack, is_in_host_memory
 from gradserve.conversion.dtypes import as_dtype, name_of
-from gradserve.errors import InvalidArgumentError
-from gradserve.wire.arrays import Array
+from gradserve_protocol.argument import READING_ERRORS, Argument
+from gradserve_protocol.arrays import Array
+from gradserve_protocol.errors import InvalidArgumentError
 
 _NUMBERS = frozenset({bool, int, float, complex})
 _ARRAY_PROTOCOLS = ("dtype", "__array__", "__array_interface__", "__dlpack__", "__cuda_array_interface__")

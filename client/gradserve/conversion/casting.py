@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array, has_dtype
 from gradserve.conversion.gpu_arrays import as_tensor
-from gradserve.gpu import GpuArray
-from gradserve.wire.arrays import Array, DoesNotFitError, DType, converted, is_real
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.arrays import Array, DoesNotFitError, DType, converted, is_real
+from gradserve_protocol.gpu import GpuArray
 
 
 def as_array_of(dtype: DType, value: object, argument: Argument) -> Array:

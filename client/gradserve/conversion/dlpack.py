@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.wire.arrays import BFLOAT16, Array
+from gradserve_protocol.arrays import BFLOAT16, Array
 
 _CAPSULE_NAME = b"dltensor"
 _UNSIGNED, _BFLOAT = 1, 4

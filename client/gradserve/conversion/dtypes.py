@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.conversion.argument import Argument, described
 from gradserve.results import DTypeLike
-from gradserve.wire.arrays import KNOWN_NAMES, DType, parse_dtype
+from gradserve_protocol.argument import Argument, described
+from gradserve_protocol.arrays import KNOWN_NAMES, DType, parse_dtype
 
 
 def as_dtype(value: DTypeLike, argument: Argument) -> DType:

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array, detached
 from gradserve.conversion.dlpack import tensor_in
 from gradserve.conversion.dtypes import as_dtype
-from gradserve.gpu import Gpu, GpuArray, GpuError, open_gpu
-from gradserve.wire.arrays import BFLOAT16, Array
-from gradserve.wire.frames import ALIGNMENT
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.arrays import BFLOAT16, Array
+from gradserve_protocol.frames import ALIGNMENT
+from gradserve_protocol.gpu import Gpu, GpuArray, GpuError, open_gpu
 
 _CUDA = 2
 """The type of the device in DLPack: memory of a GPU that the CPU cannot read."""

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import is_text
 from gradserve.results import TensorHandle
+from gradserve_protocol.argument import Argument
 
 
 def as_handle(value: Any, argument: Argument) -> TensorHandle:

@@ -6,8 +6,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from gradserve.conversion.argument import READING_ERRORS, Argument, described
 from gradserve.conversion.arrays import as_array, has_dtype
+from gradserve_protocol.argument import READING_ERRORS, Argument, described
 
 INT32 = range(-(1 << 31), 1 << 31)
 INT64 = range(-(1 << 63), 1 << 63)

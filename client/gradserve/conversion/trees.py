@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeAlias
 
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import is_text
+from gradserve_protocol.argument import Argument
 
 Tree: TypeAlias = Any
 """A value; a dict, list, tuple or named tuple of trees; or None."""

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from gradserve.address import Address, addresses_to_connect
 from gradserve.discovery.dns import servers_of_service
 from gradserve.discovery.ray import servers_on_ray
-from gradserve.errors import InvalidArgumentError
+from gradserve_protocol.address import Address, addresses_to_connect
+from gradserve_protocol.errors import InvalidArgumentError
 
 _URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://(.*?)\s*", re.DOTALL)
 _LOOKUPS: Mapping[str, Callable[[str, float], Sequence[str]]] = {

@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING
 
-from gradserve.errors import InvalidArgumentError, UnavailableError
+from gradserve_protocol.errors import InvalidArgumentError, UnavailableError
 
 if TYPE_CHECKING:
     from dns.rdtypes.IN.SRV import SRV

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
-from gradserve.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError, UnavailableError
+from gradserve_protocol.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError, UnavailableError
 
 NAMESPACE = "gradserve"
 """The Ray namespace of all actors of clusters."""

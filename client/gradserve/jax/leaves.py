@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.errors import InvalidArgumentError
+from gradserve_protocol.errors import InvalidArgumentError
 
 PyTree: TypeAlias = Any
 _ALONE = "value"

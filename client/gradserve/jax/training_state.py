@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gradserve.errors import InvalidArgumentError
 from gradserve.jax.leaves import PyTree, from_host, named_leaves, placed_like, to_host
 from gradserve.training import State
+from gradserve_protocol.errors import InvalidArgumentError
 
 _PARAMETERS, _OPTIMIZER = "parameters", "optimizer"
 _OTHER_MODEL = "all workers need the same model and the same optimizer"

@@ -14,7 +14,6 @@ import optax
 from jax.experimental import io_callback
 
 from gradserve.client import Client
-from gradserve.errors import GradserveError, InvalidArgumentError
 from gradserve.jax.leaves import PyTree, named_leaves, place_of
 from gradserve.jax.training_state import (
     AverageByState,
@@ -27,6 +26,7 @@ from gradserve.jax.training_state import (
 )
 from gradserve.results import Average, DenseSpec
 from gradserve.training import State, Worker
+from gradserve_protocol.errors import GradserveError, InvalidArgumentError
 
 _COPYING_SECONDS = 5.0
 """For how long each step is copied after somebody has asked for a state: long enough to be asked again."""

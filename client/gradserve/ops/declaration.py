@@ -13,8 +13,8 @@ import numpy as np
 from google.protobuf.message import Message
 
 from gradserve.batch_norm import IgnoredArgument
-from gradserve.conversion.argument import Argument
-from gradserve.wire.arrays import DType
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.arrays import DType
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 """The dtypes of the inputs from which those of others follow."""

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Annotated, Generic, NamedTuple
 
 from gradserve.ops.declaration import FLOAT32, Attribute, Field, Input, Op, SameAs, StatisticsOf
-from gradserve.printing import abbreviated
 from gradserve.results import TensorT_co
-from gradserve.v1 import fused_batch_norm_messages_pb2, layer_norm_messages_pb2
+from gradserve_protocol.printing import abbreviated
+from gradserve_protocol.v1 import fused_batch_norm_messages_pb2, layer_norm_messages_pb2
 
 _GROUPED = Input("x", FLOAT32, "T, any shape that ends with S; the shape S itself makes one group.")
 _X = Input("x", FLOAT32, "float16, bfloat16, float32 or float64, of rank 4, or 5 for the formats with a D.")

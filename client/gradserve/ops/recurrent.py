@@ -5,16 +5,16 @@ from dataclasses import replace
 from typing import Annotated, Any, Generic, NamedTuple
 
 from gradserve.batch_norm import IgnoredArgument
-from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import as_integer
 from gradserve.errors import InvalidArgumentError
 from gradserve.ops.declaration import FLOAT32, INT8, INT32, Attribute, Input, Op, SameAs, SingleOutput
-from gradserve.printing import abbreviated
 from gradserve.results import TensorT_co
-from gradserve.v1 import cudnn_rnn_messages_pb2 as messages_pb2
-from gradserve.v1 import gru_block_cell_messages_pb2 as gru_messages_pb2
+from gradserve_protocol.argument import Argument, described
+from gradserve_protocol.printing import abbreviated
+from gradserve_protocol.v1 import cudnn_rnn_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import gru_block_cell_messages_pb2 as gru_messages_pb2
 
 _LIKE_X = SameAs("x")
 _BIASES = ("b_ru", "b_c")

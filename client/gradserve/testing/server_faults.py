@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from google.protobuf.descriptor import MethodDescriptor
 
 import gradserve_server.runtime.installed  # noqa: F401
-from gradserve.errors import GradserveError, InternalError, InvalidArgumentError
+from gradserve_protocol.errors import GradserveError, InternalError, InvalidArgumentError
 from gradserve_server import errors
 from gradserve_server.rpc.boundary.chain import Call, Handle
 from gradserve_server.rpc.services import SERVICES

@@ -5,8 +5,8 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from gradserve.errors import InvalidArgumentError
 from gradserve.testing.server_faults import Faults
+from gradserve_protocol.errors import InvalidArgumentError
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
 from gradserve_server.testing import LocalServer

@@ -8,12 +8,12 @@ import torch
 from numpy.typing import NDArray
 
 from gradserve.client import Client
-from gradserve.errors import InvalidArgumentError
 from gradserve.results import DenseSpec
 from gradserve.torch.optimizers import Schedule, settings_of
 from gradserve.torch.parameters import Gradients, module_of, trained_parameters
 from gradserve.torch.state import TrainingState
 from gradserve.training import Worker
+from gradserve_protocol.errors import InvalidArgumentError
 
 
 def broadcast_parameters(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gradserve.errors import InvalidArgumentError
+from gradserve_protocol.errors import InvalidArgumentError
 
 _UNIMPORTANT = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable", "initial_lr"})
 """Options of groups that change how a step is computed, not what, or that are compared as others."""

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag
-from gradserve.errors import InvalidArgumentError
 from gradserve.torch.tensors import tensor_of
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import InvalidArgumentError
 
 _MOST_NAMES = 5
 _COMPILED = "_orig_mod"

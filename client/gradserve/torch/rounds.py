@@ -6,18 +6,18 @@ from typing import Any
 
 from gradserve.accumulators import GradientAccumulator
 from gradserve.client import Client
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice, as_integer, as_text
-from gradserve.errors import (
+from gradserve.results import Average, DenseSpec, Outcome, PushPullResult
+from gradserve.training.progress import OUT_OF_BATCHES, DropLog
+from gradserve.workers import new_worker_id, with_all_patience, without_request_id
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import (
     AlreadyExistsError,
     DeadlineExceededError,
     InvalidArgumentError,
     OutOfRangeError,
     StaleGradientError,
 )
-from gradserve.results import Average, DenseSpec, Outcome, PushPullResult
-from gradserve.training.progress import OUT_OF_BATCHES, DropLog
-from gradserve.workers import new_worker_id, with_all_patience, without_request_id
 
 _log = logging.getLogger(__name__)
 

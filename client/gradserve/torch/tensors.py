@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradserve.wire.arrays import BFLOAT16
+from gradserve_protocol.arrays import BFLOAT16
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 _WITHOUT_NUMPY = {torch.bfloat16: BFLOAT16} | {

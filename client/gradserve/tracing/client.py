@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from gradserve.calls.combinators import map_steps
 from gradserve.calls.exchange import DescribeTransport, Download, Unary, Upload, Whole
 from gradserve.calls.retries import Attempt, Attempts, Step
-from gradserve.conversion.argument import Argument
-from gradserve.errors import CODE_NAMES, GradserveError, InvalidArgumentError
 from gradserve.tracing.spans import (
     ERROR_TYPE,
     STATUS_CODE,
@@ -17,7 +15,9 @@ from gradserve.tracing.spans import (
     metadata_of,
 )
 from gradserve.variables import TRACING_VARIABLE
-from gradserve.wire.tensors import WithContents
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import CODE_NAMES, GradserveError, InvalidArgumentError
+from gradserve_protocol.tensors import WithContents
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider

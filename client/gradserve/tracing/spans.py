@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from google.protobuf.descriptor import Descriptor
 
-from gradserve.wire.frames import Metadata
+from gradserve_protocol.frames import Metadata
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -14,9 +14,9 @@ import numpy as np
 
 from gradserve.accumulators import GradientAccumulator
 from gradserve.client import Client
-from gradserve.errors import AlreadyExistsError, InvalidArgumentError
 from gradserve.results import Average, DenseSpec, Outcome
 from gradserve.training.state import COMPONENTS, TEXT, Arrived, Carried, State, as_text, of_text
+from gradserve_protocol.errors import AlreadyExistsError, InvalidArgumentError
 
 DAY_SECONDS = 24 * 3600.0
 """The idle lease of most accumulators beside that of the gradients."""

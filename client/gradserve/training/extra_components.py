@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_integer
 from gradserve.errors import AbortedError, InvalidArgumentError
 from gradserve.results import DenseSpec
+from gradserve_protocol.argument import Argument
 
 _log = logging.getLogger(__name__)
 DIGESTS = "gradserve/digests"

@@ -25,10 +25,10 @@ from gradserve.errors import (
     OutOfRangeError,
     ResourceExhaustedError,
 )
-from gradserve.lasting import lasting_thread
 from gradserve.results import DenseSpec
 from gradserve.training.agreement import DAY_SECONDS, NEVER_STALE, PAUSE_SECONDS
 from gradserve.training.state import COMPONENTS, TEXT, Arrived, Carried, State, as_text, of_text
+from gradserve_protocol.lasting import lasting_thread
 
 _T = TypeVar("_T")
 GONE = (AbortedError, LostError, NotFoundError)

@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
 from gradserve.results import ArrayLike, DenseSpec
 from gradserve.training.values import Json, as_json, from_json
+from gradserve_protocol.argument import Argument
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _BYTES, _TEXT = "bytes", "text"

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from gradserve.errors import InvalidArgumentError
+from gradserve_protocol.errors import InvalidArgumentError
 
 Json: TypeAlias = Any
 Encode: TypeAlias = Callable[[Any, str], tuple[str, Json] | None]

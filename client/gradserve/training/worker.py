@@ -7,7 +7,6 @@ from typing import Literal, Self
 
 from gradserve.accumulators import GradientAccumulator
 from gradserve.client import Client
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice, as_integer
 from gradserve.errors import (
     AbortedError,
@@ -33,6 +32,7 @@ from gradserve.training.progress import OUT_OF_BATCHES, DropLog, WaitLog
 from gradserve.training.run import Advance, Run
 from gradserve.training.state import Carried, State
 from gradserve.workers import new_worker_id, with_all_patience, without_request_id
+from gradserve_protocol.argument import Argument
 
 _log = logging.getLogger(__name__)
 

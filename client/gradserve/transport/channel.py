@@ -11,13 +11,15 @@ from typing import Any, Protocol, Self
 import grpc
 from google.protobuf import message_factory
 
-from gradserve.address import Address
 from gradserve.errors import CallCancelledError, GradserveError, UnavailableError
-from gradserve.tls import Certificates
 from gradserve.transport.route import Route, is_loopback
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import error_from_status, explain, may_pass
-from gradserve.v1 import (
+from gradserve_protocol.address import Address
+from gradserve_protocol.frames import Metadata
+from gradserve_protocol.tensors import PartDecoder, encode_message, encode_part
+from gradserve_protocol.tls import Certificates
+from gradserve_protocol.v1 import (
     accumulator_service_pb2,
     batch_norm_layer_service_pb2,
     gradient_ops_service_pb2,
@@ -27,8 +29,6 @@ from gradserve.v1 import (
     tensor_messages_pb2,
     tensor_service_pb2,
 )
-from gradserve.wire.frames import Metadata
-from gradserve.wire.tensors import PartDecoder, encode_message, encode_part
 
 _log = logging.getLogger("gradserve")
 _SERVICES = {

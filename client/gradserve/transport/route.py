@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 from urllib.parse import urlsplit
 
-from gradserve.address import Address
+from gradserve_protocol.address import Address
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 """The variables that name a proxy. The first one set counts; an empty one means no proxy."""

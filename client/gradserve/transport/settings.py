@@ -8,9 +8,7 @@ from typing import Literal, Self, TypeAlias
 from gradserve.calls.accumulators.kept import DEFAULT_KEPT_BYTES
 from gradserve.calls.exchange import TimeLimits, check_timeout
 from gradserve.calls.retries import RetryPolicy
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice
-from gradserve.tls import CertificateFiles, client_certificates
 from gradserve.tracing.client import CallTracer, wanted_tracer
 from gradserve.variables import (
     BULK_SOCKETS_VARIABLE,
@@ -19,7 +17,9 @@ from gradserve.variables import (
     TOKEN_VARIABLE,
     TRANSPORT_VARIABLE,
 )
-from gradserve.wire.frames import MAX_STRANDS
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.frames import MAX_STRANDS
+from gradserve_protocol.tls import CertificateFiles, client_certificates
 
 _MAX_CHARACTERS = 1024
 TransportName: TypeAlias = Literal["auto", "shared_memory", "bulk", "grpc"]

@@ -7,7 +7,8 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from gradserve.errors import (
+from gradserve.transport.route import Route
+from gradserve_protocol.errors import (
     CODE_NAMES,
     AbortedError,
     GradserveError,
@@ -15,7 +16,6 @@ from gradserve.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from gradserve.transport.route import Route
 
 ERRORS: dict[grpc.StatusCode, type[GradserveError]] = {
     **{grpc.StatusCode[name]: error for error, name in CODE_NAMES.items()},

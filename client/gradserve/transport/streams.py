@@ -6,10 +6,10 @@ import numpy as np
 
 from gradserve.calls.exchange import Upload
 from gradserve.calls.progress import Progress
-from gradserve.errors import InternalError
-from gradserve.v1 import tensor_messages_pb2 as messages_pb2
-from gradserve.wire.arrays import Array, Assembly, PayloadError, buffer_of
-from gradserve.wire.tensors import Chunk, cut, to_dtype
+from gradserve_protocol.arrays import Array, Assembly, PayloadError, buffer_of
+from gradserve_protocol.errors import InternalError
+from gradserve_protocol.tensors import Chunk, cut, to_dtype
+from gradserve_protocol.v1 import tensor_messages_pb2 as messages_pb2
 
 
 class UploadParts:

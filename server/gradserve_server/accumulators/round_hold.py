@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gradserve.lasting import lasting_task
+from gradserve_protocol.lasting import lasting_task
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.rounds import RoundGate
 from gradserve_server.resources.registry import ResourceKey

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 
-from gradserve.printing import visible
+from gradserve_protocol.printing import visible
 from gradserve_server.accumulators.averages import AverageHistory
 from gradserve_server.accumulators.gradient import Average, Contribution
 from gradserve_server.accumulators.identity import RequestId

@@ -14,6 +14,7 @@ from gradserve_server.commands.wording import size, table, tell, tell_problem
 
 if TYPE_CHECKING:
     import gradserve
+    from gradserve_protocol.server_status import AccumulatorStatus, LayerStatus
 
 _MOST_ACCUMULATORS = 1000
 
@@ -109,7 +110,7 @@ _Table = tuple[tuple[str, ...], list[tuple[str, ...]], frozenset[int]]
 """The header, the rows, and the columns that are set flush right."""
 
 
-def _accumulators(found: "Sequence[gradserve.server_status.AccumulatorStatus]") -> _Table:
+def _accumulators(found: "Sequence[AccumulatorStatus]") -> _Table:
     header = ("CONTAINER", "NAME", "STEP", "ROUNDS/S", "IN ROUND", "WAITING", "STALE", "MEMORY")
     rows: list[tuple[str, ...]] = [
         (
@@ -127,7 +128,7 @@ def _accumulators(found: "Sequence[gradserve.server_status.AccumulatorStatus]") 
     return header, rows, frozenset({2, 3, 4, 5, 6, 7})
 
 
-def _layers(found: "Sequence[gradserve.server_status.LayerStatus]") -> _Table:
+def _layers(found: "Sequence[LayerStatus]") -> _Table:
     rows: list[tuple[str, ...]] = [
         (each.container, each.name, str(each.num_forwards), size(each.num_bytes)) for each in found
     ]

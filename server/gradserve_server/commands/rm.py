@@ -86,7 +86,7 @@ def _delete_in_cluster(
             ask_one(servers, index, timeout, tls, lambda server: _delete(server, kind, name, container))
             for index in range(len(servers))
         ]
-    from gradserve.wire.placement import home_of  # not before silence_grpc: it imports gRPC
+    from gradserve_protocol.placement import home_of  # not before silence_grpc: it imports gRPC
 
     home = home_of(container, name, len(servers))
     return [ask_one(servers, home, timeout, tls, lambda _: client.delete_accumulator(name, container))]

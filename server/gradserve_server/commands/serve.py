@@ -49,8 +49,8 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     configure(config.runtime.log_level, config.runtime.log_format)
     signals = signals or StopSignals()
 
-    from gradserve.lasting import lasting_task
-    from gradserve.tls import CertificateError
+    from gradserve_protocol.lasting import lasting_task
+    from gradserve_protocol.tls import CertificateError
     from gradserve_server.accumulators.round_hold import follow_signals
     from gradserve_server.app import Server
     from gradserve_server.devices.host.products import use_one_blas_thread

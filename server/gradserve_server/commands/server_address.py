@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_ADDRESS = "localhost:50051"
-_ARGUMENT, _OPTION = "gradserve.address.argument", "gradserve.address.option"
+_ARGUMENT, _OPTION = "gradserve_protocol.address.argument", "gradserve_protocol.address.option"
 """Where the callbacks of a command keep what was given as ADDRESS and as --address."""
 
 

@@ -15,7 +15,7 @@ from gradserve_server.runtime.process import silence_grpc
 
 if TYPE_CHECKING:
     import gradserve
-    from gradserve.server_status import AccumulatorStatus, RoundStatus
+    from gradserve_protocol.server_status import AccumulatorStatus, RoundStatus
 
 _MOST_NAMED = 20
 _MUCH_LONGER = 3
@@ -63,7 +63,7 @@ def _answers(
     servers = servers_at(address, timeout)
     if kind != ACCUMULATORS or len(servers) == 1:
         return ask_all(address, timeout, ask, **tls)
-    from gradserve.wire.placement import home_of  # not before silence_grpc: it imports gRPC
+    from gradserve_protocol.placement import home_of  # not before silence_grpc: it imports gRPC
 
     return [ask_one(servers, home_of(container, name, len(servers)), timeout, tls_of(**tls), ask)]
 

@@ -38,7 +38,7 @@ def _lower_case(value: object) -> object:
 
 def _listenable(text: str) -> str:
     # Imported late, because this imports gRPC, which then reads the settings of its own log.
-    from gradserve.address import Address
+    from gradserve_protocol.address import Address
 
     return str(Address.to_listen(text))
 
@@ -46,7 +46,7 @@ def _listenable(text: str) -> str:
 def _bulk_listenable(text: str) -> str:
     if text in ("auto", "off"):
         return text
-    from gradserve.address import Address
+    from gradserve_protocol.address import Address
 
     address = Address.to_listen(text)
     if address.path:
@@ -57,7 +57,7 @@ def _bulk_listenable(text: str) -> str:
 def _socket_path(text: str) -> str:
     if text in ("auto", "off"):
         return text
-    from gradserve.address import Address
+    from gradserve_protocol.address import Address
 
     return Address.to_listen(text if text.startswith("unix:") else f"unix:{text}").path
 

@@ -52,7 +52,7 @@ class ClusterConfig(Concern):
 
 
 def _connectable(text: str) -> str:
-    from gradserve.address import addresses_to_connect
+    from gradserve_protocol.address import addresses_to_connect
 
     if "://" not in text:  # others are looked up when the server starts
         addresses_to_connect(text)

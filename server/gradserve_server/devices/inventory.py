@@ -5,7 +5,7 @@ import logging
 import platform
 from dataclasses import dataclass
 
-from gradserve.gpu import GpuError
+from gradserve_protocol.gpu import GpuError
 from gradserve_server.devices.device import CpuDevice, Device, GpuSharing
 from gradserve_server.runtime.machine import memory_bytes, num_cores
 

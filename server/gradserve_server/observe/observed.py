@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gradserve.server_status import MemoryStatus
+from gradserve_protocol.server_status import MemoryStatus
 from gradserve_server.accumulators.observer import AccumulatorObserver
 from gradserve_server.observe.calls import Calls, WireTraffic
 from gradserve_server.observe.rounds import Histories

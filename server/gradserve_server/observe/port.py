@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from gradserve.address import Address
+from gradserve_protocol.address import Address
 from gradserve_server.observe.status.source import StatusSource
 from gradserve_server.runtime.files import reason_of
 from gradserve_server.security.identity import Credentials, Identity

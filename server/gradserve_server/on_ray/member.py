@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from ray.util import list_named_actors
 
 from gradserve.discovery.ray import NAMESPACE, directory_name
-from gradserve.lasting import lasting_thread
+from gradserve_protocol.lasting import lasting_thread
 from gradserve_server.accumulators.durable.movable import Key, MovableAccumulator, Rows, Slices
 from gradserve_server.accumulators.journal import PartKey, Staged
 from gradserve_server.accumulators.round_hold import HeldRounds

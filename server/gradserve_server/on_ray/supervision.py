@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self
 
-from gradserve.address import Address
+from gradserve_protocol.address import Address
 from gradserve_server.accumulators.round_hold import HeldRounds
 from gradserve_server.on_ray.directory import MemberRecord, MemberState
 from gradserve_server.storage.directory import StateError

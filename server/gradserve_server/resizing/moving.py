@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gradserve.wire.placement import home_of
+from gradserve_protocol.placement import home_of
 from gradserve_server.accumulators.durable.movable import Key, Rows
 from gradserve_server.accumulators.journal import PartKey, Staged
 from gradserve_server.resizing.mark import DecidedSize, ResizeMark

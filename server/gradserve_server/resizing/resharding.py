@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gradserve.wire.arrays import DType
-from gradserve.wire.placement import Plan, dense_bytes, home_of, plan_of
+from gradserve_protocol.arrays import DType
+from gradserve_protocol.placement import Plan, dense_bytes, home_of, plan_of
 from gradserve_server.accumulators.durable.movable import Key, Rows
 from gradserve_server.accumulators.durable.serialization import spec_of
 from gradserve_server.accumulators.journal import PartKey, Staged

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gradserve.wire.placement import home_of
+from gradserve_protocol.placement import home_of
 from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.resources.registry import ResourceKey

@@ -11,7 +11,7 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from gradserve.lasting import lasting_thread
+from gradserve_protocol.lasting import lasting_thread
 
 _log = logging.getLogger(__name__)
 

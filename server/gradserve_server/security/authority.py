@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from gradserve.tls import read_regular
+from gradserve_protocol.tls import read_regular
 from gradserve_server.runtime.files import reason_of
 
 _MOST_BYTES = 1 << 20

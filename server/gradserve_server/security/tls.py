@@ -3,9 +3,9 @@
 import ssl
 from collections.abc import Sequence
 
-from gradserve.address import Address
-from gradserve.tls import TLS, CertificateError, CertificateFiles
 from gradserve.transport.route import is_loopback
+from gradserve_protocol.address import Address
+from gradserve_protocol.tls import TLS, CertificateError, CertificateFiles
 from gradserve_server.config import ListenConfig, TlsConfig
 
 _SETTINGS = {"ca": "tls_client_ca", "certificate": "tls_certificate", "key": "tls_key"}

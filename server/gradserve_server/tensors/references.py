@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.wire.frames import ALIGNMENT
+from gradserve_protocol.frames import ALIGNMENT
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import AbortedError
 from gradserve_server.resources.quotas import Account

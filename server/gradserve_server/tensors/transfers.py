@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.wire.arrays import Assembly, check_complete, check_not_longer
+from gradserve_protocol.arrays import Assembly, check_complete, check_not_longer
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array, Device, bytes_of
 from gradserve_server.devices.failures import with_all_memory

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.memory.pool import BufferPool
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.accumulators.places.device_place import DevicePlace
 from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.config import LeaseConfig

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 import gradserve
 import gradserve.aio
-from gradserve.wire.arrays import parse_dtype
+from gradserve_protocol.arrays import parse_dtype
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, SparseSlices
 from gradserve_server.accumulators.journal import MemoryRecords

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.gpu import Allocation, Gpu, GpuError
+from gradserve_protocol.gpu import Allocation, Gpu, GpuError
 
 STREAM = 0x77
 

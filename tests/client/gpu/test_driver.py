@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-import gradserve.gpu as driver
-from gradserve.gpu import GpuError
+import gradserve_protocol.gpu as driver
+from gradserve_protocol.gpu import GpuError
 
 
 def test_the_numbers_are_those_of_cuda() -> None:

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from gradserve.errors import ResourceExhaustedError
-from gradserve.gpu import GpuArray
-from gradserve.memory.pool import BufferPool
-from gradserve.memory.regions import RegionPool
 from gradserve.transport.sockets.gpu_regions import GpuRegion, GpuRegions, NotSharedError
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.region_payloads import RegionPayloads
-from gradserve.v1 import socket_messages_pb2
-from gradserve.wire.frames import HEADER_BYTES, FrameHeader, FrameKind
-from gradserve.wire.tensors import Contents
+from gradserve_protocol.errors import ResourceExhaustedError
+from gradserve_protocol.frames import HEADER_BYTES, FrameHeader, FrameKind
+from gradserve_protocol.gpu import GpuArray
+from gradserve_protocol.memory.pool import BufferPool
+from gradserve_protocol.memory.regions import RegionPool
+from gradserve_protocol.tensors import Contents
+from gradserve_protocol.v1 import socket_messages_pb2
 from tests.client.gpu.fake_gpu import FakeGpu, aligned
 
 BASE, SIZE = 1 << 20, 1 << 16

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve.memory.pool import BufferPool
-from gradserve.wire.arrays import buffer_of
+from gradserve_protocol.arrays import buffer_of
+from gradserve_protocol.memory.pool import BufferPool
 
 KIB = 1 << 10
 MIB = 1 << 20

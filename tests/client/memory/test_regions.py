@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradserve.memory.regions import MIN_BYTES, ClientMemory, RegionPool
-from gradserve.memory.sealed import map_region
+from gradserve_protocol.memory.regions import MIN_BYTES, ClientMemory, RegionPool
+from gradserve_protocol.memory.sealed import map_region
 
 F32 = np.dtype(np.float32)
 N = MIN_BYTES // 4

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gradserve.memory.sealed import RegionError, Seal, make_region, map_region
+from gradserve_protocol.memory.sealed import RegionError, Seal, make_region, map_region
 
 _ADD_SEALS = 1033
 _MFD_HUGETLB = 4

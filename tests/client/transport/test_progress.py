@@ -18,10 +18,10 @@ from gradserve.calls.progress import CallbackError
 from gradserve.face import BlockingFace
 from gradserve.progress_line import ProgressLine
 from gradserve.testing import FaultyProxy
-from gradserve.tls import client_certificates
 from gradserve.transport import progress
 from gradserve.transport.progress import TransferProgress
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport
+from gradserve_protocol.tls import client_certificates
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.certificates import Certificates, make_certificates

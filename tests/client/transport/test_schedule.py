@@ -10,7 +10,7 @@ from gradserve.calls.exchange import Background, Operation, Pause, TimeLimits, U
 from gradserve.calls.retries import Attempt, Attempts, Contact, RetryPolicy, Step, with_retries
 from gradserve.errors import CallCancelledError, GradserveError, NotFoundError, UnavailableError
 from gradserve.transport.driving import Member, Schedule
-from gradserve.v1 import server_messages_pb2
+from gradserve_protocol.v1 import server_messages_pb2
 
 
 def unary(name: str) -> Unary:

@@ -9,7 +9,7 @@ import pytest
 import gradserve
 from gradserve.transport.aio.server import _response
 from gradserve.transport.streams import DownloadParts
-from gradserve.v1 import tensor_messages_pb2, tensor_pb2
+from gradserve_protocol.v1 import tensor_messages_pb2, tensor_pb2
 
 HEADER = tensor_messages_pb2.GetTensorsResponse(
     header=tensor_messages_pb2.GetTensorsHeader(

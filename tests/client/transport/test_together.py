@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.address import Address
 from gradserve.calls.accumulators.operations import ConditionalAccumulatorCalls
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.combinators import at_target, together
@@ -20,7 +19,8 @@ from gradserve.calls.identity import RequestIds
 from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.settings import ConnectionSettings
-from gradserve.v1 import server_messages_pb2
+from gradserve_protocol.address import Address
+from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 

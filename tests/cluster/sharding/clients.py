@@ -9,7 +9,7 @@ import numpy as np
 
 import gradserve
 from gradserve.calls.accumulators.sharding import parts
-from gradserve.wire import placement
+from gradserve_protocol import placement
 from gradserve_server.testing import LocalServer
 from tests.cluster.servers import addresses_of
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import gradserve
-from gradserve.address import Address
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.combinators import map_steps
 from gradserve.calls.exchange import Exchange, Operation, Pause, Together, Unary, Whole
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.settings import ConnectionSettings
+from gradserve_protocol.address import Address
 
 T = TypeVar("T")
 

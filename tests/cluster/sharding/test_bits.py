@@ -10,8 +10,8 @@ import pytest
 
 import gradserve
 from gradserve import DenseSpec, IndexedSlices, SparseSpec
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.wire.arrays import parse_dtype
+from gradserve_protocol.arrays import parse_dtype
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_server.rpc.accumulators.requests import decode_gradient
 from gradserve_server.tensors.references import NO_PAYLOAD
 from tests.cluster.servers import addresses_of, running_cluster

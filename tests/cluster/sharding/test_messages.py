@@ -12,7 +12,7 @@ from gradserve import DenseSpec, IndexedSlices, SparseSpec
 from gradserve.calls.accumulators.sharding.shard import LOST_FIELD
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.exchange import Background, Exchange, Pause, TimeLimits, Unary, Whole
-from gradserve.errors import (
+from gradserve_protocol.errors import (
     AbortedError,
     DeadlineExceededError,
     GradserveError,
@@ -21,10 +21,10 @@ from gradserve.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, server_messages_pb2, tensor_pb2
-from gradserve.wire.placement import home_of
-from gradserve.wire.tensors import WithContents
+from gradserve_protocol.placement import home_of
+from gradserve_protocol.tensors import WithContents
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, server_messages_pb2, tensor_pb2
 from tests.client.fake_transport import FakeTransport
 from tests.cluster.servers import name_at
 from tests.cluster.sharding.clients import small_pieces

@@ -8,7 +8,7 @@ import pytest
 from gradserve.calls.accumulators.components import Component
 from gradserve.calls.accumulators.sharding.parts import Parts
 from gradserve.results import IndexedSlices
-from gradserve.wire.placement import Piece
+from gradserve_protocol.placement import Piece
 
 FLOAT32 = np.dtype("float32")
 COMPONENTS = [

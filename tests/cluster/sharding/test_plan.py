@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradserve.calls.accumulators.components import Component
-from gradserve.wire.arrays import parse_dtype
-from gradserve.wire.placement import SMALLEST_PIECE_BYTES, Piece, dense_bytes, plan_of
+from gradserve_protocol.arrays import parse_dtype
+from gradserve_protocol.placement import SMALLEST_PIECE_BYTES, Piece, dense_bytes, plan_of
 
 KIB = 1024
 DIVIDED = 4 * SMALLEST_PIECE_BYTES

@@ -10,7 +10,7 @@ import pytest
 import gradserve
 from gradserve import STALE
 from gradserve.calls.accumulators.sharding import wire
-from gradserve.wire.placement import home_of
+from gradserve_protocol.placement import home_of
 from gradserve_server.config.servers import ClusterConfig
 from tests.cluster.servers import name_at
 from tests.cluster.sharding.clients import MODEL, WAYS, gradient, same, shards_of, small_pieces

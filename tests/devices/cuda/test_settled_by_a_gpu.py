@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 import gradserve
 from benchmarks.harness.environments import ROOT
-from gradserve.memory.pool import BufferPool, MappedArray, MappedMemory
-from gradserve.memory.sealed import make_region, map_region
+from gradserve_protocol.memory.pool import BufferPool, MappedArray, MappedMemory
+from gradserve_protocol.memory.sealed import make_region, map_region
 from gradserve_server.commands.kernels import compile_source
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.devices.cuda.device import CudaDevice

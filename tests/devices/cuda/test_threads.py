@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve.memory.pool import BufferPool
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.cuda import threads
 from gradserve_server.devices.cuda.threads import Pinning, ThreadCopies
 from tests.servers.polling import PATIENCE_SECONDS

@@ -9,10 +9,9 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 
-from gradserve.errors import GradserveError
-from gradserve.v1 import tensor_messages_pb2
-from gradserve.wire.arrays import Assembly, PayloadError
-from gradserve.wire.frames import (
+from gradserve_protocol.arrays import Assembly, PayloadError
+from gradserve_protocol.errors import GradserveError
+from gradserve_protocol.frames import (
     HEADER_BYTES,
     SEGMENT_BYTES,
     FrameError,
@@ -21,7 +20,8 @@ from gradserve.wire.frames import (
     pack_segments,
     unpack_segments,
 )
-from gradserve.wire.tensors import PartDecoder, cut, encode_part
+from gradserve_protocol.tensors import PartDecoder, cut, encode_part
+from gradserve_protocol.v1 import tensor_messages_pb2
 from tests.fuzz.mutations import mutated_bytes
 from tests.fuzz.targets.target import Found
 

@@ -10,9 +10,9 @@ import socket
 import struct
 from typing import Any, Self
 
-from gradserve.memory.sealed import make_region
-from gradserve.v1 import socket_messages_pb2
-from gradserve.wire.frames import HEADER_BYTES, PROTOCOL, FrameError, FrameHeader, FrameKind, Segment, pack_segments
+from gradserve_protocol.frames import HEADER_BYTES, PROTOCOL, FrameError, FrameHeader, FrameKind, Segment, pack_segments
+from gradserve_protocol.memory.sealed import make_region
+from gradserve_protocol.v1 import socket_messages_pb2
 from tests.fuzz.mutations import mutated_bytes, mutated_request
 from tests.fuzz.targets.recording import kind_of, recorded
 from tests.fuzz.targets.served import HANG_SECONDS, NOT_FINE, WAITING, Served

@@ -15,10 +15,10 @@ from gradserve import TensorHandle
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.exchange import Background, Download, Exchange, Pause, TimeLimits, Unary, Upload
 from gradserve.calls.identity import RequestIds
-from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve.v1 import layer_pb2, lease_messages_pb2, tensor_messages_pb2, tensor_pb2
-from gradserve.wire.tensors import encode_message, to_data_type, to_dtype
+from gradserve_protocol.tensors import encode_message, to_data_type, to_dtype
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve_protocol.v1 import layer_pb2, lease_messages_pb2, tensor_messages_pb2, tensor_pb2
 from tests.client.fake_transport import FakeAsyncTransport, FakeTransport
 
 CHANNELS = 3

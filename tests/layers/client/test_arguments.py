@@ -9,8 +9,8 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve import Initializer, RandomAdjustment, Regularizer
-from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve.v1 import layer_pb2, tensor_pb2
+from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve_protocol.v1 import layer_pb2, tensor_pb2
 from tests.client.test_faces import is_awaited, public_methods
 from tests.layers.client.fake_server import (
     DY,

@@ -7,9 +7,9 @@ import pytest
 
 import gradserve
 from gradserve import BatchNormImplementation, TensorHandle
-from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve.v1 import tensor_pb2
-from gradserve.wire.tensors import to_dtype
+from gradserve_protocol.tensors import to_dtype
+from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve_protocol.v1 import tensor_pb2
 from tests.layers.client.fake_server import DY, HANDLE, LARGE, FakeLayerServer, X, array_of, inline, result_of
 
 # --- Inputs and outputs

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import gradserve
-from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from tests.layers.client.fake_server import DY, FACES, FakeLayerServer, X, forward_ids, result_of, went_back
 
 

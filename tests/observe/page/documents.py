@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from gradserve.server_status import (
+from gradserve_protocol.server_status import (
     AccumulatorStatus,
     ArrivalStatus,
     ErrorStatus,

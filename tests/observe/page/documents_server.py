@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from gradserve.server_status import AccumulatorStatus, ServerStatus
+from gradserve_protocol.server_status import AccumulatorStatus, ServerStatus
 from gradserve_server.errors import UnauthenticatedError
 from gradserve_server.observe.port import HttpContext, ObservationPort
 from gradserve_server.observe.status.request import Order, StatusRequest

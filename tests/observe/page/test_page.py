@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from playwright.async_api import Page, expect
 
-from gradserve.server_status import AccumulatorStatus, ArrivalStatus, ErrorStatus, RoundStatus
+from gradserve_protocol.server_status import AccumulatorStatus, ArrivalStatus, ErrorStatus, RoundStatus
 from gradserve_server.limits import MAX_NAME_BYTES
 from tests.observe.page.documents import document, idle
 from tests.observe.page.documents_server import START_SECONDS, DocumentsServer

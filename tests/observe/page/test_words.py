@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Page
 
-from gradserve.server_status import AccumulatorStatus, ArrivalStatus, RoundStatus
+from gradserve_protocol.server_status import AccumulatorStatus, ArrivalStatus, RoundStatus
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

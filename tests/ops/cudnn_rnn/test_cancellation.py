@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve.memory.pool import BufferPool
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.compute import Cancellation
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.errors import UnavailableError

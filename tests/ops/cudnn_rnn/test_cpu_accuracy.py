@@ -9,7 +9,7 @@ import pytest
 import threadpoolctl
 from numpy.typing import NDArray
 
-from gradserve.memory.pool import BufferPool
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn

@@ -8,9 +8,9 @@ import pytest
 
 import gradserve
 from gradserve.calls.exchange import Unary
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2
-from gradserve.wire.tensors import to_data_type
+from gradserve_protocol.tensors import to_data_type
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.restarting import RestartingServer
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from tests.servers.raw_calls import RawCalls
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2
-from gradserve.wire.tensors import Contents, WithContents, encode_message
+from gradserve_protocol.tensors import Contents, WithContents, encode_message
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.rpc.accumulators.replies import ContentsOfAverage, ReplyEncoder
 

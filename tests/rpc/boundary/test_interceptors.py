@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
+from gradserve_protocol.v1 import server_messages_pb2, tensor_messages_pb2
 from gradserve_server.errors import (
     InternalError,
     InvalidArgumentError,

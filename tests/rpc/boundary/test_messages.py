@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 
-from gradserve.v1 import (
+from gradserve_protocol.tensors import Contents, PartDecoder
+from gradserve_protocol.v1 import (
     accumulator_messages_pb2,
     accumulator_pb2,
     cudnn_rnn_messages_pb2,
     tensor_messages_pb2,
     tensor_pb2,
 )
-from gradserve.wire.tensors import Contents, PartDecoder
 from gradserve_server.rpc.boundary import messages
 from gradserve_server.rpc.boundary.messages import (
     SLICE_BYTES,

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.placement import home_of
-from gradserve.wire.tensors import to_data_type, to_dtype
+from gradserve_protocol.placement import home_of
+from gradserve_protocol.tensors import to_data_type, to_dtype
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.parts import Parts

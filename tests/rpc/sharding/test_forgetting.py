@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 import numpy as np
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2
 from tests.rpc.sharding.raw_shards import HOME, OTHER, ROWS, RawShards, gradient, request_id, restart, running
 
 BOTH = range(len(ROWS))

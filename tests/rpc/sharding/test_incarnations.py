@@ -13,8 +13,8 @@ import grpc
 import numpy as np
 import pytest
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2
 from gradserve_server.parts import Parts
 from tests.rpc.sharding.raw_shards import HOME, OTHER, RawShards, gradient, restart, running
 from tests.servers.raw_calls import Failure

@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 import pytest
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2
 from tests.rpc.sharding.raw_shards import HOME, OTHER, RawShards, gradient, spec
 
 INVALID, EXISTS, ABORTED, NOT_FOUND = (

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, lease_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, lease_pb2, tensor_pb2
 from tests.rpc.sharding.raw_shards import HOME, ROWS, RawShards, gradient, request_id, restart, running, spec
 from tests.servers.raw_calls import Failure
 

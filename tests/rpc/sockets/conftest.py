@@ -11,9 +11,9 @@ from typing import Self, TypeAlias
 import pytest
 from pydantic import ByteSize
 
-from gradserve.tls import CertificateFiles, client_certificates
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve_protocol.tls import CertificateFiles, client_certificates
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.security.tls import server_certificates

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from gradserve.memory.sealed import Seal
-from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2, tensor_pb2
-from gradserve.wire.frames import FrameHeader, FrameKind, Segment
+from gradserve_protocol.frames import FrameHeader, FrameKind, Segment
+from gradserve_protocol.memory.sealed import Seal
+from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2, tensor_pb2
 from tests.rpc.sockets.conftest import Connect
 from tests.rpc.sockets.test_regions import PAGE, a_region, beside, hand_over
 from tests.rpc.sockets.test_server_regions import mapped

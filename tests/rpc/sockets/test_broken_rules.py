@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 import gradserve
-from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2, server_messages_pb2, tensor_messages_pb2
-from gradserve.v1 import socket_messages_pb2 as messages_pb2
-from gradserve.wire.frames import PROTOCOL, FrameHeader, FrameKind, Segment, pack_segments
-from gradserve.wire.tensors import Contents
+from gradserve_protocol.frames import PROTOCOL, FrameHeader, FrameKind, Segment, pack_segments
+from gradserve_protocol.tensors import Contents
+from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2, server_messages_pb2, tensor_messages_pb2
+from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
 from gradserve_server.testing import LocalServer
 from tests.rpc.sockets.conftest import LIMITS, MIB, Connect, connector, use_of
 from tests.servers.frames import FrameClient, issue_ticket

@@ -6,9 +6,9 @@ import grpc
 import numpy as np
 import pytest
 
-from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2, tensor_messages_pb2, tensor_pb2
-from gradserve.wire.frames import FrameKind
-from gradserve.wire.tensors import Contents
+from gradserve_protocol.frames import FrameKind
+from gradserve_protocol.tensors import Contents
+from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2, tensor_messages_pb2, tensor_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer

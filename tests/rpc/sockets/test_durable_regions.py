@@ -6,8 +6,8 @@ import numpy as np
 from click.testing import CliRunner
 
 import gradserve
-from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2
-from gradserve.wire.frames import Segment
+from gradserve_protocol.frames import Segment
+from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2
 from gradserve_server.commands.cli import cli
 from gradserve_server.config import RuntimeConfig, ServerConfig, StateConfig
 from gradserve_server.testing import LocalServer

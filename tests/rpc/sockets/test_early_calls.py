@@ -8,9 +8,9 @@ import grpc
 import numpy as np
 import pytest
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.tensors import Contents
+from gradserve_protocol.tensors import Contents
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.accumulators import incoming as arriving
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.testing import LocalServer

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradserve.wire.frames import (
+from gradserve_protocol.frames import (
     ALIGNMENT,
     HEADER_BYTES,
     MAX_NAME_BYTES,

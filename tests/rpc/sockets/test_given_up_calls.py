@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_messages_pb2
-from gradserve.wire.frames import Segment
+from gradserve_protocol.frames import Segment
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_messages_pb2
 from gradserve_server.app import Server
 from gradserve_server.observe.calls import MethodCalls
 from gradserve_server.testing import LocalServer

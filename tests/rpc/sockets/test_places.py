@@ -12,9 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 import gradserve
-from gradserve.memory.sealed import machine_id
 from gradserve.testing.ports import free_port
-from gradserve.v1 import server_messages_pb2
+from gradserve_protocol.memory.sealed import machine_id
+from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import ListenConfig, ServerConfig
 from gradserve_server.testing import LocalServer

@@ -14,11 +14,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve.memory.sealed import Seal, make_region
-from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2, server_messages_pb2, tensor_messages_pb2, tensor_pb2
-from gradserve.v1 import socket_messages_pb2 as messages_pb2
-from gradserve.wire.frames import PROTOCOL, FrameHeader, FrameKind, Segment, pack_segments
-from gradserve.wire.tensors import to_data_type
+from gradserve_protocol.frames import PROTOCOL, FrameHeader, FrameKind, Segment, pack_segments
+from gradserve_protocol.memory.sealed import Seal, make_region
+from gradserve_protocol.tensors import to_data_type
+from gradserve_protocol.v1 import (
+    accumulator_messages_pb2,
+    accumulator_pb2,
+    server_messages_pb2,
+    tensor_messages_pb2,
+    tensor_pb2,
+)
+from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
 from gradserve_server.testing import LocalServer
 from tests.rpc.sockets.conftest import LIMITS, MIB, Connect, use_of
 from tests.rpc.sockets.test_broken_rules import Info, answers, call_frame, refused

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from gradserve.v1 import accumulator_messages_pb2, accumulator_pb2
-from gradserve.wire.frames import FrameHeader, FrameKind
-from gradserve.wire.tensors import Contents
+from gradserve_protocol.frames import FrameHeader, FrameKind
+from gradserve_protocol.tensors import Contents
+from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2
 from gradserve_server.testing import LocalServer
 from tests.rpc.sockets.conftest import Connect
 from tests.rpc.sockets.test_regions import make_accumulator

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from gradserve.v1 import cudnn_rnn_messages_pb2 as rnn_pb2
-from gradserve.v1 import tensor_pb2
-from gradserve.wire.frames import Segment
+from gradserve_protocol.frames import Segment
+from gradserve_protocol.v1 import cudnn_rnn_messages_pb2 as rnn_pb2
+from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.ops.cudnn_rnn.cpu import family
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
 from tests.bad_input.beside import move_contents

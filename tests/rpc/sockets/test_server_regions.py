@@ -10,9 +10,9 @@ import grpc
 import numpy as np
 import pytest
 
-from gradserve.memory.sealed import map_region
-from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
-from gradserve.wire.frames import FrameHeader, FrameKind
+from gradserve_protocol.frames import FrameHeader, FrameKind
+from gradserve_protocol.memory.sealed import map_region
+from gradserve_protocol.v1 import server_messages_pb2, tensor_messages_pb2
 from gradserve_server.app import Server
 from gradserve_server.devices.host.shared_blocks import SharedAverages, SharedBlock, block_of
 from gradserve_server.testing import LocalServer

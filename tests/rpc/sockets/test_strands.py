@@ -7,10 +7,10 @@ import grpc
 import numpy as np
 import pytest
 
-from gradserve.v1 import server_messages_pb2, tensor_messages_pb2
-from gradserve.v1 import socket_messages_pb2 as messages_pb2
-from gradserve.wire.frames import MAX_STRANDS, MIN_SPLIT_BYTES, PROTOCOL, FrameHeader, FrameKind, shares, split
-from gradserve.wire.tensors import Contents
+from gradserve_protocol.frames import MAX_STRANDS, MIN_SPLIT_BYTES, PROTOCOL, FrameHeader, FrameKind, shares, split
+from gradserve_protocol.tensors import Contents
+from gradserve_protocol.v1 import server_messages_pb2, tensor_messages_pb2
+from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.rpc.sockets.conftest import LIMITS, MIB, use_of

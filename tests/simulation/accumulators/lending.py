@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.wire.frames import aligned
+from gradserve_protocol.frames import aligned
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices
 from gradserve_server.accumulators.incoming import GivenComponent, GivenDense, GivenGradient, GivenSparse, use_gradient

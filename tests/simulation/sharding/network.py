@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from gradserve import errors
+from gradserve_protocol import errors
 from gradserve_server.errors import ServiceError
 from tests.simulation.sharding.run import Run
 

@@ -12,9 +12,9 @@ import numpy as np
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 
-from gradserve.memory.pool import BufferPool
-from gradserve.v1 import server_messages_pb2
-from gradserve.wire.tensors import encode_message
+from gradserve_protocol.memory.pool import BufferPool
+from gradserve_protocol.tensors import encode_message
+from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.accumulators.durable.records import FileRecords
 from gradserve_server.accumulators.incoming import ArrivingGradients
 from gradserve_server.accumulators.journal import MemoryRecords

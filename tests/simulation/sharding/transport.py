@@ -12,7 +12,7 @@ from gradserve.calls.retries import Attempt, Attempts, Contact, RetryPolicy, Ste
 from gradserve.errors import CallCancelledError, GradserveError
 from gradserve.transport.aio.transport import ConcurrentSteps
 from gradserve.transport.driving import drive_async
-from gradserve.wire.tensors import WithContents, encode_message
+from gradserve_protocol.tensors import WithContents, encode_message
 from tests.simulation.sharding.network import Network
 from tests.simulation.sharding.run import response_class
 from tests.simulation.sharding.truth import Truth

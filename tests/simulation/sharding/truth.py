@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.calls.identity import CallId
-from gradserve.v1 import accumulator_pb2
+from gradserve_protocol.v1 import accumulator_pb2
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import PartKey
 from gradserve_server.accumulators.sharding.home import part_id

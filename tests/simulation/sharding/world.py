@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import gradserve
-from gradserve.wire import placement
+from gradserve_protocol import placement
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.storage import store as store_module

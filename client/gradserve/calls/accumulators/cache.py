@@ -30,13 +30,13 @@ from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds, private_name
 from gradserve.calls.private_resources import PrivateResources
 from gradserve.calls.server import Cluster
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_text
-from gradserve.errors import AbortedError, InvalidArgumentError, NotDurableError, NotFoundError
 from gradserve.results import AccumulatorHandle, AccumulatorInfo, AccumulatorKind, DenseSpec, SparseSpec
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2
-from gradserve.wire.placement import DEFAULT_CONTAINER, Plan, plan_of
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import AbortedError, InvalidArgumentError, NotDurableError, NotFoundError
+from gradserve_protocol.placement import DEFAULT_CONTAINER, Plan, plan_of
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2
 
 
 class AimedWire(AccumulatorWire):

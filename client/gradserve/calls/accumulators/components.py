@@ -10,7 +10,6 @@ import numpy as np
 from gradserve.calls.exchange import Operation, Reply
 from gradserve.calls.progress import Progress
 from gradserve.calls.tensors import receive_results
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.casting import as_array_of, as_tensor_of
 from gradserve.conversion.dtypes import as_dtype
@@ -18,13 +17,14 @@ from gradserve.conversion.handles import as_handle
 from gradserve.conversion.plain import as_choice, as_shape
 from gradserve.conversion.slices import as_slices
 from gradserve.conversion.trees import Structure, Tree, leaves_of, taken_apart
-from gradserve.errors import InvalidArgumentError
-from gradserve.gpu import GpuArray
-from gradserve.printing import first_items
 from gradserve.results import DenseSpec, IndexedSlices, SparseSpec, TensorHandle, Value
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.arrays import AnyArray, DType
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.arrays import AnyArray, DType
+from gradserve_protocol.errors import InvalidArgumentError
+from gradserve_protocol.gpu import GpuArray
+from gradserve_protocol.printing import first_items
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 
 ComponentSpec: TypeAlias = DenseSpec | SparseSpec
 Sent: TypeAlias = Value | GpuArray | TensorHandle

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from gradserve.calls.accumulators.components import Component, Components
 from gradserve.calls.arguments import as_durability, plain_fields
 from gradserve.calls.exchange import Operation, Unary
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import as_choice, as_text, as_texts
-from gradserve.errors import InvalidArgumentError
 from gradserve.results import AccumulatorInfo, DTypeLike
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, lease_pb2
-from gradserve.wire.messages import decode_duration
-from gradserve.wire.tensors import to_data_type
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import InvalidArgumentError
+from gradserve_protocol.messages import decode_duration
+from gradserve_protocol.tensors import to_data_type
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, lease_pb2
 
 _SERVICE = "AccumulatorService"
 _PLAIN_OPTIONS = ("deterministic", "keep_averages", "one_per_worker", "refuse_non_finite")

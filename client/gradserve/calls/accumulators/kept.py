@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gradserve.calls.identity import CallId
-from gradserve.memory.pool import BufferPool
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import tensor_pb2
-from gradserve.wire.arrays import AnyArray, Array, host_array
+from gradserve_protocol.arrays import AnyArray, Array, host_array
+from gradserve_protocol.memory.pool import BufferPool
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import tensor_pb2
 
 DEFAULT_KEPT_BYTES = 1 << 30
 _IDLE_BYTES = 256 << 20

@@ -13,11 +13,11 @@ from gradserve.calls.accumulators.operations import AccumulatorCalls
 from gradserve.calls.accumulators.wire import Contribution
 from gradserve.calls.combinators import tracked
 from gradserve.calls.exchange import Operation
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_choice
 from gradserve.conversion.trees import Tree
-from gradserve.errors import StaleGradientError
 from gradserve.results import ApplyResult, Average, Outcome, PushPullResult
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import StaleGradientError
 
 
 class GradientAccumulatorCalls(AccumulatorCalls):

@@ -13,10 +13,10 @@ from gradserve.calls.exchange import Operation, Pause, Reply, Unary
 from gradserve.calls.identity import CallId
 from gradserve.calls.retries import is_of_another_run
 from gradserve.calls.tensors import call_with_arrays
-from gradserve.errors import AbortedError, GradserveError, InvalidArgumentError, LostError, NotFoundError
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.arrays import AnyArray, Array
+from gradserve_protocol.arrays import AnyArray, Array
+from gradserve_protocol.errors import AbortedError, GradserveError, InvalidArgumentError, LostError, NotFoundError
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 
 _SERVICE = "AccumulatorService"
 _PAUSE_SECONDS = 0.02

@@ -5,8 +5,8 @@ import threading
 from gradserve.calls.accumulators.kept import KeptGradient
 from gradserve.calls.accumulators.session import AccumulatorSession
 from gradserve.calls.exchange import Background, Operation, Pause
-from gradserve.errors import GradserveError, NotDurableError
-from gradserve.v1 import accumulator_pb2
+from gradserve_protocol.errors import GradserveError, NotDurableError
+from gradserve_protocol.v1 import accumulator_pb2
 
 _INTERVAL_SECONDS = 1.0
 _Key = tuple[str, ...]

@@ -22,11 +22,8 @@ from gradserve.calls.exchange import Operation, Reply, Unary, Whole, encode_time
 from gradserve.calls.identity import AccumulatorKey, CallId, RequestIds
 from gradserve.calls.progress import Progress
 from gradserve.calls.tensors import call_with_arrays, placement_of
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag, as_integer
 from gradserve.conversion.trees import Tree
-from gradserve.errors import DeadlineExceededError, GradserveError
-from gradserve.gpu import GpuArray
 from gradserve.results import (
     AccumulatorInfo,
     ApplyResult,
@@ -35,10 +32,13 @@ from gradserve.results import (
     PushPullResult,
     Value,
 )
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.arrays import AnyArray
 from gradserve.workers import TO_WAIT_ON
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.arrays import AnyArray
+from gradserve_protocol.errors import DeadlineExceededError, GradserveError
+from gradserve_protocol.gpu import GpuArray
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 
 _NumberedRequest: TypeAlias = (
     messages_pb2.ApplyGradientRequest

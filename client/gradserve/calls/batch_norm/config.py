@@ -9,13 +9,13 @@ import numpy as np
 from gradserve.batch_norm import Initializer, RandomAdjustment, Regularizer
 from gradserve.calls.arguments import as_durability, as_op_input, plain_field
 from gradserve.calls.tensors import OpInput
-from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.plain import as_list, as_mapping, as_number, is_text
-from gradserve.errors import InvalidArgumentError
 from gradserve.results import DenseSpec, TensorLike
-from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve.v1 import layer_pb2, tensor_pb2
-from gradserve.wire.tensors import to_dtype
+from gradserve_protocol.argument import Argument, described
+from gradserve_protocol.errors import InvalidArgumentError
+from gradserve_protocol.tensors import to_dtype
+from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve_protocol.v1 import layer_pb2, tensor_pb2
 
 InitialValue: TypeAlias = TensorLike | Initializer | str
 Collections: TypeAlias = str | Sequence[str]

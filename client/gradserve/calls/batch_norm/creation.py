@@ -17,13 +17,13 @@ from gradserve.calls.batch_norm.wire import (
 from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds, private_name
 from gradserve.calls.private_resources import PrivateResources
-from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import as_shape, is_text
-from gradserve.errors import InvalidArgumentError
 from gradserve.results import DTypeLike, Shape
-from gradserve.v1 import layer_pb2, tensor_pb2
-from gradserve.wire.tensors import to_data_type
+from gradserve_protocol.argument import Argument, described
+from gradserve_protocol.errors import InvalidArgumentError
+from gradserve_protocol.tensors import to_data_type
+from gradserve_protocol.v1 import layer_pb2, tensor_pb2
 
 _DEFAULT_CONTAINER = "default"
 _PRIVATE_SCOPE = "BatchNorm"

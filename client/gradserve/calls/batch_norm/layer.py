@@ -26,10 +26,12 @@ from gradserve.calls.batch_norm.wire import (
 from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.tensors import OpInput
-from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.casting import as_array_of
 from gradserve.conversion.plain import as_flag, as_list, as_mapping, as_text
-from gradserve.errors import (
+from gradserve.results import Tensor, TensorHandle, TensorLike
+from gradserve_protocol.argument import Argument, described
+from gradserve_protocol.arrays import DType
+from gradserve_protocol.errors import (
     AbortedError,
     CallCancelledError,
     DeadlineExceededError,
@@ -39,10 +41,8 @@ from gradserve.errors import (
     NotFoundError,
     UnavailableError,
 )
-from gradserve.results import Tensor, TensorHandle, TensorLike
-from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.wire.arrays import DType
-from gradserve.wire.tensors import to_dtype
+from gradserve_protocol.tensors import to_dtype
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _UNKNOWN_OUTCOMES = (UnavailableError, DeadlineExceededError, InternalError, CallCancelledError)

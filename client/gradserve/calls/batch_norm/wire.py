@@ -24,12 +24,12 @@ from gradserve.calls.tensors import (
     receive_outputs,
     receive_results,
 )
-from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve.v1 import layer_pb2, lease_pb2, tensor_pb2
-from gradserve.wire.arrays import Array, DType
-from gradserve.wire.messages import decode_duration
-from gradserve.wire.tensors import to_dtype
+from gradserve_protocol.arrays import Array, DType
+from gradserve_protocol.messages import decode_duration
+from gradserve_protocol.tensors import to_dtype
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve_protocol.v1 import layer_pb2, lease_pb2, tensor_pb2
 
 MAX_NAMED = 1 << 14
 """The most forwards that one request names. The server takes four times as many; this many names and inline tensors fit

@@ -13,9 +13,9 @@ from gradserve.calls.client.tensors import TensorsOfClient
 from gradserve.calls.combinators import at_target
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.calls.server import server_info, server_status
-from gradserve.errors import GradserveError
 from gradserve.results import ServerInfo
-from gradserve.server_status import ServerStatus
+from gradserve_protocol.errors import GradserveError
+from gradserve_protocol.server_status import ServerStatus
 
 
 class ClientCalls(AccumulatorsOfClient, LayersOfClient, TensorsOfClient):

@@ -14,11 +14,11 @@ from gradserve.calls.accumulators.operations import (
 )
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Operation
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag, as_text
 from gradserve.conversion.trees import Tree
 from gradserve.public_names import complete_docstrings
 from gradserve.results import AccumulatorInfo, DenseSpec, DTypeLike, Shape, SparseSpec
+from gradserve_protocol.argument import Argument
 
 
 class AccumulatorsOfClient(ClientState):

@@ -11,10 +11,10 @@ from gradserve.calls.batch_norm.layer import BatchNormLayerCalls
 from gradserve.calls.batch_norm.wire import delete_layer, list_layers
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Operation
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_text
 from gradserve.results import DTypeLike, Shape, TensorLike
-from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 
 
 class LayersOfClient(ClientState):

@@ -10,13 +10,13 @@ import numpy as np
 
 from gradserve.calls.accumulators.operations import HasAccumulatorRef
 from gradserve.calls.arguments import check_attribute, check_text_attribute, dtype_text, shape_text
-from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.arrays import as_array
 from gradserve.conversion.dtypes import as_dtype
 from gradserve.conversion.plain import as_text, is_text
-from gradserve.errors import InvalidArgumentError
 from gradserve.results import AccumulatorHandle, AccumulatorKind, ArrayLike, DTypeLike
-from gradserve.wire.arrays import BFLOAT16, Array, DType
+from gradserve_protocol.argument import Argument, described
+from gradserve_protocol.arrays import BFLOAT16, Array, DType
+from gradserve_protocol.errors import InvalidArgumentError
 
 AccumulatorLike: TypeAlias = AccumulatorHandle | HasAccumulatorRef
 """The handle of an accumulator, or an accumulator that has one."""

@@ -29,9 +29,7 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
     optional_text,
     scalar,
 )
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag
-from gradserve.errors import NotFoundError
 from gradserve.results import (
     AccumulatorHandle,
     AccumulatorKind,
@@ -42,6 +40,8 @@ from gradserve.results import (
     Shape,
     TensorLike,
 )
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import NotFoundError
 
 _REFERENCE, _RESOURCE = "string_ref", "resource"
 

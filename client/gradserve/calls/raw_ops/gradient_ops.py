@@ -25,10 +25,8 @@ from gradserve.calls.arguments import (
 from gradserve.calls.exchange import Operation
 from gradserve.calls.raw_ops.accumulator_arguments import optional_text
 from gradserve.calls.tensors import OpInputs, call_with_inputs, delete_quietly, listed, placement_of, receive_outputs
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.casting import as_tensor_of
 from gradserve.conversion.plain import INT32, as_integer, as_list, as_number
-from gradserve.errors import InvalidArgumentError
 from gradserve.ops.declaration import (
     FLOATS,
     Attribute,
@@ -44,7 +42,9 @@ from gradserve.ops.declaration import (
 )
 from gradserve.ops.declaration import INT32 as INT32_DTYPE
 from gradserve.results import ArrayLike, DTypeLike, Tensor, TensorHandle, TensorLike
-from gradserve.wire.arrays import DType
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.arrays import DType
+from gradserve_protocol.errors import InvalidArgumentError
 
 _NAMES_IN_SIGNATURES = {
     "ArrayLike": ArrayLike,

@@ -21,10 +21,8 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
     scalar,
 )
 from gradserve.calls.raw_ops.accumulators import AccumulatorOpsBase
-from gradserve.conversion.argument import Argument, described
 from gradserve.conversion.casting import as_array_or_numbers
 from gradserve.conversion.plain import is_bool
-from gradserve.errors import InvalidArgumentError
 from gradserve.results import (
     AccumulatorHandle,
     AccumulatorKind,
@@ -36,6 +34,8 @@ from gradserve.results import (
     SparseSpec,
     TensorHandle,
 )
+from gradserve_protocol.argument import Argument, described
+from gradserve_protocol.errors import InvalidArgumentError
 
 _APPLY_INPUTS = ("string_ref", "int64", "int64", "{}", "int64")
 _TAKE_INPUTS, _TAKE_OUTPUTS = ("string_ref", "int32"), ("int64", "{}", "int64")

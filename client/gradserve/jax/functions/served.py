@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from gradserve.errors import InvalidArgumentError
 from gradserve.jax.leaves import place_of
+from gradserve_protocol.errors import InvalidArgumentError
 
 Arrays: TypeAlias = Sequence[Any]
 

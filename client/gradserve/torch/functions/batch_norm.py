@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import torch
 
 from gradserve.client import Client
-from gradserve.errors import InvalidArgumentError
 from gradserve.torch.functions.normalization import second_derivative
 from gradserve.torch.functions.served import (
     checked_name,
@@ -15,6 +14,7 @@ from gradserve.torch.functions.served import (
     served_op,
     statistics_dtype,
 )
+from gradserve_protocol.errors import InvalidArgumentError
 
 
 class FusedBatchNorm(NamedTuple):

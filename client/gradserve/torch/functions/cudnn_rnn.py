@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import torch
 
 from gradserve.client import Client
-from gradserve.errors import InvalidArgumentError
 from gradserve.torch.functions.served import (
     checked_name,
     differentiable,
@@ -14,6 +13,7 @@ from gradserve.torch.functions.served import (
     plain,
     served_op,
 )
+from gradserve_protocol.errors import InvalidArgumentError
 
 _LSTM = "lstm"
 _HOST_RESERVED_BYTES = 128

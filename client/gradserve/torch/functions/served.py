@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from gradserve.client import Client, client_named, name_of
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag, as_integer, as_number, as_text
-from gradserve.errors import InvalidArgumentError
 from gradserve.torch.tensors import tensor_of
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import InvalidArgumentError
 
 _CONVERSIONS: dict[type, Callable[[Any, Argument], Any]] = {
     bool: as_flag,

@@ -7,12 +7,10 @@ from typing import Any
 
 import grpc
 
-from gradserve.address import Address
 from gradserve.calls.exchange import NOT_CARRIED, Download, Introduce, Reply, Unary, Upload, Whole
 from gradserve.calls.progress import Progress
 from gradserve.calls.retries import Attempt
 from gradserve.errors import DeadlineExceededError, UnavailableError
-from gradserve.memory.regions import ClientMemory
 from gradserve.results import TransportInfo
 from gradserve.transport.channel import CallCredentials, Channel, closed
 from gradserve.transport.driving import drive_async
@@ -24,9 +22,11 @@ from gradserve.transport.sockets.choice import Place
 from gradserve.transport.sockets.connection import TimeLimit, silent
 from gradserve.transport.sockets.conversation import call
 from gradserve.transport.streams import DownloadParts, UploadParts
-from gradserve.v1 import server_messages_pb2
-from gradserve.wire.arrays import Array
-from gradserve.wire.frames import Metadata
+from gradserve_protocol.address import Address
+from gradserve_protocol.arrays import Array
+from gradserve_protocol.frames import Metadata
+from gradserve_protocol.memory.regions import ClientMemory
+from gradserve_protocol.v1 import server_messages_pb2
 
 _NO_STATUS = "Internal error from Core"
 """gRPC's words instead of the status of a stream, if the server ends it while a message is being sent."""

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import grpc
 
-from gradserve.address import Address
 from gradserve.calls.exchange import (
     Allocate,
     Background,
@@ -25,14 +24,15 @@ from gradserve.calls.exchange import (
 )
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
 from gradserve.errors import GradserveError
-from gradserve.lasting import keep_doing
-from gradserve.memory.regions import ClientMemory
 from gradserve.transport.aio.server import AsyncServer
 from gradserve.transport.driving import Member, Schedule, attempts, drive_async, traced_attempts
 from gradserve.transport.lifetime import Cleanup, ProcessGuard
 from gradserve.transport.progress import TransferProgress
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import error_from_status
+from gradserve_protocol.address import Address
+from gradserve_protocol.lasting import keep_doing
+from gradserve_protocol.memory.regions import ClientMemory
 
 T = TypeVar("T")
 _log = logging.getLogger("gradserve")

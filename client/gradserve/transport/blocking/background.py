@@ -17,11 +17,11 @@ import grpc
 from gradserve.calls.exchange import CleanUp, Operation, Pause, Unary, forget
 from gradserve.calls.retries import Attempt, Contact
 from gradserve.errors import GradserveError, UnavailableError
-from gradserve.lasting import PAUSE_SECONDS, Failures
 from gradserve.transport.blocking.server import Watch
 from gradserve.transport.driving import attempts, drive
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import error_from_status
+from gradserve_protocol.lasting import PAUSE_SECONDS, Failures
 
 _log = logging.getLogger("gradserve")
 

@@ -8,12 +8,10 @@ from typing import Any
 
 import grpc
 
-from gradserve.address import Address
 from gradserve.calls.exchange import NOT_CARRIED, Download, Introduce, Reply, Unary, Upload, Whole
 from gradserve.calls.progress import Progress
 from gradserve.calls.retries import Attempt
 from gradserve.errors import DeadlineExceededError, UnavailableError
-from gradserve.memory.regions import ClientMemory
 from gradserve.results import TransportInfo
 from gradserve.transport.channel import CallCredentials, Channel, closed
 from gradserve.transport.driving import drive
@@ -25,11 +23,13 @@ from gradserve.transport.sockets.choice import Place
 from gradserve.transport.sockets.connection import TimeLimit, silent
 from gradserve.transport.sockets.conversation import call
 from gradserve.transport.streams import DownloadParts, UploadParts
-from gradserve.v1 import server_messages_pb2
-from gradserve.v1 import tensor_messages_pb2 as messages_pb2
-from gradserve.wire.arrays import Array
-from gradserve.wire.frames import Metadata
-from gradserve.wire.tensors import Chunk
+from gradserve_protocol.address import Address
+from gradserve_protocol.arrays import Array
+from gradserve_protocol.frames import Metadata
+from gradserve_protocol.memory.regions import ClientMemory
+from gradserve_protocol.tensors import Chunk
+from gradserve_protocol.v1 import server_messages_pb2
+from gradserve_protocol.v1 import tensor_messages_pb2 as messages_pb2
 
 Watch = Callable[[Callable[[], object]], object]
 """A function that is told what interrupts the call that begins now, and nothing once that has ended."""

@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from gradserve.address import Address
 from gradserve.calls.exchange import (
     Allocate,
     Background,
@@ -24,13 +23,14 @@ from gradserve.calls.exchange import (
     Unary,
 )
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
-from gradserve.memory.regions import ClientMemory
 from gradserve.transport.blocking.background import BackgroundThread
 from gradserve.transport.blocking.server import BlockingServer, Watch
 from gradserve.transport.driving import Member, Schedule, drive, traced_attempts
 from gradserve.transport.lifetime import Cleanup, ProcessGuard
 from gradserve.transport.progress import TransferProgress
 from gradserve.transport.settings import ConnectionSettings
+from gradserve_protocol.address import Address
+from gradserve_protocol.memory.regions import ClientMemory
 
 T = TypeVar("T")
 Outcome = Callable[[], Any]

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 from gradserve.errors import GradserveError, UnavailableError
-from gradserve.tls import SecureSocket
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.carrier import Connect
 from gradserve.transport.sockets.choice import Place
@@ -33,7 +32,8 @@ from gradserve.transport.sockets.connection import (
 from gradserve.transport.sockets.conversation import check_strand_answer, hello, hello_of_strand
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.steps import Buffers, Conversation, Fill, Receive, Send, buffers_of
-from gradserve.wire.frames import HEADER_BYTES
+from gradserve_protocol.frames import HEADER_BYTES
+from gradserve_protocol.tls import SecureSocket
 
 T = TypeVar("T")
 _ALL = int(socket.MSG_WAITALL)

@@ -19,7 +19,6 @@ from gradserve.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from gradserve.memory.regions import ClientMemory
 from gradserve.results import TransportInfo
 from gradserve.transport.channel import CallCredentials, closed
 from gradserve.transport.route import Route
@@ -28,7 +27,8 @@ from gradserve.transport.sockets.choice import Choice, Place, find_places
 from gradserve.transport.sockets.connection import Connection, TimeLimit
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.region_payloads import RegionPayloads
-from gradserve.v1 import socket_messages_pb2 as messages_pb2
+from gradserve_protocol.memory.regions import ClientMemory
+from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
 
 ConnectionT = TypeVar("ConnectionT", bound=Connection)
 

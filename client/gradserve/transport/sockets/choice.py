@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gradserve.errors import UnavailableError
-from gradserve.memory.sealed import machine_id
 from gradserve.results import TransportInfo
 from gradserve.transport.route import Route, is_loopback
 from gradserve.transport.settings import ConnectionSettings, Transport, Way
-from gradserve.v1 import socket_messages_pb2
+from gradserve_protocol.memory.sealed import machine_id
+from gradserve_protocol.v1 import socket_messages_pb2
 
 _log = logging.getLogger("gradserve")
 _WAYS: dict[Transport, tuple[Way, ...]] = {

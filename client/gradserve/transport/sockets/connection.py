@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from gradserve.errors import DeadlineExceededError, GradserveError, UnavailableError
-from gradserve.tls import SecureSocket
 from gradserve.transport.settings import ConnectionSettings, Keepalive
 from gradserve.transport.sockets.choice import Place
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.steps import Inbox
-from gradserve.v1 import socket_messages_pb2
+from gradserve_protocol.tls import SecureSocket
+from gradserve_protocol.v1 import socket_messages_pb2
 
 ConnectedSocket: TypeAlias = socket.socket | SecureSocket
 """A connected socket, with or without TLS."""

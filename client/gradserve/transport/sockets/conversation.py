@@ -17,9 +17,8 @@ from gradserve.transport.channel import unary_method
 from gradserve.transport.sockets.payloads import Outgoing, Payloads, num_bytes_of
 from gradserve.transport.sockets.steps import Conversation, Fill, Inbox, Send
 from gradserve.transport.status import error_from_reply
-from gradserve.v1 import socket_messages_pb2
-from gradserve.wire.arrays import Array
-from gradserve.wire.frames import (
+from gradserve_protocol.arrays import Array
+from gradserve_protocol.frames import (
     CALL,
     HEADER_BYTES,
     PROTOCOL,
@@ -34,7 +33,8 @@ from gradserve.wire.frames import (
     split,
     unpack_segments,
 )
-from gradserve.wire.tensors import WithContents, tensors_beside
+from gradserve_protocol.tensors import WithContents, tensors_beside
+from gradserve_protocol.v1 import socket_messages_pb2
 
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
 """The longest message of protobuf."""

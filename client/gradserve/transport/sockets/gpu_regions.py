@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from gradserve.gpu import Allocation, Gpu, GpuArray, GpuError
-from gradserve.v1 import socket_messages_pb2
-from gradserve.wire.frames import ALIGNMENT, FrameHeader, FrameKind
+from gradserve_protocol.frames import ALIGNMENT, FrameHeader, FrameKind
+from gradserve_protocol.gpu import Allocation, Gpu, GpuArray, GpuError
+from gradserve_protocol.v1 import socket_messages_pb2
 
 _FIRST_NUMBER = 1 << 48
 """Beyond the numbers of regions in host memory."""

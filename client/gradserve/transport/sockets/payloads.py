@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradserve.calls.progress import Progress
-from gradserve.errors import GradserveError
-from gradserve.memory.pool import BufferPool
-from gradserve.memory.regions import Region
 from gradserve.transport.sockets.gpu_regions import GpuRegion
 from gradserve.transport.sockets.steps import Send
-from gradserve.v1 import socket_messages_pb2, tensor_pb2
-from gradserve.wire.arrays import Array, buffer_of
-from gradserve.wire.frames import ALIGNMENT, FrameError, FrameHeader, Segment
-from gradserve.wire.tensors import Contents, to_dtype
+from gradserve_protocol.arrays import Array, buffer_of
+from gradserve_protocol.errors import GradserveError
+from gradserve_protocol.frames import ALIGNMENT, FrameError, FrameHeader, Segment
+from gradserve_protocol.memory.pool import BufferPool
+from gradserve_protocol.memory.regions import Region
+from gradserve_protocol.tensors import Contents, to_dtype
+from gradserve_protocol.v1 import socket_messages_pb2, tensor_pb2
 
 _MAX_GAP_BYTES = 1 << 16
 

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from gradserve.calls.progress import Progress
-from gradserve.errors import GradserveError
-from gradserve.gpu import GpuArray, failures
-from gradserve.memory.pool import BufferPool
-from gradserve.memory.regions import MIN_BYTES, Region, RegionPool
-from gradserve.memory.sealed import RegionError, map_region
 from gradserve.transport.sockets.gpu_regions import GpuRegion, GpuRegions, NotSharedError
 from gradserve.transport.sockets.payloads import Incoming, Outgoing, Payloads, Placed
 from gradserve.transport.sockets.steps import Send
-from gradserve.v1 import socket_messages_pb2, tensor_pb2
-from gradserve.wire.arrays import Array
-from gradserve.wire.frames import ALIGNMENT, FrameError, FrameHeader, FrameKind, Segment, aligned
-from gradserve.wire.tensors import Contents, to_dtype
+from gradserve_protocol.arrays import Array
+from gradserve_protocol.errors import GradserveError
+from gradserve_protocol.frames import ALIGNMENT, FrameError, FrameHeader, FrameKind, Segment, aligned
+from gradserve_protocol.gpu import GpuArray, failures
+from gradserve_protocol.memory.pool import BufferPool
+from gradserve_protocol.memory.regions import MIN_BYTES, Region, RegionPool
+from gradserve_protocol.memory.sealed import RegionError, map_region
+from gradserve_protocol.tensors import Contents, to_dtype
+from gradserve_protocol.v1 import socket_messages_pb2, tensor_pb2
 
 GPU_ARRAYS_IN_PLACE = "in place"
 _PIECE_BYTES = 1 << 20

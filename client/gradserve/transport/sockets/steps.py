@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import grpc
 
 from gradserve.calls.progress import Progress
-from gradserve.wire.frames import FrameError, FrameKind
+from gradserve_protocol.frames import FrameError, FrameKind
 
 _MAX_BUFFERS = 1024
 """The most buffers of a system call (IOV_MAX)."""

@@ -36,11 +36,11 @@ def _all(_found: Documented) -> bool:
     return True
 
 
-_PARTS = ("gradserve.client", "gradserve.tls")
+_PARTS = ("gradserve.client", "gradserve_protocol.tls")
 _ACCUMULATORS = ("gradserve.accumulators",)
 _LAYERS = ("gradserve.batch_norm",)
 _OPS = ("gradserve.raw_ops", "gradserve.ops", "gradserve.calls.raw_ops")
-_ERRORS = ("gradserve.errors",)
+_ERRORS = ("gradserve_protocol.errors",)
 _ELSEWHERE = (*_PARTS, *_ACCUMULATORS, *_LAYERS, *_OPS, *_ERRORS)
 
 _PAGES = (
@@ -57,7 +57,7 @@ _PAGES = (
     _Page(
         "errors",
         "Errors",
-        f"```text\n{read_docstring('gradserve.errors').partition(chr(10) * 2)[2]}\n```",
+        f"```text\n{read_docstring('gradserve_protocol.errors').partition(chr(10) * 2)[2]}\n```",
         (("gradserve", _from(*_ERRORS)),),
     ),
     _Page("aio", "gradserve.aio", "`import gradserve.aio`", (("gradserve.aio", _all),)),

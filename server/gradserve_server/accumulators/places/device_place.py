@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
-from gradserve.wire.arrays import DoesNotFitError, converted, text_of
+from gradserve_protocol.arrays import DoesNotFitError, converted, text_of
 from gradserve_server.accumulators.events import Event, GradientAnswered
 from gradserve_server.accumulators.gradient import Array, Average, Gradient, HostCopy, Value
 from gradserve_server.accumulators.identity import RequestId

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
 
-from gradserve.wire.arrays import converted
+from gradserve_protocol.arrays import converted
 from gradserve_server.accumulators.gradient import Array, Gradient, HostCopy, Value
 from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.wire.arrays import DoesNotFitError
+from gradserve_protocol.arrays import DoesNotFitError
 from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, shape_text

@@ -11,8 +11,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import ScrollableContainer
 from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, TabPane
 
-from gradserve.printing import visible
-from gradserve.server_status import AccumulatorStatus, ServerStatus
+from gradserve_protocol.printing import visible
+from gradserve_protocol.server_status import AccumulatorStatus, ServerStatus
 from gradserve_server.commands.top.panels import (
     COLUMNS,
     cells,

@@ -14,7 +14,7 @@ from gradserve_server.commands.wording import tell
 
 if TYPE_CHECKING:
     import gradserve.aio
-    from gradserve.server_status import ServerStatus
+    from gradserve_protocol.server_status import ServerStatus
 
 
 @click.command()

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from gradserve.printing import visible
-from gradserve.server_status import AccumulatorStatus, RoundStatus, ServerStatus
+from gradserve_protocol.printing import visible
+from gradserve_protocol.server_status import AccumulatorStatus, RoundStatus, ServerStatus
 from gradserve_server.commands.top.rates import Rates
 from gradserve_server.commands.top.whole import Picture, whole
 from gradserve_server.commands.wording import block, duration, size, table

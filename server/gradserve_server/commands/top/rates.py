@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from gradserve.server_status import ServerStatus
+from gradserve_protocol.server_status import ServerStatus
 
 
 @dataclass(frozen=True)

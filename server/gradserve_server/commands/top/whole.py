@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 
-from gradserve.server_status import (
+from gradserve_protocol.server_status import (
     AccumulatorStatus,
     ErrorStatus,
     GradientTotals,

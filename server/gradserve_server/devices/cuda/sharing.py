@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.gpu import Gpu, GpuError, open_gpu
+from gradserve_protocol.gpu import Gpu, GpuError, open_gpu
 from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.devices.cuda.importing import import_cupy
 from gradserve_server.devices.device import Array, SharingError

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.memory.pool import MappedMemory, memory_of
+from gradserve_protocol.memory.pool import MappedMemory, memory_of
 from gradserve_server.devices.device import Allocate, Array, bytes_of
 
 _log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.memory.pool import MappedArray, MappedMemory
-from gradserve.memory.sealed import make_region
-from gradserve.wire.frames import aligned
+from gradserve_protocol.frames import aligned
+from gradserve_protocol.memory.pool import MappedArray, MappedMemory
+from gradserve_protocol.memory.sealed import make_region
 
 _MIN_BYTES = 1 << 16
 """Copying less is faster than a client's look-up of a block."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
-from gradserve.server_status import AccumulatorStatus
+from gradserve_protocol.server_status import AccumulatorStatus
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.observe.status.snapshot import Snapshot

@@ -9,7 +9,7 @@ from heapq import nlargest, nsmallest
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from gradserve.server_status import (
+from gradserve_protocol.server_status import (
     AccumulatorStatus,
     ArrivalStatus,
     LayerStatus,

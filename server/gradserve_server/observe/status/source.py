@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from gradserve.server_status import (
+from gradserve_protocol.server_status import (
     ErrorStatus,
     GradientTotals,
     MemoryStatus,

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.tensors import to_data_type, to_dtype
+from gradserve_protocol.tensors import to_data_type, to_dtype
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Average, Contribution, RoundParts, Summand, sum_of_weights
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import (

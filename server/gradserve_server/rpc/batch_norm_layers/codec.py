@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve.v1 import layer_pb2, tensor_pb2
-from gradserve.wire.tensors import Contents, WithContents, to_data_type, to_dtype
+from gradserve_protocol.tensors import Contents, WithContents, to_data_type, to_dtype
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve_protocol.v1 import layer_pb2, tensor_pb2
 from gradserve_server.errors import InvalidArgumentError, request_fields
 from gradserve_server.layers.batch_norm.config import UPDATE_OPS, BatchNormConfig, IgnoredArgument, RandomAdjustment
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardCall, ForwardResult

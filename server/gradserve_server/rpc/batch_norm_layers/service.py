@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from gradserve.v1 import batch_norm_layer_messages_pb2 as messages_pb2
-from gradserve.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve.v1 import tensor_pb2
-from gradserve.wire.tensors import WithContents
+from gradserve_protocol.tensors import WithContents
+from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
+from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.devices.compute import FEW_PIECES
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, request_fields

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
-from gradserve.wire.tensors import Serializable
+from gradserve_protocol.tensors import Serializable
 from gradserve_server.errors import ServiceError
 from gradserve_server.observe.call_record import Origin, nowhere
 from gradserve_server.security.identity import ANONYMOUS, Credentials, Identity, PeerCertificate, no_credentials

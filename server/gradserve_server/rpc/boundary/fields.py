@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 
-from gradserve.v1 import accumulator_pb2, lease_pb2
-from gradserve.wire.messages import encode_duration
+from gradserve_protocol.messages import encode_duration
+from gradserve_protocol.v1 import accumulator_pb2, lease_pb2
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import MAX_TOKEN_BYTES, quoted
 from gradserve_server.resources.lifetimes import Lifetime

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.descriptor import MethodDescriptor
 
 from gradserve.tracing.spans import ERROR_TYPE, STATUS_CODE, call_attributes, message_attributes
-from gradserve.wire.tensors import WithContents
+from gradserve_protocol.tensors import WithContents
 from gradserve_server.errors import (
     InternalError,
     InvalidArgumentError,

@@ -19,7 +19,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from gradserve.wire.tensors import varint
+from gradserve_protocol.tensors import varint
 from gradserve_server.errors import InvalidArgumentError
 
 UNCHECKED_BYTES = 1 << 16

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from google.protobuf import message_factory
 from google.protobuf.message import Message
 
-from gradserve.v1 import gradient_ops_service_pb2, tensor_pb2
-from gradserve.wire.tensors import Contents, WithContents
+from gradserve_protocol.tensors import Contents, WithContents
+from gradserve_protocol.v1 import gradient_ops_service_pb2, tensor_pb2
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.limits import MAX_NAME_BYTES, MAX_NETWORK_PARTS, check_count, check_length
 from gradserve_server.ops.operation import AnyOp

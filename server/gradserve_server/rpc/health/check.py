@@ -6,11 +6,11 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gradserve.address import Address
-from gradserve.tls import TLS, CertificateFiles, client_certificates
 from gradserve.transport.channel import channel_credentials
 from gradserve.transport.route import Route
 from gradserve.transport.status import explain
+from gradserve_protocol.address import Address
+from gradserve_protocol.tls import TLS, CertificateFiles, client_certificates
 
 
 def check_health(address: str, timeout: float, tls: TLS | None = None) -> str:

@@ -1,6 +1,6 @@
 """LeaseService: clients hold a lease, and end it."""
 
-from gradserve.v1 import lease_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import lease_messages_pb2 as messages_pb2
 from gradserve_server.resources.lifetimes import ClientLeases
 from gradserve_server.rpc.boundary.chain import Call
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from gradserve.address import Address
-from gradserve.tls import CertificateFiles
+from gradserve_protocol.address import Address
+from gradserve_protocol.tls import CertificateFiles
 from gradserve_server.config import LimitsConfig
 from gradserve_server.observe.calls import Way
 from gradserve_server.rpc.boundary.chain import Service

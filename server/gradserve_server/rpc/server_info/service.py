@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from gradserve.server_status import ServerStatus
-from gradserve.v1 import server_messages_pb2 as messages_pb2
-from gradserve.v1 import status_messages_pb2
-from gradserve.wire.messages import encode_duration, fill
+from gradserve_protocol.messages import encode_duration, fill
+from gradserve_protocol.server_status import ServerStatus
+from gradserve_protocol.v1 import server_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import status_messages_pb2
 from gradserve_server.config import LeaseConfig, LimitsConfig
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.inventory import Inventory

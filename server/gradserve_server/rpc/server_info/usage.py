@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import nlargest
 
-from gradserve.v1 import server_messages_pb2 as messages_pb2
-from gradserve.wire.messages import encode_duration
+from gradserve_protocol.messages import encode_duration
+from gradserve_protocol.v1 import server_messages_pb2 as messages_pb2
 from gradserve_server.devices.device import Device
 from gradserve_server.resources.memory import Purpose
 from gradserve_server.resources.quotas import FairQuota

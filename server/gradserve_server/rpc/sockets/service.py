@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gradserve.address import Address
-from gradserve.memory.sealed import machine_id
-from gradserve.v1 import socket_messages_pb2 as messages_pb2
-from gradserve.wire.messages import encode_duration
+from gradserve_protocol.address import Address
+from gradserve_protocol.memory.sealed import machine_id
+from gradserve_protocol.messages import encode_duration
+from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.security.identity import NO_CREDENTIALS, Credentials, PeerCertificate

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gradserve.v1 import tensor_pb2
-from gradserve.wire.frames import aligned
-from gradserve.wire.tensors import Contents, to_data_type, to_dtype
+from gradserve_protocol.frames import aligned
+from gradserve_protocol.tensors import Contents, to_data_type, to_dtype
+from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import MAX_ARRAY_DIMENSIONS, check_count

@@ -8,11 +8,11 @@ from functools import partial
 from types import TracebackType
 from typing import TypeAlias
 
-from gradserve.v1 import tensor_messages_pb2 as messages_pb2
-from gradserve.wire.arrays import PayloadError, buffer_of
-from gradserve.wire.frames import ALIGNMENT
-from gradserve.wire.messages import encode_duration
-from gradserve.wire.tensors import Chunk, Contents, PartDecoder, Serializable, WithContents, cut, encode_part
+from gradserve_protocol.arrays import PayloadError, buffer_of
+from gradserve_protocol.frames import ALIGNMENT
+from gradserve_protocol.messages import encode_duration
+from gradserve_protocol.tensors import Chunk, Contents, PartDecoder, Serializable, WithContents, cut, encode_part
+from gradserve_protocol.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array, Device
 from gradserve_server.errors import (

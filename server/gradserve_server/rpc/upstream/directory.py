@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2
-from gradserve.wire.placement import home_of
+from gradserve_protocol.placement import home_of
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2
 from gradserve_server.errors import NotFoundError
 from gradserve_server.rpc.boundary.fields import Page
 

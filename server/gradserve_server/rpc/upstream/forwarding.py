@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gradserve.calls.identity import RequestIds
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Average, Value
 from gradserve_server.accumulators.identity import CallsUnderWay, RequestId
 from gradserve_server.accumulators.places.place import Place

@@ -14,12 +14,12 @@ from gradserve.calls.exchange import DEFAULT_TIMEOUT_SECONDS, Operation, Reply, 
 from gradserve.calls.server import Cluster
 from gradserve.calls.tensors import call_with_arrays
 from gradserve.discovery import servers_to_connect
-from gradserve.errors import GradserveError
-from gradserve.tls import TLS
 from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.settings import ConnectionSettings
-from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.arrays import Array
+from gradserve_protocol.arrays import Array
+from gradserve_protocol.errors import GradserveError
+from gradserve_protocol.tls import TLS
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.rpc.upstream.messages import receive_average, served
 

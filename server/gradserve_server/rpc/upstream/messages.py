@@ -8,9 +8,9 @@ import gradserve.errors as client
 import gradserve_server.errors as server
 from gradserve.calls.exchange import Operation, Reply
 from gradserve.calls.tensors import placement_of, receive_results
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.messages import encode_duration
+from gradserve_protocol.messages import encode_duration
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Array, Average, SparseSlices, Value
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.rpc.accumulators.requests import GradientRequest

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from google.protobuf.message import Message
 
 from gradserve.calls.identity import RequestIds
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.tensors import WithContents
+from gradserve_protocol.tensors import WithContents
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.incoming import (
     ArrivingGradients,

@@ -17,13 +17,13 @@ from gradserve.calls.combinators import aimed_call, all_ended, at_target, togeth
 from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.server import Cluster
-from gradserve.errors import AbortedError, GradserveError, NotFoundError
 from gradserve.results import IndexedSlices
 from gradserve.results import Value as Received
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, lease_pb2
-from gradserve.wire.messages import decode_duration
-from gradserve.wire.placement import Piece, plan_of
+from gradserve_protocol.errors import AbortedError, GradserveError, NotFoundError
+from gradserve_protocol.messages import decode_duration
+from gradserve_protocol.placement import Piece, plan_of
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, lease_pb2
 from gradserve_server.accumulators.gradient import Average, SparseSlices, Value
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import Compute

@@ -23,7 +23,7 @@ from gradserve.calls.retries import Attempt
 from gradserve.results import TransportInfo
 from gradserve.testing import FaultyProxy
 from gradserve.transport.settings import ConnectionSettings, Keepalive, SocketSettings, Transport
-from gradserve.v1 import server_messages_pb2
+from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.announcing import announce, bulk_address

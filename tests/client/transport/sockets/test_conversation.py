@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 import gradserve
 from gradserve.calls.exchange import Reply, Unary, Whole
 from gradserve.calls.tensors import array_of
-from gradserve.memory.pool import BufferPool
 from gradserve.transport.sockets.conversation import call, check_strand_answer, hello
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.steps import Inbox
-from gradserve.v1 import socket_messages_pb2, tensor_messages_pb2, tensor_pb2
-from gradserve.wire.frames import HEADER_BYTES, PROTOCOL, FrameHeader, FrameKind, Segment, pack_segments
-from gradserve.wire.tensors import Contents, WithContents
+from gradserve_protocol.frames import HEADER_BYTES, PROTOCOL, FrameHeader, FrameKind, Segment, pack_segments
+from gradserve_protocol.memory.pool import BufferPool
+from gradserve_protocol.tensors import Contents, WithContents
+from gradserve_protocol.v1 import socket_messages_pb2, tensor_messages_pb2, tensor_pb2
 from tests.client.transport.sockets.scripted import EndOfBytesError, carry_out
 
 PAYLOADS = Payloads(BufferPool(0))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradserve.transport.sockets.steps import Inbox
-from gradserve.wire.frames import FrameError
+from gradserve_protocol.frames import FrameError
 
 BYTES = bytes(range(256)) * 400
 

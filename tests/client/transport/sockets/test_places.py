@@ -2,12 +2,12 @@
 
 import pytest
 
-from gradserve.address import Address
-from gradserve.memory.sealed import machine_id
 from gradserve.transport.route import Route
 from gradserve.transport.settings import Way
 from gradserve.transport.sockets.choice import find_places
-from gradserve.v1.socket_messages_pb2 import SocketAddresses
+from gradserve_protocol.address import Address
+from gradserve_protocol.memory.sealed import machine_id
+from gradserve_protocol.v1.socket_messages_pb2 import SocketAddresses
 
 NO_UNIX = "shared_memory: the server has no socket for it"
 OTHER_MACHINE = "shared_memory: the server is on another machine"

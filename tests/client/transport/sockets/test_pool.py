@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 import gradserve
-from gradserve.memory.pool import BufferPool
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Way
 from gradserve.transport.sockets.carrier import ConnectionPool
 from gradserve.transport.sockets.choice import Place
 from gradserve.transport.sockets.connection import Connection
 from gradserve.transport.sockets.payloads import Payloads
+from gradserve_protocol.memory.pool import BufferPool
 
 
 class Pool:

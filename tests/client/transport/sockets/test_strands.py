@@ -14,7 +14,6 @@ import pytest
 
 import gradserve
 from gradserve.calls.exchange import TimeLimits
-from gradserve.memory.pool import BufferPool
 from gradserve.transport.settings import ConnectionSettings, Keepalive, SocketSettings, Transport, Way
 from gradserve.transport.sockets.aio import AsyncConnection
 from gradserve.transport.sockets.blocking import BlockingConnection
@@ -22,6 +21,7 @@ from gradserve.transport.sockets.choice import Place
 from gradserve.transport.sockets.connection import TimeLimit, round_trip
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.steps import Conversation, Fill, Receive, Send
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.config import ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.servers.connecting import NO_RETRIES, connect_with, connect_with_aio

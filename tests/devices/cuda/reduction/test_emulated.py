@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve.wire.arrays import DoesNotFitError, converted
+from gradserve_protocol.arrays import DoesNotFitError, converted
 from gradserve_server.devices.cuda import reduction as kernels
 from gradserve_server.devices.cuda.programs import CompiledProgram, Limits, Program
 from gradserve_server.devices.cuda.reduction import KEYS, SUMS, CudaReducer, SumsKey, program

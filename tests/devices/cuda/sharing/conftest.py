@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gradserve.gpu import GpuArray
 from gradserve.testing import ServerProcess
+from gradserve_protocol.gpu import GpuArray
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.testing import LocalServer
 from tests.devices.cuda.stand_in.gpu.settings import Settings

@@ -8,11 +8,11 @@ import grpc
 import numpy as np
 import pytest
 
-from gradserve.gpu import Gpu, open_gpu
 from gradserve.testing import ServerProcess
-from gradserve.v1 import socket_messages_pb2 as messages_pb2
-from gradserve.v1 import tensor_messages_pb2, tensor_pb2
-from gradserve.wire.frames import FrameHeader, FrameKind, Segment
+from gradserve_protocol.frames import FrameHeader, FrameKind, Segment
+from gradserve_protocol.gpu import Gpu, open_gpu
+from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import tensor_messages_pb2, tensor_pb2
 from tests.rpc.sockets.test_broken_rules import answers, refused
 from tests.servers.frames import FrameClient, issue_ticket
 

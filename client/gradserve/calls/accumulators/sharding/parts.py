@@ -6,13 +6,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from gradserve.calls.accumulators.components import Component, Sent
-from gradserve.conversion.argument import Argument
 from gradserve.conversion.plain import as_flag
-from gradserve.errors import GradserveError, InvalidArgumentError
 from gradserve.results import Value
-from gradserve.v1 import accumulator_pb2
-from gradserve.wire.arrays import AnyArray, host_array
-from gradserve.wire.placement import Plan, dense_bytes
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.arrays import AnyArray, host_array
+from gradserve_protocol.errors import GradserveError, InvalidArgumentError
+from gradserve_protocol.placement import Plan, dense_bytes
+from gradserve_protocol.v1 import accumulator_pb2
 
 SMALLEST_BYTES = 1 << 20
 """The least size of the dense gradients of an accumulator that is sharded unasked.

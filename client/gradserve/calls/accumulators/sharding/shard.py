@@ -11,10 +11,10 @@ from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
 from gradserve.calls.identity import AccumulatorKey, CallId
 from gradserve.calls.progress import Progress
 from gradserve.calls.tensors import call_with_arrays, placement_of
-from gradserve.errors import AbortedError, GradserveError, NotFoundError
 from gradserve.results import Value
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
+from gradserve_protocol.errors import AbortedError, GradserveError, NotFoundError
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 
 _MOST_WITHDRAWN = 1024
 _Place: TypeAlias = tuple[AccumulatorKey, int]

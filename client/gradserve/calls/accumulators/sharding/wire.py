@@ -18,7 +18,9 @@ from gradserve.calls.accumulators.wire import AccumulatorWire, Awaiting, Given
 from gradserve.calls.combinators import aimed_call, all_ended, at_target, together, with_beside
 from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
 from gradserve.calls.progress import CallbackError, Progress
-from gradserve.errors import (
+from gradserve.results import AccumulatorInfo, Average, TensorHandle, Value
+from gradserve_protocol.arrays import AnyArray
+from gradserve_protocol.errors import (
     AbortedError,
     DeadlineExceededError,
     GradserveError,
@@ -26,11 +28,9 @@ from gradserve.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from gradserve.results import AccumulatorInfo, Average, TensorHandle, Value
-from gradserve.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve.v1 import accumulator_pb2, tensor_pb2
-from gradserve.wire.arrays import AnyArray
-from gradserve.wire.messages import decode_duration
+from gradserve_protocol.messages import decode_duration
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 
 T = TypeVar("T")
 _INTERVAL_SECONDS = 0.02

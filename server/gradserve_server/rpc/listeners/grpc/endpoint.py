@@ -18,10 +18,10 @@ from urllib.parse import quote
 
 import grpc
 
-from gradserve.address import Address
-from gradserve.lasting import lasting_task
-from gradserve.tls import CertificateFiles, Certificates
 from gradserve.transport.route import Route
+from gradserve_protocol.address import Address
+from gradserve_protocol.lasting import lasting_task
+from gradserve_protocol.tls import CertificateFiles, Certificates
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file
 from gradserve_server.runtime.files import OwnFile, reason_of
 

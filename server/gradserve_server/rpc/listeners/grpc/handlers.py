@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
 
-from gradserve.wire.tensors import WithContents, encode_message
+from gradserve_protocol.tensors import WithContents, encode_message
 from gradserve_server.errors import InvalidArgumentError, ServiceError
 from gradserve_server.limits import MAX_NAME_BYTES
 from gradserve_server.rpc.boundary.chain import Call, Codec, Service, StreamedCall

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import grpc
 
 import gradserve
-from gradserve.address import Address
-from gradserve.lasting import lasting_task
-from gradserve.tls import CertificateFiles
+from gradserve_protocol.address import Address
+from gradserve_protocol.lasting import lasting_task
+from gradserve_protocol.tls import CertificateFiles
 from gradserve_server.config import LimitsConfig
 from gradserve_server.errors import UnavailableError
 from gradserve_server.observe.calls import Way

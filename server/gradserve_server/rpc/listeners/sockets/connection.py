@@ -14,9 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 
 import gradserve
-from gradserve.gpu import HANDLE_BYTES
-from gradserve.v1 import socket_messages_pb2 as messages_pb2
-from gradserve.wire.frames import (
+from gradserve_protocol.frames import (
     PROTOCOL,
     SEGMENT_BYTES,
     FrameError,
@@ -25,7 +23,9 @@ from gradserve.wire.frames import (
     pack_segments,
     split_name,
 )
-from gradserve.wire.tensors import Contents, WithContents, encode_message, tensors_beside
+from gradserve_protocol.gpu import HANDLE_BYTES
+from gradserve_protocol.tensors import Contents, WithContents, encode_message, tensors_beside
+from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
 from gradserve_server.devices.device import Array, GpuSharing, SharingError
 from gradserve_server.errors import (
     DeadlineExceededError,

@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf.descriptor import MethodDescriptor
 from numpy.typing import NDArray
 
-from gradserve.wire.frames import MAX_STRANDS, FrameError
+from gradserve_protocol.frames import MAX_STRANDS, FrameError
 from gradserve_server.config import GpuSharingUsers
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import GpuSharing

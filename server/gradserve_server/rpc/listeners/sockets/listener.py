@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from gradserve.address import Address
-from gradserve.errors import InvalidArgumentError
-from gradserve.lasting import lasting_task
-from gradserve.tls import CertificateFiles
+from gradserve_protocol.address import Address
+from gradserve_protocol.errors import InvalidArgumentError
+from gradserve_protocol.lasting import lasting_task
+from gradserve_protocol.tls import CertificateFiles
 from gradserve_server.config import ListenConfig
 from gradserve_server.errors import ResourceExhaustedError, UnavailableError
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.wire.frames import FrameError, FrameHeader, Segment, unpack_segments
+from gradserve_protocol.frames import FrameError, FrameHeader, Segment, unpack_segments
 from gradserve_server.devices.device import SharedEvent, SharingError
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.resources.quotas import Account

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradserve.memory.sealed import RegionError, map_region
-from gradserve.wire.frames import FrameError, FrameHeader, FrameKind, Segment, aligned
+from gradserve_protocol.frames import FrameError, FrameHeader, FrameKind, Segment, aligned
+from gradserve_protocol.memory.sealed import RegionError, map_region
 from gradserve_server.devices.device import Array, SharedEvent
 from gradserve_server.devices.host.shared_blocks import SharedBlock, block_of
 from gradserve_server.rpc.listeners.sockets.context import FairSockets

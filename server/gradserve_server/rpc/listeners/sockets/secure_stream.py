@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 
-from gradserve.tls import CertificateFiles, SecureSocket
+from gradserve_protocol.tls import CertificateFiles, SecureSocket
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
 from gradserve_server.rpc.listeners.sockets.transfers import Discarding, Receiving, Transfers

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from gradserve.lasting import lasting_thread
-from gradserve.tls import SecureSocket
 from gradserve.transport.sockets.steps import Buffers
+from gradserve_protocol.lasting import lasting_thread
+from gradserve_protocol.tls import SecureSocket
 
 _log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from gradserve.v1 import fused_batch_norm_messages_pb2 as batch_norm_pb2
-from gradserve.v1 import tensor_messages_pb2, tensor_pb2
+from gradserve_protocol.v1 import fused_batch_norm_messages_pb2 as batch_norm_pb2
+from gradserve_protocol.v1 import tensor_messages_pb2, tensor_pb2
 from tests.bad_input.requests import zeros
 from tests.devices.cuda.stand_in.installing import StandIn
 from tests.ops.test_calls import FORWARD, nothing_is_left, raw

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from gradserve import gpu as driver
+from gradserve_protocol import gpu as driver
 from tests.devices.cuda.stand_in.gpu.errors import INVALID_VALUE, CUDARuntimeError
 from tests.devices.cuda.stand_in.gpu.imported import Imported
 from tests.devices.cuda.stand_in.gpu.ranges import Allocation

@@ -1,5 +1,0 @@
-from gradserve.v1 import tensor_messages_pb2 as _tensor_messages_pb2
-from google.protobuf import descriptor as _descriptor
-from typing import ClassVar as _ClassVar
-
-DESCRIPTOR: _descriptor.FileDescriptor

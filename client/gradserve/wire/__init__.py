@@ -1,1 +1,0 @@
-"""The wire format of tensors, for the client and the server alike."""
