@@ -61,7 +61,7 @@ from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.rpc.upstream.link import UpstreamLink
 from gradserve_server.rpc.upstream.service import AggregatingServicer
 from gradserve_server.runtime.event_loop import LoopWatch
-from gradserve_server.runtime.files import OwnFile, write_addresses
+from gradserve_server.runtime.files import OwnedFile, write_addresses
 from gradserve_server.security.access import Access, UserKeys, share_rules
 from gradserve_server.security.identity import ANONYMOUS, Credentials, Identity
 from gradserve_server.security.tls import context_of, explicit_bulk_address, server_certificates, unprotected
@@ -349,7 +349,7 @@ class Server:
         self._lasting: list[asyncio.Task[None]] = []
         """What goes on as long as the server."""
         self._trimming: asyncio.Task[None] | None = None
-        self._address_file: OwnFile | None = None
+        self._address_file: OwnedFile | None = None
         self.round_hold: RoundHold | None = None
         """Holds rounds, if a file was named that says which are open."""
         if config.listen.rounds_file is not None:

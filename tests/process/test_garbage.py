@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gradserve_server.runtime import event_loop as garbage
-from gradserve_server.runtime.event_loop import ShortPauses
+from gradserve_server.runtime.event_loop import GcTuner
 
 
 class Node:
@@ -37,8 +37,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def pauses(clock: Clock) -> Iterator[ShortPauses]:
-    with ShortPauses(clock) as pauses:
+def pauses(clock: Clock) -> Iterator[GcTuner]:
+    with GcTuner(clock) as pauses:
         yield pauses
 
 
@@ -58,7 +58,7 @@ def test_garbage_that_is_new_is_found_as_before() -> None:
 
 
 def test_garbage_that_was_put_aside_is_found_by_a_look_at_everything(
-    pauses: ShortPauses, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    pauses: GcTuner, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(garbage, "_MANY", 10**9)  # this process may have more objects than servers
     node = Node()
@@ -72,7 +72,7 @@ def test_garbage_that_was_put_aside_is_found_by_a_look_at_everything(
     assert left() is None
 
 
-def test_a_look_that_takes_long_is_seldom(pauses: ShortPauses, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_takes_long_is_seldom(pauses: GcTuner, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "_MANY", 0)
     clock.now = 3599.0
     assert not pauses.look_if_due()
@@ -83,12 +83,12 @@ def test_a_look_that_takes_long_is_seldom(pauses: ShortPauses, clock: Clock, mon
 
 def test_afterwards_the_collector_is_as_before() -> None:
     before = list(gc.callbacks)
-    with ShortPauses():
+    with GcTuner():
         assert gc.callbacks != before
     assert (gc.callbacks, gc.get_freeze_count()) == (before, 0)
 
 
-def test_a_look_comes_early_where_much_more_was_put_aside(pauses: ShortPauses, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_comes_early_where_much_more_was_put_aside(pauses: GcTuner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "_GROWTH", 1.0)
     monkeypatch.setattr(garbage, "_FREE_GROWTH", 10_000)
     pauses.look_if_due()  # at what the test run has made meanwhile

@@ -23,7 +23,7 @@ from gradserve_server.parts import Parts
 from gradserve_server.rpc.listeners.grpc.endpoint import LOOPBACKS
 from gradserve_server.rpc.listeners.grpc.listener import GrpcListener
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file
-from gradserve_server.runtime.files import OwnFile
+from gradserve_server.runtime.files import OwnedFile
 from tests.servers.command_line import run_cli
 from tests.servers.polling import PATIENCE_SECONDS
 
@@ -184,7 +184,7 @@ def test_one_of_several_that_start_together_gets_the_path(tmp_path: Path) -> Non
     start = threading.Barrier(num_servers)
     losses: list[int | None] = []
 
-    def compete(stack: ExitStack) -> OwnFile | None:
+    def compete(stack: ExitStack) -> OwnedFile | None:
         start.wait(PATIENCE_SECONDS)
         try:
             return bind_socket_file(path, lambda beside: stack.callback(listening(beside).close))

@@ -21,7 +21,7 @@ from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.accumulators.waits import LiveWorkers, TakeQueue, Waiter, Waits, check_num_required
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ServiceError
 from gradserve_server.resources.quotas import Quota
-from gradserve_server.runtime.tasks import Begun, OwnTasks
+from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
 
 NOT_COUNTED_FIELD = "worker_id"
 """The field of the timeout of a push_pull whose own gradient is not in the round."""
@@ -90,7 +90,7 @@ class Accumulator:
         self._under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter] = CallsUnderWay()
         self._waits = Waits(name, ledger.rounds, self.queue, observer, _gave_up(self._under_way, self._changes))
         self._workers = LiveWorkers(name)
-        self._tasks = OwnTasks()
+        self._tasks = BackgroundTasks()
         self.shard = shard
         """This server's shard; None if it has none."""
 
@@ -336,7 +336,7 @@ class Accumulator:
             return applied, True
         await self._check_sum(contribution)
         once = one_per_worker or self.spec.one_per_worker
-        applying = Begun(self._apply(call, contribution, open_gradient, pull, one_per_worker=once))
+        applying = EagerCall(self._apply(call, contribution, open_gradient, pull, one_per_worker=once))
         if applying.is_done:
             return applying.result(), False
         task = self._tasks.begin(applying.rest())

@@ -18,7 +18,7 @@ from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.accumulators.waits import TakeQueue, Waiter
 from gradserve_server.errors import ServiceError
 from gradserve_server.resources.quotas import Account, Quota
-from gradserve_server.runtime.tasks import Begun, OwnTasks
+from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
 
 _WORKER_BYTES = 512
 """The memory of the id of a worker, at most."""
@@ -109,7 +109,7 @@ class RoundChanges:
         self._observer = observer
         self._shard = shard
         self._lock = asyncio.Lock()
-        self._tasks = OwnTasks()
+        self._tasks = BackgroundTasks()
         self._closed: ServiceError | None = None
 
     @property
@@ -185,7 +185,7 @@ class RoundChanges:
         Does nothing while the lock is held: its holder serves them before releasing it.
         """
         if not self._lock.locked() and self._queue.head(self._ledger.rounds.num_accumulated) is not None:
-            serving = Begun(self._exclusively(_change_nothing))  # errors go to the takers
+            serving = EagerCall(self._exclusively(_change_nothing))  # errors go to the takers
             if not serving.is_done:
                 self._tasks.begin(serving.rest())
 

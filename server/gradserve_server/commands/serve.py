@@ -56,7 +56,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     from gradserve_server.devices.host.products import use_one_blas_thread
     from gradserve_server.devices.inventory import NoSuchDeviceError
     from gradserve_server.errors import ServiceError
-    from gradserve_server.runtime.event_loop import ShortPauses, new_event_loop
+    from gradserve_server.runtime.event_loop import GcTuner, new_event_loop
     from gradserve_server.runtime.process import keep_freed_memory
     from gradserve_server.security.access_file import AccessFileError
     from gradserve_server.security.tls import setting_of
@@ -91,7 +91,7 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
         if server.round_hold is not None:
             follow_signals(server.round_hold)
         async with server:
-            with ShortPauses() as pauses:
+            with GcTuner() as pauses:
                 beside = [lasting_task("the garbage collector's look at everything", pauses.look_at_all, _log)]
                 if config.upstream.upstream_users_file is not None:
                     users = _Users(Path(config.upstream.upstream_users_file))

@@ -23,7 +23,7 @@ class ResourceKey:
     """The container and the name of a resource.
 
     Attributes:
-        user: Who names it. It makes no difference to the key.
+        user: The identity that names it; not part of the key.
     """
 
     container: str
@@ -62,7 +62,7 @@ def _never(_incarnation: str) -> bool:
 
 
 class Directory(Generic[ResourceT]):
-    """The living resources of one kind, by name.
+    """The existing resources of one kind, by name.
 
     Not thread-safe: used on the event loop only.
     """
@@ -75,14 +75,14 @@ class Directory(Generic[ResourceT]):
         article: str = "an",
         is_of_another_run: Callable[[str], bool] = _never,
     ) -> None:
-        """Takes the kind of its resources, and what ends them.
+        """Makes an empty directory.
 
         Args:
             kind: The kind, which is also the field of requests that names a resource.
             lifetimes: The lifetimes of all resources of the server.
             delete: Deletes a resource whose lease has ended, with `remove`.
             article: The article of the kind, for messages.
-            is_of_another_run: Tells incarnations of resources that an earlier run of the server made.
+            is_of_another_run: Returns whether an incarnation is of an earlier run of the server.
         """
         self._is_of_another_run = is_of_another_run
         self._kind = kind
@@ -99,7 +99,7 @@ class Directory(Generic[ResourceT]):
 
         Raises:
             InvalidArgumentError: The name is empty, or a part of the key is too long.
-            AlreadyExistsError: It is private, and out of the reach of whoever names it.
+            AlreadyExistsError: It is private, and out of the caller's reach.
         """
         entry = self._entry(key)
         if entry is None:
@@ -124,7 +124,7 @@ class Directory(Generic[ResourceT]):
 
         Raises:
             InvalidArgumentError: The name is empty.
-            NotFoundError: It does not exist, or is private and out of the reach of whoever names it.
+            NotFoundError: It does not exist, or is private and out of the caller's reach.
         """
         entry = self._entry(key)
         if entry is None or not _is_reached(entry, key.user):
@@ -146,7 +146,7 @@ class Directory(Generic[ResourceT]):
         return ", or was lost when the server was started again: its durability was none"
 
     def use(self, key: ResourceKey, incarnation: str = "") -> "InUse[ResourceT]":
-        """Finds a resource as `get` does, and prevents its expiry until the end of the block."""
+        """Finds a resource as `get` does, and keeps it from expiring during the block."""
         found = self.get(key, incarnation)
         return InUse(found, self._entries[key].life)
 
@@ -159,7 +159,7 @@ class Directory(Generic[ResourceT]):
         return self._entries[key].life.lifetime
 
     def is_reached(self, key: ResourceKey, user: Identity) -> bool:
-        """Returns True if an existing resource is shared, or within somebody's reach."""
+        """Returns True if an existing resource is shared, or within a user's reach."""
         return _is_reached(self._entries[key], user)
 
     def check_lifetime(self, key: ResourceKey, lifetime: Lifetime) -> None:
@@ -295,7 +295,7 @@ _MAX_LENGTH = 1 << 20
 
 
 class Tombstones(Generic[KeyT]):
-    """Remembers why resources were deleted without a call that named them; the latest ones only."""
+    """The latest reasons why resources were deleted other than by a call that named them."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

@@ -33,10 +33,10 @@ _SHOWN_FUNCTIONS = 8
 
 
 class LoopWatch:
-    """Logs when a turn of the event loop takes longer than it may, and the functions that were running.
+    """Logs slow turns of the event loop, with the functions that were running.
 
-    A thread asks the event loop for a sign of life again and again. If it does not come in time, the thread looks at
-    what the event loop is doing. Costs a turn of the event loop for each look, so it is off by default.
+    A thread asks the event loop for a sign of life at intervals. If it is late, the thread inspects the loop's stack.
+    Each check costs a turn of the event loop, so the watch is off by default.
     """
 
     def __init__(self, longest: float) -> None:
@@ -93,9 +93,9 @@ class _Sign:
 
 
 def _functions(frame: FrameType) -> str:
-    """Returns the functions that the event loop is in, the outermost first; empty while it waits.
+    """Returns the functions on the event loop's stack, outermost first; empty while it waits.
 
-    Of other packages only the innermost.
+    Of functions of other packages, only the innermost.
     """
     found: list[str] = []
     at: FrameType | None = frame
@@ -122,13 +122,13 @@ _MANY = 500_000
 """A look at so many objects takes about 0.1 s."""
 
 
-class ShortPauses:
-    """Makes the garbage collector look at each object that stays only a few times, for the length of a block.
+class GcTuner:
+    """Avoids long pauses of the garbage collector for the length of a block.
 
-    A full collection looks at all objects, which takes 0.4 s on a server with a million of them, while all calls wait.
-    So what has survived one is put aside. Garbage that it turns into later is found by a look at everything, every ten
-    minutes (on a server with very many objects, every hour), and earlier if much more has been put aside since the
-    last one: each call that waits during a full collection is put aside, and gRPC makes a cycle of it.
+    A full collection visits all objects, which takes 0.4 s on a server with a million of them, while all calls wait.
+    So its survivors are frozen. If they become garbage later, a look at everything finds it: every ten minutes (every
+    hour on a server with very many objects), and earlier if many more objects were frozen since the last one, as each
+    call that waits during a full collection is frozen, and gRPC makes a cycle of it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -136,10 +136,10 @@ class ShortPauses:
         self._clock = clock
         self._last_look = clock()
         self._left = 0
-        """The number of objects that were put aside just after the last look."""
+        """The number of frozen objects just after the last look."""
 
     def __enter__(self) -> Self:
-        """Puts aside the objects made so far."""
+        """Freezes the objects made so far."""
         gc.freeze()
         self._left = gc.get_freeze_count()
         gc.callbacks.append(self._collected)
@@ -153,13 +153,13 @@ class ShortPauses:
         gc.unfreeze()
 
     async def look_at_all(self) -> None:
-        """Looks at everything whenever that is due, until it is cancelled."""
+        """Runs full collections when they are due, until it is cancelled."""
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             self.look_if_due()
 
     def look_if_due(self) -> bool:
-        """Looks at everything if that is due; returns True if it did."""
+        """Runs a full collection if it is due; returns whether it did."""
         now, put_aside = self._clock(), gc.get_freeze_count()
         interval = _SELDOM_SECONDS if put_aside > _MANY else _LOOK_SECONDS
         has_grown = put_aside > self._left * _GROWTH + _FREE_GROWTH
@@ -167,7 +167,7 @@ class ShortPauses:
             return False
         self._last_look = now
         gc.unfreeze()
-        gc.collect()  # which puts aside what it finds in use
+        gc.collect()  # whose survivors are frozen again, by the callback
         self._left = gc.get_freeze_count()
         return True
 

@@ -15,8 +15,8 @@ def reason_of(error: OSError) -> str:
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
-class OwnFile:
-    """A file of this server's, which another server may have replaced by its own since."""
+class OwnedFile:
+    """A file that this server has made, and that another server may have replaced since."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         """See `moved`."""
@@ -26,7 +26,7 @@ class OwnFile:
 
     @classmethod
     def moved(cls, beside: Path, path: Path) -> Self:
-        """Moves a file of this server's to its final path, in one step.
+        """Moves a file of this server to its final path, in one step.
 
         Raises:
             OSError: The file cannot be moved.
@@ -40,14 +40,14 @@ class OwnFile:
         return cls(path, descriptor)
 
     def remove(self) -> None:
-        """Removes the file if it is still this server's. To be called once."""
+        """Removes the file if it is still this server's. Call it once."""
         with suppress(OSError):
             if os.path.samestat(self.path.lstat(), os.fstat(self._descriptor)):
                 self.path.unlink()
         os.close(self._descriptor)
 
 
-def write_addresses(path: Path, addresses: Iterable[object]) -> OwnFile:
+def write_addresses(path: Path, addresses: Iterable[object]) -> OwnedFile:
     """Writes addresses, one per line, in one step, so that nobody reads half of the file.
 
     Raises:
@@ -57,7 +57,7 @@ def write_addresses(path: Path, addresses: Iterable[object]) -> OwnFile:
     try:
         _check_replaceable(path)
         beside.write_text("".join(f"{address}\n" for address in addresses))
-        return OwnFile.moved(beside, path)
+        return OwnedFile.moved(beside, path)
     except OSError as error:
         with suppress(OSError):
             beside.unlink()

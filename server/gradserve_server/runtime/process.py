@@ -32,7 +32,7 @@ class StopSignals:
     """Ends this process on SIGTERM or SIGINT: with status 0 and in time, or at once on a second signal.
 
     Python runs signal handlers only when the main thread gets to them, not while that loads a library, looks up a host
-    or computes. So the signals are blocked in all threads, and a thread of its own waits for them.
+    or computes. So the signals are blocked in all threads, and a dedicated thread waits for them.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ def end_process() -> None:
 
 
 def allow_many_descriptors() -> None:
-    """Raises the limit of open descriptors as far as it may be: each connection and each shared region takes one."""
+    """Raises the limit of open descriptors to its maximum: each connection and each shared region takes one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

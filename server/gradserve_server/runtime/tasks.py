@@ -12,11 +12,11 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Begun(Generic[T]):
-    """Work that has run until its end, or until it first had to wait.
+class EagerCall(Generic[T]):
+    """A call that has run until its end, or until it first had to wait.
 
-    So far it ran in the caller's task. If `rest` runs in another one, that part must not have begun anything that
-    belongs to its task, such as `asyncio.timeout`.
+    The first part runs in the caller's task. If `rest` runs in another one, the first part must not have entered
+    anything that belongs to its task, such as `asyncio.timeout`.
 
     Attributes:
         is_done: Whether it has ended.
@@ -40,7 +40,7 @@ class Begun(Generic[T]):
             self._error = error
 
     def result(self) -> T:
-        """Returns the result of work that has ended, or raises its error."""
+        """Returns the result of a call that has ended, or raises its error."""
         error, self._error = self._error, None
         if error is not None:
             try:
@@ -51,7 +51,7 @@ class Begun(Generic[T]):
         return result
 
     async def rest(self) -> T:
-        """Runs what is left, and returns the result or raises the error. Called once, for work that has not ended."""
+        """Runs the rest; returns the result or raises the error. Await it once, if the call has not ended."""
         return await self._resume()
 
     @coroutine
@@ -77,19 +77,19 @@ class Begun(Generic[T]):
                 del answer  # as above
 
 
-class OwnTasks:
+class BackgroundTasks:
     """Work that continues when its caller is cancelled."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does some work, of which only the rest needs a task, if there is any."""
-        begun = Begun(work)
+        """Does some work eagerly; makes a task only if it has to wait."""
+        begun = EagerCall(work)
         return begun.result() if begun.is_done else await asyncio.shield(self.begin(begun.rest()))
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begins some work. Nobody has to wait for it, nor look at its error."""
+        """Starts some work in a task, which nobody has to await."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -98,6 +98,6 @@ class OwnTasks:
 
 
 def _retrieve(done: asyncio.Future[Any]) -> None:
-    """Retrieves an exception for which nobody may be waiting."""
+    """Retrieves an exception that nobody may be waiting for."""
     if not done.cancelled():
         done.exception()

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 class ServiceClock:
     """Counts the seconds in which the server could hear its clients.
 
-    A server that was suspended, by SIGSTOP or with its virtual machine, heard nobody, and its clients could not renew
-    their leases. Without this clock these would end when the server goes on.
+    Clients of a server that is suspended, by SIGSTOP or with its virtual machine, cannot renew their leases. With an
+    ordinary clock these would end as soon as the server goes on.
     """
 
     def __init__(self, monotonic: Callable[[], float], longest_tick: float) -> None:
@@ -33,21 +33,21 @@ class ServiceClock:
 
 
 class Turn:
-    """Counts what is looked at before other tasks get their turn.
+    """A time slice on the event loop, counted in items.
 
     Attributes:
-        is_over: Whether something was left for the next turn.
+        is_over: Whether items were left for the next turn.
     """
 
     __slots__ = ("_looks", "is_over")
 
     def __init__(self, looks: int) -> None:
-        """Takes how many things may be looked at."""
+        """Takes the number of items that may be looked at."""
         self._looks = looks
         self.is_over = False
 
     def look(self) -> bool:
-        """Returns True if one more thing may be looked at; otherwise the turn is over."""
+        """Returns True if one more item may be looked at; otherwise the turn is over."""
         if self._looks <= 0:
             self.is_over = True
             return False

@@ -19,7 +19,7 @@ DAMAGES = (
     RecursionError,
     ServiceError,
 )
-"""What reading a record raises that is not as it was written."""
+"""The errors that reading a damaged record can raise."""
 
 
 class StateError(Exception):
@@ -52,7 +52,7 @@ class StateDirectory:
         path: The folder.
         id: The id of the directory, which is in its mark, its database and beside its segments; empty for a directory
             of an earlier version, and if the mark is damaged.
-        is_new: True until the directory was made: what is in it is worth nothing.
+        is_new: True until the directory is complete: until then its contents are worthless.
     """
 
     def __init__(self, path: Path, *, make: bool = True) -> None:
@@ -89,7 +89,7 @@ class StateDirectory:
         self._is_damaged = found is None and not self.is_new and text != _TEXT
 
     def close(self) -> None:
-        """Lets others use it."""
+        """Unlocks the directory."""
         os.close(self._lock)
 
     @property
@@ -121,7 +121,7 @@ class StateDirectory:
             raise DamagedError(f"{self._mark}: the mark of the state directory is damaged")
 
     def begin_anew(self) -> None:
-        """Gives up what is in the directory: whoever opens it next makes it anew."""
+        """Discards the contents: the next process that opens the directory makes it anew."""
         write_file(self._mark, _UNFINISHED.encode())
         self.id, self.is_new, self._is_damaged = "", True, False
 
@@ -149,7 +149,7 @@ _FOLDER_MODE = 0o700
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Makes or replaces a file in one step: after a loss of power it has the old content or the new one."""
+    """Makes or replaces a file atomically: after a loss of power it has the old or the new content."""
     beside = path.with_name(f".{path.name}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
     with open(descriptor, "wb") as file:
@@ -185,7 +185,7 @@ def remove_file(path: Path) -> None:
 
 
 def keep_private(path: Path) -> None:
-    """Takes a file of an earlier version from everybody but its owner. Another owner's stays as it is."""
+    """Makes a file of an earlier version private to its owner. A file of another owner stays as it is."""
     with contextlib.suppress(FileNotFoundError, PermissionError):
         mode = stat.S_IMODE(path.lstat().st_mode)
         if path.is_file() and not path.is_symlink() and mode & ~_FILE_MODE:

@@ -28,7 +28,7 @@ class NoJournal:
 
 
 class Durability(Enum):
-    """What survives a crash of the server, or a loss of power; see the enum of the protos."""
+    """What survives a crash or a loss of power; see the enum of the protos."""
 
     NONE = "NONE"
     """Nothing."""

@@ -44,8 +44,8 @@ _AT_START, _LATEST = 0, _SLOT_BYTES
 class CommitFile:
     """The file with the number of the newest commit.
 
-    It is written after each commit, and not flushed: a number that is there belongs to a commit that survives whatever
-    happens. After a loss of power, the number may be lower than the commits that are there, never higher.
+    It is written after each durable commit, and not flushed. So after a loss of power the number may be lower than that
+    of the newest commit, never higher.
 
     Attributes:
         path: The file.

@@ -198,7 +198,7 @@ class Segments:
                 free.insert(index, Extent(each.segment, start, end - start))
 
     def write(self, extents: Sequence[Extent], pieces: Iterable[memoryview]) -> None:
-        """Writes bytes into space that is large enough. They are there for good after the next `flush`.
+        """Writes bytes into space that is large enough. They are durable after the next `flush`.
 
         Raises:
             OSError: They cannot be written.
@@ -220,10 +220,10 @@ class Segments:
                     place = next(places, None)
 
     def flush(self) -> None:
-        """Returns when all that was written survives a loss of power.
+        """Makes everything written so far survive a loss of power.
 
         Raises:
-            OSError: It may not. What is on disk is then unknown.
+            OSError: It may not survive. What is on disk is then unknown.
         """
         while self._unflushed:
             segment = next(iter(self._unflushed))

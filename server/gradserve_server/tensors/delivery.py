@@ -39,7 +39,7 @@ class Placement:
 
     Attributes:
         lease: The lease of the handles, in seconds; None for the default.
-        owner: Whose handles they are.
+        owner: The identity that owns the handles.
     """
 
     mode: PlacementMode = PlacementMode.INLINE
@@ -65,10 +65,10 @@ class DeliveryLimits:
 
 
 class Delivery:
-    """The results of one call, made in a block. If the call fails, none of them is left on the server.
+    """The results of one call. If the block fails, none of them stays on the server.
 
     Attributes:
-        room: Memory that the call reserved for results. Kept results take it over; the rest is freed at the end.
+        room: Memory that the call has reserved for results. Stored results take it over; the rest is freed at the end.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Delivery:
         return self._placement.mode is PlacementMode.ATTACHED
 
     def keeps(self, num_bytes: int) -> bool:
-        """Returns True if results stay on the server. The first size, maybe an upper bound, decides for all.
+        """Returns True if results stay on the server. The first size, which may be an upper bound, decides for all.
 
         Raises:
             ResourceExhaustedError: They must come inline and are too large for that.
@@ -111,7 +111,7 @@ class Delivery:
 
         Args:
             arrays: The arrays, in host memory unless they stay on the server.
-            shared: Whether something else refers to their memory, too.
+            shared: Whether their memory is also referenced elsewhere.
 
         Raises:
             ResourceExhaustedError: They must be kept and do not fit, or come inline and are too large for that.
@@ -172,7 +172,7 @@ class Delivery:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        """Deletes, after an error, the results that were kept; frees what is left of the reserved memory."""
+        """Deletes stored results after an error; frees the rest of the reserved memory."""
         if error is not None:
             self._store.delete(self._handles)
         self.room.settle()
@@ -189,7 +189,7 @@ class TensorDeliverer:
         limits: DeliveryLimits,
         device: DeviceMemory | None = None,
     ) -> None:
-        """Takes, among others, the `memory` quota, which is also the store's, and the memory of the device likewise."""
+        """Takes the parts; `memory` and the device memory are those that the store uses."""
         self._store = store
         self._residence = residence
         self._memories = Memories(memory, device)

@@ -25,11 +25,11 @@ _MOVED_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class _Victim:
-    """A tensor that is going to move.
+    """A tensor to evict.
 
     Attributes:
         entry: The tensor.
-        room: Where the memory of its copy on the host is reserved.
+        room: The reservation for its copy on the host.
     """
 
     entry: Entry
@@ -37,21 +37,21 @@ class _Victim:
 
 
 class Evictor:
-    """Lets calls take memory of the device, and moves tensors to the host where it does not suffice.
+    """Reserves device memory for calls, and evicts tensors to the host if there is not enough.
 
-    First go the tensors of those who hold more than what is reserved for each, and of the caller; and among them the
-    ones that were not used for the longest. Those of others go only for who will not hold more than that share.
+    The caller's tensors, and those of identities above their reserved share, go first, least recently used first.
+    Tensors of other identities go only if the caller stays within its own reserved share.
 
     Attributes:
-        device: The memory.
-        num_evicted: How many tensors have moved.
-        evicted_bytes: Their bytes.
+        device: The device memory.
+        num_evicted: The number of evicted tensors.
+        evicted_bytes: The bytes of evicted tensors.
 
     Not thread-safe: used on the event loop only.
     """
 
     def __init__(self, store: TensorStore, host: Quota, device: DeviceMemory, residence: Residence) -> None:
-        """Takes the store, the memory of the host and of the device, and what copies tensors to the host."""
+        """Takes the store, the memories, and what copies tensors to the host."""
         self.device = device
         self._memories = Memories(host, device, Purpose.STORED)
         self._store = store
@@ -61,15 +61,15 @@ class Evictor:
         self.evicted_bytes = 0
 
     async def grow(self, account: Account, amount: int, owner: Identity = ANONYMOUS) -> None:
-        """Takes memory of the device, and makes room for it if necessary.
+        """Grows an account of device memory, evicting tensors if necessary.
 
         Args:
-            account: An account of the device's memory.
-            amount: The bytes that it takes more.
-            owner: Whose account it is.
+            account: An account of device memory.
+            amount: The additional bytes.
+            owner: The owner of the account.
 
         Raises:
-            ResourceExhaustedError: There is not enough, even if everything moves that can; nothing was taken.
+            ResourceExhaustedError: There is not enough, even after evicting everything that can be; nothing was taken.
         """
         try:
             account.grow(amount)
@@ -78,9 +78,9 @@ class Evictor:
                 await self._grow(account, amount, owner)
 
     async def spare(self, amount: int, owner: Identity = ANONYMOUS) -> bool:
-        """Moves tensors with up to so many bytes to the host, though the quota would do; returns False if none can.
+        """Evicts tensors of up to that many bytes although the quota suffices; returns False if none can go.
 
-        For memory that the device does not have, or not in one piece.
+        For when the device itself has less free memory, or has it in fragments.
         """
         async with self._evicting:
             idle = self._store.idle
@@ -88,17 +88,17 @@ class Evictor:
             return await self._evict(owner, 0, amount, is_within_share=self._is_within_share(owner, 0))
 
     async def attempt(self, work: Callable[[], Awaitable[T]], amount: int, owner: Identity = ANONYMOUS) -> T:
-        """Does work on the device; again after moving tensors to the host, if the device has no memory for it.
+        """Does work on the device, and retries it after evicting tensors if the device has no memory for it.
 
-        So a call gets what it has reserved, although memory is in pieces, or other processes use the device.
+        So a call gets what it has reserved even if memory is fragmented, or other processes use the device.
 
         Args:
-            work: The work, which raises DeviceFullError and can begin again.
-            amount: The bytes that it takes.
-            owner: Who does it.
+            work: The work, which raises DeviceFullError and can be repeated.
+            amount: The bytes that it needs.
+            owner: The identity that it is for.
 
         Raises:
-            ResourceExhaustedError: That did not help.
+            ResourceExhaustedError: There is not enough memory even then.
         """
         wanted, why = amount, ""
         for left in reversed(range(_ATTEMPTS)):
@@ -133,9 +133,9 @@ class Evictor:
         return quota.identities.held_by(owner.name) + amount <= quota.reserve
 
     async def _evict(self, owner: Identity, own: int, amount: int, *, is_within_share: bool) -> bool:
-        """Moves tensors to the host: `own` bytes of a caller, and `amount` bytes in all; returns False if it cannot.
+        """Evicts `own` bytes of a caller's tensors, and `amount` bytes in total; returns False if it cannot.
 
-        If a tensor is used meanwhile, it stays, and another has to be chosen.
+        A tensor that a call begins to use in the meantime stays, and another is chosen.
         """
         victims = self._choose(owner.name, own, amount, is_within_share=is_within_share)
         for victim in victims:
@@ -161,7 +161,7 @@ class Evictor:
                 entry.shared = False
 
     def _choose(self, owner: str, own: int, amount: int, *, is_within_share: bool) -> list[_Victim]:
-        """Returns what is to move, with memory reserved for it on the host; nothing if it would not do."""
+        """Chooses tensors, and reserves host memory for them; returns none if they would not suffice."""
         quota, idle = self.device.quota, self._store.idle
         over = {each for each in idle.owners if not each or quota.identities.held_by(each) > quota.reserve}
         others = set(idle.owners) if is_within_share else set()
@@ -176,7 +176,7 @@ class Evictor:
 
 
 class _Chosen:
-    """The tensors that are to move."""
+    """The tensors chosen for eviction."""
 
     def __init__(self, memories: Memories) -> None:
         self._memories = memories
@@ -186,12 +186,12 @@ class _Chosen:
         self._num_bytes = 0
 
     def add(self, entries: Iterable[Entry], wanted: int, most: Mapping[str, int] = MappingProxyType({})) -> None:
-        """Adds tensors until all have `wanted` bytes, as far as there is memory for them on the host.
+        """Adds tensors until they have `wanted` bytes in total, while the host has memory for them.
 
         Args:
             entries: The tensors.
             wanted: The bytes.
-            most: What owners should give at most.
+            most: The most bytes of each owner.
         """
         for entry in entries:
             if self._num_bytes >= wanted or len(self._victims) == _MOVED_AT_ONCE:

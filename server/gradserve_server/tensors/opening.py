@@ -1,4 +1,4 @@
-"""Opens the tensors to which requests refer."""
+"""Opens the tensors that requests refer to."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -43,9 +43,9 @@ class OpenedTensors:
         self._residence = residence
 
     def __getitem__(self, path: str) -> Array:
-        """Returns an array; a copy of what its client can change in host memory.
+        """Returns an array, or a copy if it is in host memory that the client can change.
 
-        What its client can change in the GPU's memory is there: only calls that look at nothing but numbers get it.
+        Live GPU memory is not copied: only calls that treat elements as nothing but numbers get it.
 
         Raises:
             InvalidArgumentError: The request describes no possible tensor, or not the stored one.
@@ -65,9 +65,9 @@ class OpenedTensors:
         return array
 
     def in_place(self, path: str) -> Array:
-        """Returns an array where it is, even if its client can change it at any time.
+        """Returns an array without copying it, even if the client can change it at any time.
 
-        For code that uses its elements as nothing but numbers: not as indices, lengths or counts, and not twice.
+        For code that reads each element once, and only as a number: not as an index, length or count.
 
         Raises:
             InvalidArgumentError: See `__getitem__`.
@@ -76,17 +76,17 @@ class OpenedTensors:
         return reference.array if isinstance(reference, Live) else self[path]
 
     def is_live(self, path: str) -> bool:
-        """Returns True if a tensor is in its client's memory, who can change it at any time."""
+        """Returns True if a tensor is in the client's memory, and can change at any time."""
         return isinstance(self._references[path], Live | LiveOnGpu)
 
     @property
     def lenders(self) -> tuple[Payload, ...]:
-        """The payloads with tensors that are in their client's memory, or were until they were copied."""
+        """The payloads with tensors in the client's memory, including tensors that were copied since."""
         lent = {id(each.payload): each.payload for each in self._given.values() if isinstance(each, Live | LiveOnGpu)}
         return tuple(lent.values())
 
     async def copy_live(self, paths: Iterable[str]) -> None:
-        """Copies those of some tensors that their client can change; later they are found in the copies.
+        """Copies those tensors that the client can change; later reads find the copies.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -112,7 +112,7 @@ class OpenedTensors:
 
     @property
     def exclusive(self) -> bool:
-        """True if the call may write to all tensors: nobody else sees them, now or later, and none is used twice."""
+        """True if the call may write to all tensors: no other call can ever see them, and none is used twice."""
         num_stored = num_attached = 0
         for each in self._references.values():
             if isinstance(each, Live | LiveOnGpu) or (isinstance(each, Attached) and not each.payload.is_filled):
@@ -125,24 +125,24 @@ class OpenedTensors:
 
     @property
     def memory(self) -> tuple[Account, ...]:
-        """The accounts of the tensors' memory, from which those who take it over take it."""
+        """The accounts of the tensors' memory, for callers that take it over."""
         payloads = {id(each.payload): each.payload for each in self._references.values() if isinstance(each, Attached)}
         attached = tuple(each.memory for each in payloads.values() if each.memory is not None)
         return (*self._held.memory, *attached)
 
     def share(self) -> None:
-        """Notes that memory of the stored tensors, or of copies that `relocate` takes, will be used after the call.
+        """Notes that the call will use the stored tensors' memory, or that of copies from `relocate`, after it ends.
 
-        So nobody may take it over.
+        So no other call may take it over.
         """
         self._held.share()
 
     def relocate(self, arrays: Mapping[str, Array], room: Room) -> None:
-        """Replaces stored tensors by copies that nobody else knows of, by path.
+        """Replaces stored tensors by private copies.
 
         Args:
-            arrays: The copies, some of them of tensors that are not stored.
-            room: What the call has reserved for the copies.
+            arrays: The copies by path; those of tensors that are not stored are ignored.
+            room: The call's reservation for the copies.
         """
         for path, array in arrays.items():
             reference = self._references.get(path)
@@ -192,7 +192,7 @@ class OpenedTensors:
 
 
 class TensorOpener:
-    """Opens the tensors to which requests refer."""
+    """Opens the tensors that requests refer to."""
 
     def __init__(self, store: TensorStore, residence: Residence) -> None:
         self._store = store
@@ -205,8 +205,8 @@ class TensorOpener:
 
         Args:
             references: The references, by the paths of their fields in the request.
-            release: Whether to delete the stored ones when the block is left without an exception. Nobody else can
-                find them from the start; after an exception everybody can again.
+            release: Whether to delete the stored ones when the block ends without an exception. They are hidden from
+                other calls from the start, and reappear after an exception.
 
         The block raises NotFoundError at its beginning if a stored tensor does not exist.
         """
@@ -267,7 +267,7 @@ class _InUse(AbstractContextManager[T]):
 
 
 def _payloads_of(references: Iterable[Reference]) -> dict[Payload, int]:
-    """Returns the payloads of references, and how many of them refer to each."""
+    """Returns the payloads of references, with the number of references to each."""
     payloads: dict[Payload, int] = {}
     for each in references:
         if isinstance(each, Attached | Live | LiveOnGpu):

@@ -41,7 +41,7 @@ class StoredTensor:
 
     Attributes:
         serial: A number that grows with every stored tensor, and orders lists.
-        lease_remaining: Seconds until it is deleted unless somebody uses it.
+        lease_remaining: Seconds until it is deleted if it is not used.
     """
 
     handle: str
@@ -52,11 +52,11 @@ class StoredTensor:
 
 @dataclass(slots=True)
 class _Places:
-    """What is reserved for tensors of one identity that are not stored yet.
+    """Reservations for tensors of one identity that are not stored yet.
 
     Attributes:
-        room: Their bytes.
-        handles: Their handles.
+        room: The reserved bytes.
+        handles: The reserved handles.
     """
 
     room: Room
@@ -74,21 +74,21 @@ class Upload:
 
     @property
     def owner(self) -> Identity:
-        """Whose tensors they are."""
+        """The owner of the tensors."""
         return self.places.room.owner
 
     @cached_property
     def arrays(self) -> tuple[Array, ...]:
-        """The memory of the tensors. It is allocated when it is first asked for, in any thread."""
+        """The arrays of the tensors, allocated on first access, in any thread."""
         return tuple([self.allocate(spec.shape, spec.dtype) for spec in self.specs])
 
 
 class TensorStore:
-    """Keeps tensors for a time, within a quota of bytes and one of handles.
+    """Stored tensors under leased handles, within quotas of bytes and handles.
 
     Attributes:
-        nothing_held: What a call holds that uses no stored tensors.
-        idle: The tensors in the device's memory that nobody uses.
+        nothing_held: The empty set of held tensors.
+        idle: The unused tensors on the device.
 
     Not thread-safe: used on the event loop only.
     """
@@ -114,7 +114,7 @@ class TensorStore:
             leases: The lengths of leases.
             clock: A monotonic clock, in seconds.
             new_handle: A source of unguessable handles.
-            is_of_another_run: Tells the handles of earlier runs of the server.
+            is_of_another_run: Returns whether a handle is of an earlier run of the server.
             device: The memory of the device; None if ops run on the host.
         """
         self._is_of_another_run = is_of_another_run
@@ -153,9 +153,9 @@ class TensorStore:
         Args:
             specs: The specs of the tensors.
             lease: The lease in seconds, None for the default.
-            owner: Whose tensors they are.
-            allocate: Allocates their memory; None for memory of the host.
-            given: Memory of the device that was reserved for them; None if they count for the host.
+            owner: The owner of the tensors.
+            allocate: Allocates their memory; None for host memory.
+            given: Device memory reserved for them; None if they go to host memory.
 
         Raises:
             InvalidArgumentError: `lease` is not positive.
@@ -171,13 +171,13 @@ class TensorStore:
     def _reserved(
         self, owner: Identity, num_handles: int, sizes: Sizes, given: Room | None = None
     ) -> Iterator[_Places]:
-        """Reserves room for a block, and gives back at its end what no tensor has got.
+        """Reserves memory and handles for a block, and frees at its end what no tensor has taken.
 
         Args:
-            owner: Whose tensors they will be.
-            num_handles: Their number.
-            sizes: Their bytes.
-            given: Memory that was reserved for them before.
+            owner: The owner of the tensors.
+            num_handles: The number of tensors.
+            sizes: The bytes of the tensors.
+            given: Memory that is reserved for them already.
 
         Raises:
             ResourceExhaustedError: They do not fit, or would be too much for their owner.
@@ -244,9 +244,9 @@ class TensorStore:
         Args:
             arrays: The results.
             lease: The lease in seconds, None for the default.
-            shared: Whether something other than the store refers to their memory, too.
-            room: Memory that was reserved for them; it becomes the store's.
-            owner: Whose tensors they are.
+            shared: Whether their memory is referenced from outside the store.
+            room: Memory reserved for them; the store takes it over.
+            owner: The owner of the tensors.
 
         Raises:
             InvalidArgumentError: `lease` is not positive.
@@ -281,8 +281,8 @@ class TensorStore:
 
         Args:
             handles: The handles of the tensors; one may occur twice.
-            release: Whether to delete them when the block is left without an exception. Nobody else can find them from
-                the start; after an exception everybody can again.
+            release: Whether to delete them when the block ends without an exception. They are hidden from other calls
+                from the start, and reappear after an exception.
             fields: The paths of the handles in the request, for errors; None for "handles[0]" and so on.
             user: The caller.
 
@@ -314,8 +314,8 @@ class TensorStore:
     ) -> AsyncIterator[HeldTensors]:
         """Does what `use` does for any number of tensors, in several turns of the event loop.
 
-        Others may find those tensors that are not hidden yet. If one of them takes a tensor away meanwhile, this call
-        fails, and the others are back.
+        Other calls can find tensors that are not hidden yet. If one of them deletes such a tensor, this call fails, and
+        the tensors it has hidden reappear.
 
         Raises:
             NotFoundError: See `use`.
@@ -372,7 +372,7 @@ class TensorStore:
         self.end_hold(entry)
 
     def begin_hold(self, entry: Entry) -> None:
-        """Makes sure that a tensor that exists stays until `end_hold`, even if it is deleted. Its lease goes on."""
+        """Keeps an existing tensor until `end_hold`, even if it is deleted. Its lease goes on."""
         entry.users += 1
         self.idle.discard(entry)
 
@@ -382,7 +382,7 @@ class TensorStore:
         self._rest(entry)
 
     def delete(self, handles: Sequence[str], *, user: Identity = ANONYMOUS) -> int:
-        """Deletes the tensors that exist and that the caller reaches, once nobody uses them; returns their number."""
+        """Deletes the tensors that exist and that the caller reaches, after their last use; returns their number."""
         count = 0
         for handle in handles:
             entry = self._entries.get(handle) or self._being_released.get(handle)
@@ -441,7 +441,7 @@ class TensorStore:
             self._of_owner[entry.owner].remove(entry.serial)
 
     def _rest(self, entry: Entry) -> None:
-        """Notes that a tensor may not be in use any more: it can move then, or its memory is free if it was deleted."""
+        """If a tensor is unused now, frees it if it was deleted, or lets it be evicted."""
         if entry.users:
             return
         if entry.deleted:

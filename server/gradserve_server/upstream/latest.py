@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.quotas import Account, Quota
-from gradserve_server.runtime.tasks import OwnTasks
+from gradserve_server.runtime.tasks import BackgroundTasks
 
 
 class LatestAverages:
@@ -58,7 +58,7 @@ class LatestAverage:
     Used on the event loop only.
     """
 
-    def __init__(self, kept: LatestAverages, tasks: OwnTasks, epoch: int = 0) -> None:
+    def __init__(self, kept: LatestAverages, tasks: BackgroundTasks, epoch: int = 0) -> None:
         """Takes what keeps averages, what runs downloads that several wait for, and the epoch of the accumulator."""
         self._kept = kept
         self._epoch = epoch

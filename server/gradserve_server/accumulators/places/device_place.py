@@ -19,7 +19,7 @@ from gradserve_server.devices.failures import with_all_memory
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.memory import Purpose
 from gradserve_server.resources.quotas import Account, Quota
-from gradserve_server.runtime.tasks import OwnTasks
+from gradserve_server.runtime.tasks import BackgroundTasks
 from gradserve_server.security.identity import Identity
 from gradserve_server.storage.journal import Durability
 from gradserve_server.tensors.eviction import Evictor
@@ -101,7 +101,7 @@ class SharedHostCopy:
         self._account = account
         self._evictor = evictor
         self._copying: asyncio.Task[Mapping[str, Value]] | None = None
-        self._tasks = OwnTasks()
+        self._tasks = BackgroundTasks()
         self._is_closed = False
 
     @property

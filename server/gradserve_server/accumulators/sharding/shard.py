@@ -22,7 +22,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError
 from gradserve_server.resources.quotas import Account, Quota
-from gradserve_server.runtime.tasks import OwnTasks
+from gradserve_server.runtime.tasks import BackgroundTasks
 
 _PART_BYTES = 2048
 """The memory of a gradient that is held, beside its values."""
@@ -126,7 +126,7 @@ class Shard:
         self._clock = clock
         self._call_seconds = call_seconds
         self._asked_at = clock()
-        self._tasks = OwnTasks()
+        self._tasks = BackgroundTasks()
         self._closed: ServiceError | None = None
 
     @property

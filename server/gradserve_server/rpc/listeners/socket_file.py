@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gradserve_server.runtime.files import OwnFile
+from gradserve_server.runtime.files import OwnedFile
 
 _LOCK_SECONDS = 5.0
 _LOCK_POLL_SECONDS = 0.01
 
 
-def bind_socket_file(path: Path, bind: Callable[[Path], object]) -> OwnFile:
+def bind_socket_file(path: Path, bind: Callable[[Path], object]) -> OwnedFile:
     """Makes a Unix socket at a path, replacing the socket of a server that no longer runs.
 
     gRPC replaces any socket that it finds at its path, and removes whatever is there in the end. So it binds a unique
@@ -34,7 +34,7 @@ def bind_socket_file(path: Path, bind: Callable[[Path], object]) -> OwnFile:
     with _locked(path.parent):
         _check_free(path)
         bind(beside)
-        return OwnFile.moved(beside, path)
+        return OwnedFile.moved(beside, path)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from gradserve_server.rpc.tensors.messages import (
     encode_handle,
     encode_spec,
 )
-from gradserve_server.runtime.tasks import Begun, OwnTasks
+from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.held import HeldTensors
 from gradserve_server.tensors.inflight import InFlight, TooSlowError
@@ -85,7 +85,7 @@ class TensorServicer:
         self._downloads = downloads
         self._uploads = uploads
         self._stream_idle_seconds = stream_idle_seconds
-        self._tasks = OwnTasks()
+        self._tasks = BackgroundTasks()
 
     async def PutTensors(
         self, requests: AsyncIterator[messages_pb2.PutTensorsRequest | memoryview], call: Call
@@ -360,14 +360,14 @@ class TensorServicer:
 class _Ending(AbstractContextManager[None]):
     """Ends the use of tensors after the reply; if they are many, in several steps on the event loop."""
 
-    def __init__(self, using: AsyncExitStack, tasks: OwnTasks) -> None:
+    def __init__(self, using: AsyncExitStack, tasks: BackgroundTasks) -> None:
         self._using = using
         self._tasks = tasks
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        ending = Begun(self._using.__aexit__(kind, error, traceback))
+        ending = EagerCall(self._using.__aexit__(kind, error, traceback))
         if not ending.is_done:
             self._tasks.begin(ending.rest())
 

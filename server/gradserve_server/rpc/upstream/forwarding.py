@@ -28,7 +28,7 @@ from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.rpc.accumulators.requests import GradientRequest
 from gradserve_server.rpc.upstream.messages import Answer, Pulled, alone, answer_of, arrays_of, of_sum
 from gradserve_server.rpc.upstream.shards import UpstreamShards
-from gradserve_server.runtime.tasks import OwnTasks
+from gradserve_server.runtime.tasks import BackgroundTasks
 from gradserve_server.upstream.batches import Batches, Counts, in_order, sum_bytes, summed
 from gradserve_server.upstream.latest import LatestAverage
 from gradserve_server.upstream.leaf import Leaf
@@ -124,7 +124,7 @@ class Forwarding:
     """
 
     def __init__(
-        self, link: UpstreamLink, place: Place, memory: Quota, ids: RequestIds, tasks: OwnTasks, counts: Counts
+        self, link: UpstreamLink, place: Place, memory: Quota, ids: RequestIds, tasks: BackgroundTasks, counts: Counts
     ) -> None:
         """Takes the connection upstream, where sums are, their memory, ids for them, and what runs work and counts."""
         self._link = link

@@ -58,7 +58,7 @@ from gradserve_server.rpc.upstream.directory import delete, merged
 from gradserve_server.rpc.upstream.forwarding import Aggregated, Forwarding, GradientLeaf
 from gradserve_server.rpc.upstream.messages import Answer, Pulled, waiting_request, without_tensors
 from gradserve_server.rpc.upstream.shards import UpstreamShards, shard_if_wanted
-from gradserve_server.runtime.tasks import OwnTasks
+from gradserve_server.runtime.tasks import BackgroundTasks
 from gradserve_server.security.identity import ANONYMOUS
 from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
@@ -115,7 +115,7 @@ class AggregatingServicer:
         self._compute = compute
         self._place = place
         self._counts = counts
-        self._tasks = OwnTasks()
+        self._tasks = BackgroundTasks()
         self._forwarding = Forwarding(link, place, memory, ids, self._tasks, counts)
         self._latest = LatestAverages(kept_memory)
         self._known: OrderedDict[tuple[str, str], Aggregated] = OrderedDict()

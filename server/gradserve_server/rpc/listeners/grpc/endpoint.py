@@ -23,7 +23,7 @@ from gradserve_protocol.address import Address
 from gradserve_protocol.lasting import lasting_task
 from gradserve_protocol.tls import CertificateFiles, Certificates
 from gradserve_server.rpc.listeners.socket_file import bind_socket_file
-from gradserve_server.runtime.files import OwnFile, reason_of
+from gradserve_server.runtime.files import OwnedFile, reason_of
 
 _log = logging.getLogger(__name__)
 
@@ -218,7 +218,7 @@ class Ports:
         self._server = server
         self._credentials = credentials
         self._loopbacks = loopbacks
-        self._files: list[OwnFile] = []
+        self._files: list[OwnedFile] = []
 
     def bind(self, address: Address) -> Address:
         """Binds an address; returns it with the port picked for port 0, or with the absolute path.

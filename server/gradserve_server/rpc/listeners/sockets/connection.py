@@ -42,7 +42,7 @@ from gradserve_server.rpc.listeners.sockets.payloads import PayloadReceiver, che
 from gradserve_server.rpc.listeners.sockets.regions import ClientRegions, ServerRegions
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
 from gradserve_server.rpc.sockets.service import Grant
-from gradserve_server.runtime.tasks import Begun
+from gradserve_server.runtime.tasks import EagerCall
 from gradserve_server.security.identity import Credentials, Identity, no_credentials
 from gradserve_server.tensors.inflight import TooSlowError
 from gradserve_server.tensors.references import NO_PAYLOAD
@@ -326,7 +326,7 @@ class Connection:
                 await self._payloads.fill()
                 raise
             if call.payload is NO_PAYLOAD:
-                begun = Begun(method.handle(request, call))
+                begun = EagerCall(method.handle(request, call))
             else:
                 begun = await self._receive_and_begin(method, request, call)
             response = begun.result() if begun.is_done else await self._rest(begun, call)
@@ -343,7 +343,7 @@ class Connection:
                 await self._payloads.wait()
         return await (self._reply(response, call) if failure is None else self._reply_error(failure))
 
-    async def _receive_and_begin(self, method: Method, request: Any, call: Call) -> Begun[Any]:
+    async def _receive_and_begin(self, method: Method, request: Any, call: Call) -> EagerCall[Any]:
         """Begins a call with a payload: once that has arrived, or earlier if it is large and the method can."""
         uses_payload = _uses_payload(request)
         if not (self._payloads.takes_time and method.begins_early and uses_payload):
@@ -351,7 +351,7 @@ class Connection:
             if not uses_payload:
                 # A call that never looks at its payload would keep other payloads waiting for as long as it waits.
                 call.payload.close()
-            return Begun(method.handle(request, call))
+            return EagerCall(method.handle(request, call))
         begun = asyncio.ensure_future(method.handle(request, call))
         try:
             await self._payloads.fill()
@@ -359,9 +359,9 @@ class Connection:
             begun.cancel()
             await asyncio.wait([begun])
             raise
-        return Begun(begun)
+        return EagerCall(begun)
 
-    async def _rest(self, begun: Begun[Any], call: Call) -> Any:
+    async def _rest(self, begun: EagerCall[Any], call: Call) -> Any:
         """Waits for the response of a call, unless the client gives the call up.
 
         Raises:

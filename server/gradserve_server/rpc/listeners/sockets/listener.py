@@ -27,7 +27,7 @@ from gradserve_server.rpc.listeners.sockets.secure_stream import SecureStream
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
 from gradserve_server.rpc.listeners.sockets.transfers import Transfers
 from gradserve_server.rpc.sockets.service import SocketAddresses
-from gradserve_server.runtime.files import OwnFile, reason_of
+from gradserve_server.runtime.files import OwnedFile, reason_of
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class SocketListener:
         self._idle_seconds = idle_seconds
         self._transfers: Transfers | None = None
         self._sockets: list[socket.socket] = []
-        self._files: list[OwnFile] = []
+        self._files: list[OwnedFile] = []
         self._acceptors: list[asyncio.Task[None]] = []
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._last_report = float("-inf")
