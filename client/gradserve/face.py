@@ -99,7 +99,7 @@ class BriefErrors:
     """Removes gradserve's own frames from its errors: a traceback then ends at the line that made the call.
 
     Other exceptions keep their frames: they are faults of gradserve, or come from elsewhere. An error shows the
-    exception that its caller was handling, as usual, unless it has a cause of its own.
+    exception that its caller was handling, as usual, unless it has its own cause.
     """
 
     def __enter__(self) -> None:

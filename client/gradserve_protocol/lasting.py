@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 PAUSE_SECONDS = 1.0
-"""The pause before failed work begins again. Whoever joins a thread waits no longer than that."""
+"""The pause before failed work begins again. Joining a thread takes no longer than that."""
 _QUIET_SECONDS = 60.0
 
 

@@ -1,6 +1,6 @@
 """Exchanges: the requests, streams and pauses that operations yield.
 
-Those of every small call are named tuples, which are made three times as fast as frozen dataclasses.
+The exchanges of every small call are named tuples, which are created three times as fast as frozen dataclasses.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The identity of a client, which makes its calls count once and its gradients one worker's; its unanswered calls."""
+"""The identity of a client: its request ids, worker ids and private names, and its calls without an answer yet."""
 
 import hashlib
 import itertools

@@ -20,10 +20,10 @@ from gradserve.torch.tensors import array_of, tensor_of
 from gradserve.training.extra_components import PRESENCE, presence_of, present_names
 
 _LEAST_BYTES = 4 << 20
-"""A group of fewer bytes takes in the next parameter: below this, a call takes longer than the copying that it "
-"saves."""
+"""A group of fewer bytes takes in the next parameter: below this, a call takes longer than the copying that it
+saves."""
 _MOST_GROUPS = 16
-"""The most groups of a dtype: each is a call of its own, and all of them may wait for other workers at once."""
+"""The most groups of a dtype: each is one call, and all of them may wait for other workers at once."""
 
 
 class GroupAverage:
@@ -143,7 +143,7 @@ class _Arrivals:
 
     Attributes:
         group: The group.
-        gradients: Those of its members, by name.
+        gradients: The gradients of its members, by name.
         used: The members that this worker has used; the gradients of the others are zeros.
         present: The members that any worker has used, once they are averaged.
         ready: For those on a GPU, the events after which they are there.

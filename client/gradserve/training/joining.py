@@ -77,7 +77,7 @@ class Joining:
     none.
     NAME/state: each average is a state.
 
-    Whoever leaves the run sends its state, too: for those that are late, or come when the others have ended.
+    Workers that leave the run send their state, too, for workers that are late or join when all others have ended.
 
     NAME is that of the training run, with what distinguishes it from earlier runs of the same name.
 
@@ -182,7 +182,7 @@ class Joining:
             for _ in range(_MOST_ANSWERS):
                 said = max(self._answers.info().kept_steps, default=0)
                 answered = self._ask()
-                # Whoever has left since then was not asked any more, but has sent its state.
+                # A worker that has left since then did not see the request, but has sent its state.
                 received = self._read(is_new_enough)
                 if received is not None:
                     return received
@@ -227,7 +227,7 @@ class Joining:
     def _latest_answers(self, *, are_problems: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
         """Returns the answers that are kept, with their numbers, the latest first: only states, or only problems."""
         for number in reversed(self._answers.info().kept_steps):
-            with contextlib.suppress(OutOfRangeError):  # replaced meanwhile
+            with contextlib.suppress(OutOfRangeError):  # replaced since
                 answer = of_text(self._answers.read_average(number)["text"])
                 if ("problem" in answer) is are_problems:
                     yield number, answer
@@ -290,7 +290,7 @@ class Joining:
 class Attendant:
     """Looks for requests from time to time, and answers them while the state of this worker rests.
 
-    A state that cannot be sent is the newcomer's problem, which is told why. This worker goes on, and logs it.
+    If a state cannot be sent, the newcomer gets the reason as an error. This worker logs it and goes on.
 
     All workers see a request. The one that answers is the first, by id, of those of the last round that do not wait for
     a state themselves. If it does not, because it has died or computes for long, others do.
@@ -411,7 +411,7 @@ class Attendant:
                 self._changed.notify_all()
 
     def _wait_for_rest(self) -> None:
-        """Returns when the state rests, or the attendant is closed; answers roll calls meanwhile. Holds the lock."""
+        """Waits until the state rests or the attendant is closed, and answers roll calls. Holds the lock."""
         while not self._changed.wait_for(lambda: self._is_closed or self._step is not None, _SLICE_SECONDS):
             self._changed.release()
             try:

@@ -40,7 +40,7 @@ from gradserve_protocol.v1 import accumulator_pb2
 
 
 class AimedWire(AccumulatorWire):
-    """The operations on one accumulator, sent to its home. Those of a single server take no such detour."""
+    """The operations on one accumulator, sent to its home. Clients of a single server use `AccumulatorWire` itself."""
 
     def _gradient_fields(self, *args: Any, has_handles: bool) -> dict[str, Any]:
         if has_handles:

@@ -122,7 +122,7 @@ class Shard:
         values: Mapping[str, Sent],
         progress: Progress | None = None,
     ) -> Operation[messages_pb2.StageGradientResponse | None]:
-        """Brings what the server gets of a gradient there; None if the home has another incarnation meanwhile.
+        """Sends the server its part of a gradient; returns None if the home has another incarnation by then.
 
         Args:
             staging: The request, without the accumulator and the gradient.

@@ -309,7 +309,7 @@ class ShardedWire(AccumulatorWire):
             self._session.epoch = max(self._session.epoch, epoch)
 
     def _waited(self, call: Whole) -> Operation[Reply]:
-        """Makes a call that may wait at the home, and uses the parts of the other servers meanwhile."""
+        """Makes a call that may wait at the home, and keeps the parts of the other servers in use until it ends."""
         waiting = super()._waited(call)
         if self._idle_lease is None or not call.call.wait:
             return waiting
