@@ -8,7 +8,7 @@ import pytest
 from click.shell_completion import BashComplete
 
 import gradserve
-from gradserve_server.commands import names
+from gradserve_server.commands import kinds as names
 from gradserve_server.commands.cli import cli
 from tests.commands.conftest import CommandLine
 from tests.servers.connecting import no_server

@@ -18,7 +18,7 @@ ELSEWHERE = {
     "client/gradserve/transport/sockets/aio.py": "steps of one call, which waits for them",
     "server/gradserve_server/accumulators/durable/records.py": "writes one ledger, whose events stay until it has",
     "server/gradserve_server/app.py": "gives memory of the device back, once; the next expiry tries again",
-    "server/gradserve_server/commands/bench/measuring.py": "one measurement, whose command waits for it",
+    "server/gradserve_server/commands/benchmark.py": "one measurement, whose command waits for it",
     "server/gradserve_server/devices/cuda/threads.py": "handles CUDA's errors one by one",
     "server/gradserve_server/devices/cuda/sharing.py": "handles CUDA's errors one by one",
     "server/gradserve_server/devices/host/parallel.py": "logs errors of the work that it helps with, and goes on",

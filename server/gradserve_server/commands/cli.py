@@ -1,14 +1,14 @@
-"""The command line: all commands together."""
+"""The command line with all its commands."""
 
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 from gradserve_demo.command import demo
-from gradserve_server.commands.bench.command import bench
-from gradserve_server.commands.certificates import certificates
-from gradserve_server.commands.cluster.command import cluster
-from gradserve_server.commands.completion import completion
+from gradserve_server.commands.bench import bench
+from gradserve_server.commands.cluster import cluster
+from gradserve_server.commands.credentials import certificates, token
 from gradserve_server.commands.health import health
 from gradserve_server.commands.info import info
 from gradserve_server.commands.kernels import kernels
@@ -18,9 +18,10 @@ from gradserve_server.commands.rm import rm
 from gradserve_server.commands.serve import serve
 from gradserve_server.commands.show import show
 from gradserve_server.commands.state import state
-from gradserve_server.commands.token import token
 from gradserve_server.commands.top.command import top
 from gradserve_server.limits import visible_lines
+
+_SHELLS = ("bash", "zsh", "fish")
 
 
 def _show_version(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
@@ -32,7 +33,7 @@ def _show_version(context: click.Context, _option: click.Parameter, is_wanted: b
 
 
 class _Commands(click.Group):
-    """The commands, whose errors may have texts from elsewhere in them: what a server says, names in files."""
+    """The commands. Makes error messages printable, since they may contain texts from servers and files."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs a command."""
@@ -49,6 +50,24 @@ class _Commands(click.Group):
 )
 def cli() -> None:
     """Gradient averaging and gradient ops over gRPC."""
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(_SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print a script that makes a SHELL complete gradserve's commands and options.
+
+    For this shell: source <(gradserve completion bash). For all shells to come, add that line to ~/.bashrc or ~/.zshrc;
+    for fish: gradserve completion fish > ~/.config/fish/completions/gradserve.fish
+    """
+    found = get_completion_class(shell)
+    assert found is not None, "click completes for these shells"
+    try:
+        script = found(context.find_root().command, {}, "gradserve", "_GRADSERVE_COMPLETE").source()
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(script)
 
 
 for command in (

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradserve_server.commands.as_json import echo_json, json_option
-from gradserve_server.commands.server_address import server_options, tls_of
-from gradserve_server.commands.servers import servers_at
-from gradserve_server.commands.wording import table, tell, tell_problem
+from gradserve_server.commands.servers import server_options, servers_at, tls_of
+from gradserve_server.commands.wording import echo_json, json_option, table, tell, tell_problem
 from gradserve_server.config.settings import SettingsError
 from gradserve_server.runtime.process import silence_grpc
 

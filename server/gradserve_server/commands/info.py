@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradserve_server.commands.as_json import echo_json
-from gradserve_server.commands.server_address import server_options
-from gradserve_server.commands.servers import Answer, ask_all, described_servers, tell_problems
-from gradserve_server.commands.wording import duration, figure, size, tell
+from gradserve_server.commands.servers import Answer, ask_all, described_servers, server_options, tell_problems
+from gradserve_server.commands.wording import duration, echo_json, figure, size, tell
 
 if TYPE_CHECKING:
     import gradserve

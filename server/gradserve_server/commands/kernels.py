@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from gradserve_server.commands.progress import steps
-from gradserve_server.commands.wording import tell
+from gradserve_server.commands.wording import steps, tell
 
 
 @click.group()

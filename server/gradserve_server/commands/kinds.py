@@ -1,6 +1,15 @@
-"""The kinds of things that commands list, show and delete."""
+"""The kinds of things that commands list, show and delete, and completion of their names."""
+
+from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
+
+from gradserve_server.commands.servers import DEFAULT_ADDRESS, connected
+
+if TYPE_CHECKING:
+    import gradserve
+
 
 ACCUMULATORS, LAYERS, TENSORS = "accumulators", "layers", "tensors"
 _KINDS = (ACCUMULATORS, LAYERS, TENSORS)
@@ -30,3 +39,43 @@ class Kind(click.ParamType[str]):
 
 
 container_option = click.option("--container", metavar="NAME", default="", help="the container  [default: default]")
+
+
+_TIMEOUT_SECONDS = 1.0
+"""The longest wait for a server after a key press."""
+_IN_WORDS = "_@%+=:,./-"
+"""Characters without a meaning to shells within a word."""
+
+
+def complete_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Returns the accumulators, layers or handles of tensors that begin with what has been typed.
+
+    Returns none if the server does not answer for any reason, because a message would garble the command line. Shells
+    insert names verbatim, so names that are not one plain word are left out.
+    """
+    options = dict(context.params)
+    kind, container = options.pop("kind", None), options.pop("container", None) or ""
+    given = options.pop("names", None) or ()
+    address = options.pop("address", None) or DEFAULT_ADDRESS
+    tls = {name: value for name, value in options.items() if name == "uses_tls" or name.startswith("tls_")}
+    try:
+        with connected(address, _TIMEOUT_SECONDS, **tls) as client:
+            names = _names(client, kind, container)
+    except Exception:  # even an invalid settings file
+        return []
+    return [
+        CompletionItem(name) for name in names if name.startswith(incomplete) and name not in given and _is_a_word(name)
+    ]
+
+
+def _is_a_word(name: str) -> bool:
+    """True if a name is one word to every shell, and no option to a command."""
+    return not name.startswith("-") and all(each.isalnum() or each in _IN_WORDS for each in name)
+
+
+def _names(client: "gradserve.Client", kind: str | None, container: str) -> list[str]:
+    if kind == ACCUMULATORS:
+        return [each.name for each in client.list_accumulators(container)]
+    if kind == LAYERS:
+        return [each.name for each in client.list_batch_norm_layers(container)]
+    return [each.handle for each in client.list_tensors()] if kind == TENSORS else []

@@ -6,11 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradserve_server.commands.as_json import as_plain, echo_json, json_option
 from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, TENSORS, Kind
-from gradserve_server.commands.server_address import keep_address_argument, server_options
-from gradserve_server.commands.servers import Answer, ask_all, described_servers, tell_problems
-from gradserve_server.commands.wording import size, table, tell, tell_problem
+from gradserve_server.commands.servers import (
+    Answer,
+    ask_all,
+    described_servers,
+    keep_address_argument,
+    server_options,
+    tell_problems,
+)
+from gradserve_server.commands.wording import as_plain, echo_json, json_option, size, table, tell, tell_problem
 
 if TYPE_CHECKING:
     import gradserve

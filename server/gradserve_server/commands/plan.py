@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradserve_server.commands.as_json import echo_json, json_option
-from gradserve_server.commands.wording import duration, size, table, tell
+from gradserve_server.commands.wording import duration, echo_json, json_option, size, table, tell
 
 if TYPE_CHECKING:
     from gradserve_server.planning import Choice

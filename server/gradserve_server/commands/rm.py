@@ -5,12 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradserve_server.commands.as_json import echo_json, json_option
-from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, Kind, container_option
-from gradserve_server.commands.names import complete_names
-from gradserve_server.commands.server_address import address_option, connected, connection_options, tls_of
-from gradserve_server.commands.servers import Answer, ask_one, servers_at
-from gradserve_server.commands.wording import tell
+from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, Kind, complete_names, container_option
+from gradserve_server.commands.servers import (
+    Answer,
+    address_option,
+    ask_one,
+    connected,
+    connection_options,
+    servers_at,
+    tls_of,
+)
+from gradserve_server.commands.wording import echo_json, json_option, tell
 from gradserve_server.limits import visible
 from gradserve_server.runtime.process import silence_grpc
 

@@ -5,12 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradserve_server.commands.as_json import echo_json, json_option
-from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, TENSORS, Kind, container_option
-from gradserve_server.commands.names import complete_names
-from gradserve_server.commands.server_address import server_options, tls_of
-from gradserve_server.commands.servers import Answer, ask_all, ask_one, servers_at, tell_problems
-from gradserve_server.commands.wording import duration, size, table, tell
+from gradserve_server.commands.kinds import ACCUMULATORS, LAYERS, TENSORS, Kind, complete_names, container_option
+from gradserve_server.commands.servers import (
+    Answer,
+    ask_all,
+    ask_one,
+    server_options,
+    servers_at,
+    tell_problems,
+    tls_of,
+)
+from gradserve_server.commands.wording import duration, echo_json, json_option, size, table, tell
 from gradserve_server.runtime.process import silence_grpc
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradserve_server.commands.progress import bytes_of, reading
-from gradserve_server.commands.wording import tell, tell_problem
+from gradserve_server.commands.wording import bytes_of, reading, tell, tell_problem
 from gradserve_server.resources.registry import DEFAULT_CONTAINER
 
 if TYPE_CHECKING:  # imported late: other commands need none of it, and start sooner

@@ -1,10 +1,90 @@
-"""Numbers and texts as people read them, and the output of commands."""
+"""The output of commands: numbers and tables for people, JSON for programs, and progress bars."""
 
-from collections.abc import Iterable
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 import click
 
+if TYPE_CHECKING:  # imported late: other commands do not need it, and start sooner
+    from gradserve_server.storage.store import StateStore
+
+from collections.abc import Iterable
+
 from gradserve_server.limits import visible, visible_lines
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
+
+
+def echo_json(value: Any) -> None:
+    """Prints a dataclass, or a mapping with dataclasses in it, as JSON with the same names."""
+    text = json.dumps(as_plain(value), indent=2, allow_nan=False)
+    click.echo(text.replace("\x7f", r"\u007f"))  # the only control character that JSON leaves as it is
+
+
+def as_plain(value: Any) -> Any:
+    """Converts dataclasses, and containers of them, to JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: as_plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): as_plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_plain(each) for each in value]
+    if hasattr(value, "tolist"):  # an array
+        return value.tolist()
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no other word for it
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+def shows_progress(*, as_json: bool = False) -> bool:
+    """Returns True if a command shows its progress: standard error is a terminal, and the output is not JSON."""
+    return not as_json and sys.stderr is not None and sys.stderr.isatty()
+
+
+@contextmanager
+def bytes_of(label: str, num_bytes: int) -> Iterator[Callable[[int], object] | None]:
+    """Shows a bar with bytes and their rate; yields a function that adds bytes, or None if nothing is shown."""
+    if not shows_progress():
+        yield None
+        return
+    from gradserve.progress_line import ProgressLine
+    from gradserve.transport.progress import TransferProgress
+
+    line = ProgressLine(sys.stderr, label)
+    with TransferProgress(line, line) as progress:
+        progress.receives(num_bytes)
+        yield progress.moved
+        progress.end()
+
+
+@contextmanager
+def reading(store: "StateStore", num_bytes: int | None = None) -> Iterator[None]:
+    """Shows how much of a state directory was read, out of so many bytes or of all."""
+    with bytes_of("reading", store.num_bytes if num_bytes is None else num_bytes) as add:
+        store.on_read = add
+        try:
+            yield
+        finally:
+            store.on_read = None
+
+
+@contextmanager
+def steps(label: str, number: int, *, as_json: bool = False) -> Iterator[Callable[[], object]]:
+    """Shows a bar of steps; yields a function to call after each."""
+    if not shows_progress(as_json=as_json):
+        yield lambda: None
+        return
+    with click.progressbar(length=number, label=label, file=sys.stderr) as bar:
+        yield lambda: bar.update(1)
+
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -39,7 +119,7 @@ def duration(seconds: float) -> str:
 
 
 def figure(name: str, value: float) -> str:
-    """Returns a figure of ServerInfo: with the unit that its name tells."""
+    """Returns a figure of ServerInfo with the unit that its name implies."""
     if name.endswith("bytes"):
         return size(value)
     if name.endswith(("lease", "wait")):
@@ -68,15 +148,15 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], right: froze
 
 
 def block(lines: Iterable[str]) -> str:
-    """Returns lines as one text. Names and messages in them can neither begin a line nor do anything to a terminal."""
+    """Returns lines as one text. Names and messages in them cannot begin a line or control a terminal."""
     return "\n".join(visible(line).rstrip() for line in lines)
 
 
 def tell(*lines: str) -> None:
-    """Prints lines; see `block`."""
+    """Prints lines, made safe by `block`."""
     click.echo(block(lines))
 
 
 def tell_problem(text: str) -> None:
-    """Prints a text on standard error; see `visible_lines`."""
+    """Prints a text on standard error, made safe by `visible_lines`."""
     click.echo(visible_lines(text), err=True)

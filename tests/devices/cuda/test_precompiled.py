@@ -154,7 +154,7 @@ def test_the_command_compiles_every_kernel_once(tmp_path: Path, nvrtc: Nvrtc, mo
 def test_the_command_shows_how_far_it_is(tmp_path: Path, nvrtc: Nvrtc, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "cuda_programs", lambda: iter([tag_program()]))
     assert run(tmp_path, "sm_80").stderr == ""
-    monkeypatch.setattr("gradserve_server.commands.progress.shows_progress", lambda **_: True)
+    monkeypatch.setattr("gradserve_server.commands.wording.shows_progress", lambda **_: True)
     assert run(tmp_path, "sm_90").stderr.startswith("sm_90")
 
 

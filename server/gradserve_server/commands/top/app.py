@@ -24,8 +24,7 @@ from gradserve_server.commands.top.panels import (
     servers_panel,
     workers_panel,
 )
-from gradserve_server.commands.top.rates import Rates
-from gradserve_server.commands.top.whole import Picture, whole
+from gradserve_server.commands.top.whole import Picture, Rates, whole
 
 ORDERS = ("latest", "name", "rate", "waiting", "bytes")
 _PANELS = ("rounds", "workers", "server", "errors")

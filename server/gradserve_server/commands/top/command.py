@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradserve_server.commands.as_json import echo_json, json_option
-from gradserve_server.commands.server_address import server_options, tls_of
-from gradserve_server.commands.servers import Answer, ask_all, described_servers, misplaced, tell_problems
-from gradserve_server.commands.wording import tell
+from gradserve_server.commands.servers import (
+    Answer,
+    ask_all,
+    described_servers,
+    misplaced,
+    server_options,
+    tell_problems,
+    tls_of,
+)
+from gradserve_server.commands.wording import echo_json, json_option, tell
 
 if TYPE_CHECKING:
     import gradserve.aio

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from gradserve_protocol.printing import visible
 from gradserve_protocol.server_status import AccumulatorStatus, RoundStatus, ServerStatus
-from gradserve_server.commands.top.rates import Rates
-from gradserve_server.commands.top.whole import Picture, whole
+from gradserve_server.commands.top.whole import Picture, Rates, whole
 from gradserve_server.commands.wording import block, duration, size, table
 
 COLUMNS = ("NAME", "STEP", "ROUNDS/S", "IN ROUND", "WAIT", "STALE", "ROUND", "MEMORY")

@@ -5,9 +5,8 @@ from typing import Any
 
 import click
 
-from gradserve_server.commands.as_json import echo_json, json_option
-from gradserve_server.commands.progress import steps
-from gradserve_server.commands.server_address import connected, server_options
+from gradserve_server.commands.servers import connected, server_options
+from gradserve_server.commands.wording import echo_json, json_option, steps
 
 _WAYS = ("shared_memory", "bulk", "grpc")
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -66,8 +65,7 @@ def bench(
     Times are those of this client, with whatever else the server and the machine do meanwhile. What the benchmark makes
     on the server is deleted at its end.
     """
-    from gradserve_server.commands.bench.measuring import measure_host, measure_way
-    from gradserve_server.commands.bench.results import BenchResult, Way
+    from gradserve_server.commands.benchmark import BenchResult, Way, measure_host, measure_way
 
     with connected(address, timeout, **tls) as client:
         client.server_info()  # so that a server that is not there is an error, not a way that is not possible

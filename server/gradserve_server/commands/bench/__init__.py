@@ -1,1 +1,0 @@
-"""`gradserve bench`: how fast a server answers from here."""

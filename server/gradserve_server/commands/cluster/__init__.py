@@ -1,1 +1,0 @@
-"""`gradserve cluster`: servers on Ray."""
