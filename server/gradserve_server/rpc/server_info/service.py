@@ -33,9 +33,7 @@ class ServerServicer:
     def __init__(
         self,
         *,
-        version: str,
         inventory: Inventory,
-        device: str,
         figures: DeviceFigures,
         ops_prepared: Callable[[], bool],
         limits: LimitsConfig,
@@ -43,24 +41,18 @@ class ServerServicer:
         usage: Usage,
         uptime: Callable[[], float],
         sockets: SocketAddresses,
-        incarnation: str,
         status: StatusSource,
         compute: Compute,
         http_url: Callable[[], str],
         member: Member | None,
-        upstream: str,
     ) -> None:
-        """Takes what the server reports: `device` is the name of the ops' device, `uptime` returns seconds."""
+        """Takes the parts of the server that it describes. `uptime` returns seconds."""
         self._http_url = http_url
-        self._upstream = upstream
         self._member = None
         if member is not None:
             self._member = messages_pb2.ClusterMember(cluster=member.cluster, index=member.index, size=member.size)
         self._status = status
         self._compute = compute
-        self._version = version
-        self._incarnation = incarnation
-        self._device = device
         self._figures = figures
         self._ops_prepared = ops_prepared
         self._devices = [
@@ -94,11 +86,12 @@ class ServerServicer:
     async def GetServerInfo(
         self, request: messages_pb2.GetServerInfoRequest, call: Call
     ) -> messages_pb2.GetServerInfoResponse:
+        facts = self._status.facts
         return messages_pb2.GetServerInfoResponse(
-            version=self._version,
-            incarnation=self._incarnation,
+            version=facts.version,
+            incarnation=facts.incarnation,
             devices=self._devices,
-            device=self._device,
+            device=facts.device,
             why_no_gpu=self._why_no_gpu,
             device_usage=self._figures.message(),
             ops_prepared=self._ops_prepared(),
@@ -110,7 +103,7 @@ class ServerServicer:
             sockets=self._sockets.message(),
             http_url=self._http_url(),
             member=self._member,
-            upstream=self._upstream,
+            upstream=facts.upstream,
         )
 
     async def GetServerStatus(
