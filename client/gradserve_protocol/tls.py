@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from gradserve.errors import InvalidArgumentError
 from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import InvalidArgumentError
 
 _OPEN_FLAGS = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
 """No system has all of them."""
