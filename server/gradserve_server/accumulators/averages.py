@@ -26,7 +26,7 @@ class KeptBytes:
     def __init__(self) -> None:
         self.total = 0
         self._keepers: dict[int, int] = {}
-        """How often the average of a round is kept, by number of the round."""
+        """The keepers of the average of each round, counted by number of the round."""
         self._dropped: list[int] = []
 
     def add(self, average: Average) -> None:
@@ -66,7 +66,6 @@ class AverageHistory:
     """The latest averages, by step, for any number of readers."""
 
     def __init__(self, capacity: int, kept: KeptBytes) -> None:
-        """Takes the number of averages to keep, and the counter of their memory."""
         self._capacity = capacity
         self._kept = kept
         self._by_round: dict[int, Average] = {}
@@ -194,7 +193,6 @@ class UndeliveredAverages:
     """
 
     def __init__(self, lease_seconds: float, clock: Callable[[], float], kept: KeptBytes) -> None:
-        """Takes a monotonic `clock` in seconds, and the counter of the memory of averages."""
         self._kept = kept
         self._lease_seconds = lease_seconds
         self._clock = clock

@@ -30,7 +30,6 @@ class MemberBytes:
     """Counts the memory of the members of one accumulator's rounds."""
 
     def __init__(self, quota: Quota, ledger: Ledger, *, holds_gradients: bool) -> None:
-        """Takes the quota of bytes, the ledger, and whether gradients are held until the end of their round."""
         self._account = Account(quota)
         self._ledger = ledger
         self._held_bytes = _HELD_BYTES if holds_gradients else 0

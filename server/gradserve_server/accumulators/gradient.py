@@ -40,13 +40,13 @@ Value: TypeAlias = Array | SparseSlices
 
 
 class Lender(Protocol):
-    """Somebody in whose memory values of a gradient are, or were until they were copied."""
+    """The owner of memory in which values of a gradient are, or were until they were copied."""
 
     def check_lender(self) -> None:
-        """Checks that nobody but the lender has had the memory so far.
+        """Checks that the lender is still connected.
 
         Raises:
-            AbortedError: The lender has left, and has it back: it may hold anything by now.
+            AbortedError: The lender has left and has its memory back, which may hold anything by now.
         """
         ...
 
@@ -60,13 +60,13 @@ class Gradient:
     """A value for every component, by name.
 
     Attributes:
-        values: Arrays that nobody changes, except the accumulator if `owned`, and others if `live`.
+        values: Arrays that only the accumulator may change, if `owned`, and clients, if `live`.
         owned: Whether the accumulator may take over the memory of the arrays, unless they are live.
         memory: The accounts of that memory.
-        live: Whether some dense values are in memory of a client, who can change it at any time and has it back after
-            the call. They are read once by the addition, or the copy that is checked, and once by the disk.
+        live: Whether some dense values are in memory of a client, which can change them at any time and gets the memory
+            back after the call. They are read once, for the addition or a checked copy, and once more for the disk.
         finite: The components whose values are known to be finite.
-        lenders: Those whose memory the values are in, or have been copied from.
+        lenders: The owners of the memory that the values are in or were copied from.
     """
 
     values: Mapping[str, Value]
@@ -77,7 +77,7 @@ class Gradient:
     lenders: tuple[Lender, ...] = ()
 
     def check_lenders(self) -> None:
-        """Checks that its callers are still there. What was read of their memory until now is what they have sent.
+        """Checks that all lenders are still connected, so that the values read so far are those that they sent.
 
         Raises:
             AbortedError: One of them has left.
@@ -107,7 +107,7 @@ class Gradient:
 
     @property
     def sparse_work(self) -> int:
-        """The bytes of dense values that take as long to add as the sparse values: merging takes much longer."""
+        """The bytes of dense values that would take as long to add as the sparse values, which must be merged."""
         return _MERGE_WORK * self.sparse_nbytes
 
     @property
@@ -187,7 +187,7 @@ class Contribution:
 
     @property
     def factor(self) -> float:
-        """What its values are multiplied with: those of a sum have been multiplied."""
+        """The factor of its values; 1 for a sum, whose values are multiplied already."""
         return 1.0 if self.sum_of else self.weight
 
     @property
@@ -205,7 +205,7 @@ class OpenGradient(Protocol):
     """Opens the gradient of a call."""
 
     def __call__(self, use: Callable[[Gradient], Awaitable[T]]) -> Awaitable[T]:
-        """Calls a function with the gradient, which is there until it returns; returns its result.
+        """Calls a function with the gradient, which stays open until it returns; returns its result.
 
         If the function raises nothing, the gradient was accepted or dropped.
         """
@@ -213,14 +213,14 @@ class OpenGradient(Protocol):
 
 
 async def drop(_gradient: Gradient) -> None:
-    """Does nothing with a gradient that was opened."""
+    """Drops an opened gradient."""
 
 
 class HostCopy(Protocol):
-    """The copy in host memory of an average that is elsewhere. Used on the event loop only."""
+    """The copy of an average on a device in host memory. Used on the event loop only."""
 
     async def reserve(self, account: Account, owner: Identity) -> None:
-        """Takes memory for handles of the values where they are; makes room for that if necessary.
+        """Reserves device memory for handles of the values; makes room if necessary.
 
         Args:
             account: An account of the memory where the values are.
@@ -232,7 +232,7 @@ class HostCopy(Protocol):
         ...
 
     async def values(self) -> Mapping[str, Value]:
-        """Returns the values in host memory, which are copied once.
+        """Returns the values in host memory, copied on the first call.
 
         Raises:
             ResourceExhaustedError: There is not enough memory.
@@ -240,7 +240,7 @@ class HostCopy(Protocol):
         ...
 
     def close(self) -> None:
-        """Frees the memory, as nobody will ask for the average any more."""
+        """Frees the memory of an average that nobody will ask for again."""
         ...
 
 
@@ -254,7 +254,7 @@ class RoundParts:
         weights: Their weights, in that order.
         lowest_step: The step of the round, or the lowest local_step of a gradient in it.
         lowest_epoch: The epoch of the first gradient in it.
-        sums: The places in `ids` of those that are sums of several gradients, which have been multiplied.
+        sums: The indices in `ids` of sums of several gradients, whose values are multiplied already.
         oldest_round: The oldest round whose average the home keeps at the time of its answer.
         epoch: The epoch at that time.
         oldest_step: Gradients of that epoch with a smaller local_step are in no round from `oldest_round` on.
@@ -273,12 +273,12 @@ class RoundParts:
     oldest_epoch: int = 0
 
     def may_need(self, epoch: int, local_step: int) -> bool:
-        """Returns True if a gradient may be in a round from `oldest_round` on. If not, it never will be."""
+        """Returns True if a gradient may be in `oldest_round` or a later one; False stays true."""
         return epoch >= self.oldest_epoch and (epoch != self.epoch or local_step >= self.oldest_step)
 
     @property
     def contributions(self) -> dict[str, Contribution]:
-        """What each gradient contributes, by its id and in the order of the sum."""
+        """The contribution of each gradient, by id, in the order of the sum."""
         found = {
             part_id: Contribution(weight=weight, sequence=place)
             for place, (part_id, weight) in enumerate(zip(self.ids, self.weights, strict=True))
@@ -301,7 +301,7 @@ class Average:
         total_weight: The sum of their weights.
         worker_ids: The ids of their senders, each once, in order of arrival.
         host_copy: The copy in host memory, None if the values are there.
-        parts: Of a sharded accumulator, at its home: what the values are to be computed of.
+        parts: At the home of a sharded accumulator, the gradients to compute the values from.
     """
 
     values: Mapping[str, Value]
@@ -324,7 +324,7 @@ class Average:
         return replace(self, values=await self.host_copy.values(), host_copy=None)
 
     def release(self) -> None:
-        """Frees the memory of the copy, as nobody will ask for the average any more."""
+        """Frees the copy of an average that nobody will ask for again."""
         if self.host_copy is not None:
             self.host_copy.close()
 

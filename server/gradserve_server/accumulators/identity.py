@@ -1,4 +1,4 @@
-"""Request ids, and the memory of calls that makes each count once, however often it is sent."""
+"""Request ids, the memory of calls that makes each count once, however often it is sent, and unfinished calls."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -13,11 +13,11 @@ from gradserve_server.storage.journal import IdWindow
 RecordT = TypeVar("RecordT")
 
 _RECORD_BYTES = 640
-"""The memory of a remembered call, measured."""
+"""The measured memory of a remembered call."""
 _CLIENT_BYTES = 1024
 """The memory of a remembered client, without its calls."""
 _CHOSEN = "-chosen"
-"""The end of the client_id of calls whose numbers a client's user has chosen."""
+"""The suffix of the client_id of calls whose numbers the client's user has chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class RequestId:
     Attributes:
         client_id: The id of the client.
         sequence: A number that grows with the calls of the client.
-        fingerprint: A digest of the call's content, to notice an id that is used for something else; empty if it is
-            not known, as for a call that an aggregator has answered.
-        unanswered: Smaller numbers whose answers the client still waits for, or may ask for again. The answers to all
-            other smaller numbers have arrived.
-        unanswered_since: If there are many of them: the first one. Those after it count as unanswered, too.
+        fingerprint: A digest of the call's content, to detect an id that is reused for other content; empty if unknown,
+            as for a call that an aggregator has answered.
+        unanswered: Smaller numbers whose answers the client still awaits or may ask for again. It has the answers to
+            all other smaller numbers.
+        unanswered_since: If there are many of these, the first one; all later numbers count as unanswered, too.
     """
 
     client_id: str
@@ -56,7 +56,7 @@ class RequestId:
         return is_early and sequence not in self.unanswered
 
     def check_content(self, fingerprint: bytes) -> None:
-        """Checks that an earlier call with this id had the same content, as far as that is known.
+        """Checks that an earlier call with this id had the same content, if that is known.
 
         Raises:
             InvalidArgumentError: The earlier call had another fingerprint.
@@ -65,7 +65,7 @@ class RequestId:
             raise self.other_content()
 
     def other_content(self) -> InvalidArgumentError:
-        """Returns the error for a call whose id was used by another one."""
+        """Returns the error for a call whose id was used for other content."""
         return InvalidArgumentError(
             f"expected the same content in every call with request_id {self.client_id}:{self.sequence}, "
             "got a different one",
@@ -87,7 +87,7 @@ class ClientWindow(Generic[RecordT]):
 
     Attributes:
         calls: The latest calls, by number.
-        floor: The greatest number that was forgotten. An unknown number up to it may have been seen.
+        floor: The greatest forgotten number. An unknown number up to it may have been used before.
         last_used: The time at which the client was last heard of.
         num_running: The number of its calls that have not ended.
     """
@@ -101,18 +101,17 @@ class ClientWindow(Generic[RecordT]):
 class CallMemory(Generic[RecordT]):
     """Remembers the outcomes of each client's latest calls.
 
-    A sliding window of `window` calls per client, as Kafka keeps for idempotent producers. A call that is older than
-    the window is refused rather than carried out a second time. Clients can be forgotten after a time of silence; while
-    more than `max_clients` are remembered, new ones are refused.
+    Keeps a sliding window of `window` calls per client, as Kafka does for idempotent producers. A call older than the
+    window is refused rather than carried out a second time. Clients can be forgotten after a time of silence; while
+    `max_clients` are remembered, new ones are refused.
 
-    Its contents depend on the order of `remember` and `forget` alone; only the time at which clients were last heard of
-    depends on the clock.
+    Its contents depend only on the order of `remember` and `forget`; only the times of silence depend on the clock.
     """
 
     def __init__(
         self, *, window: int, max_clients: int, silence: float, clock: Callable[[], float], bookkeeping: Quota
     ) -> None:
-        """Takes its limits, and what counts its memory.
+        """Takes its limits and its quota.
 
         Args:
             window: The number of calls of a client to remember.
@@ -131,10 +130,10 @@ class CallMemory(Generic[RecordT]):
         self._clients: OrderedDict[str, ClientWindow[RecordT]] = OrderedDict()
 
     def recall(self, call: RequestId | None) -> RecordT | None:
-        """Returns the record of a call that was seen before, None for a new one.
+        """Returns the record of a known call; None for a new one.
 
         Raises:
-            AbortedError: The call is older than what is remembered.
+            AbortedError: The call is older than the remembered ones.
             InvalidArgumentError: The id was used by a call with another fingerprint.
         """
         known = self._clients.get(call.client_id) if call is not None else None
@@ -166,7 +165,7 @@ class CallMemory(Generic[RecordT]):
         self._add_bytes(_RECORD_BYTES * len(window.calls))
 
     def silent(self, call: RequestId) -> tuple[str, ...]:
-        """Returns the clients to forget when a call arrives: the silent ones if its client is new, otherwise none."""
+        """Returns the clients to forget when a call arrives: silent ones if its client is new, otherwise none."""
         if call.client_id in self._clients:
             return ()
         oldest_allowed = self._clock() - self._silence
@@ -186,15 +185,15 @@ class CallMemory(Generic[RecordT]):
                 self._add_bytes(-_CLIENT_BYTES - _RECORD_BYTES * len(window.calls))
 
     def close(self) -> None:
-        """Forgets everything. What is remembered from now on, for calls that were under way, does not count."""
+        """Forgets everything. Calls in flight may still be remembered, without counting in the quota."""
         self._closed = True
         self._clients.clear()
         self._account.settle(0)
 
     def room_for(self, *calls: RequestId | None) -> AbstractContextManager[None]:
-        """Makes sure that the outcomes of calls can be remembered at the end of a block.
+        """Makes room to remember the outcomes of calls at the end of a block.
 
-        At its beginning, ResourceExhaustedError says that too many clients are remembered already.
+        Entering it raises ResourceExhaustedError if too many clients are remembered already.
         """
         return _Running(self, calls)
 
@@ -222,7 +221,7 @@ class CallMemory(Generic[RecordT]):
         if self._clients.get(call.client_id) is window:
             self._heard_of(call.client_id)
             if not len(window.calls) and window.floor < 0 and not window.num_running:
-                # Clients that come, fail and go take up no place.
+                # Clients whose calls all fail take up no place.
                 self.forget([call.client_id])
 
     def remember(self, call: RequestId | None, record: RecordT) -> None:
@@ -241,7 +240,7 @@ class CallMemory(Generic[RecordT]):
             self._account.settle(self._account.used + amount)
 
     def _heard_of(self, client_id: str) -> ClientWindow[RecordT]:
-        """Returns the window of a client, after making it the one last heard of."""
+        """Returns the window of a client, marked as the one last heard of."""
         window = self._clients.get(client_id)
         if window is None:
             window = self._clients[client_id] = ClientWindow(IdWindow(self._window))
@@ -252,7 +251,7 @@ class CallMemory(Generic[RecordT]):
 
 
 class _Running(AbstractContextManager[None]):
-    """Calls while they are carried out; those without an id are not remembered."""
+    """The context of calls in flight; those without an id are ignored."""
 
     __slots__ = ("_begun", "_calls", "_memory")
 
@@ -279,7 +278,7 @@ WorkT = TypeVar("WorkT")
 
 
 class CallsUnderWay(Generic[WorkT]):
-    """The work that unfinished calls with an id wait for.
+    """The work of unfinished calls with ids, which repeated calls join.
 
     Not thread-safe: used on the event loop only.
     """
@@ -288,7 +287,7 @@ class CallsUnderWay(Generic[WorkT]):
         self._work: dict[tuple[str, int], tuple[bytes, WorkT]] = {}
 
     def find(self, call: RequestId | None) -> WorkT | None:
-        """Returns the work that the first call with this id waits for, None if there is none.
+        """Returns the work of the first call with this id; None if there is none.
 
         Raises:
             InvalidArgumentError: That call has another fingerprint.
@@ -303,7 +302,7 @@ class CallsUnderWay(Generic[WorkT]):
         return work
 
     def begin(self, call: RequestId | None, work: WorkT) -> None:
-        """Records the work that a call waits for."""
+        """Records the work of a call."""
         if call is not None:
             self._work[call.client_id, call.sequence] = (call.fingerprint, work)
 

@@ -1,4 +1,4 @@
-"""Builds the gradient of a request from the tensors that the request names."""
+"""The gradient of a request: checks of its arguments, its arrival beside the message, and its tensors."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -24,17 +24,17 @@ _WEIGHT_EXPONENTS = {
     "float32": (-64, 64),
     "float64": (-512, 512),
 }
-"""The least and the largest weight, as powers of two, by the dtype of sums. There is room beside them for what they
-are multiplied with: half of the exponents of the dtype, or all of those of float16."""
+"""The least and the greatest weight, as powers of two, by the dtype of sums. They leave half of the exponents of the
+dtype for the values; sums in float16 allow every normal power of two."""
 
 
 def check_contribution(name: str, spec: AccumulatorSpec, contribution: Contribution) -> None:
-    """Checks what a call says of its gradient for the accumulator `name`.
+    """Checks the weights and the sender of a gradient for the accumulator `name`.
 
     Raises:
         InvalidArgumentError: A weight is not positive and finite, or too small or too large for the sums; a sum with a
-            fixed order lacks the worker_id; or there are sums of sparse gradients, whose rows are divided by the
-            weights of those that have them.
+            fixed order lacks the worker_id; or it is a sum with sparse components, whose rows are divided by the
+            weights of the gradients that have them.
     """
     for index, each in enumerate(contribution.sum_of):
         _check_weight(spec, each.weight, f"sum_of[{index}].weight")
@@ -70,11 +70,11 @@ def check_may_add(name: str, spec: AccumulatorSpec, field: str) -> None:
     Args:
         name: The accumulator's name.
         spec: Its spec.
-        field: What says that it is one.
+        field: The field of the error.
 
     Raises:
-        InvalidArgumentError: There are sparse components, whose rows are divided by the weights of those that have
-            them.
+        InvalidArgumentError: There are sparse components, whose rows are divided by the weights of the gradients that
+            have them.
     """
     if len(spec.dense_components) < len(spec.components):
         raise InvalidArgumentError(
@@ -85,7 +85,7 @@ def check_may_add(name: str, spec: AccumulatorSpec, field: str) -> None:
 
 
 def check_epoch(contribution: Contribution, epoch: int) -> None:
-    """Checks that a gradient counts in the epoch in which it was staged: servers may have forgotten others.
+    """Checks that a gradient was staged in the current epoch: servers may have forgotten earlier ones.
 
     Raises:
         AbortedError: Another epoch has begun since.
@@ -99,7 +99,7 @@ def check_epoch(contribution: Contribution, epoch: int) -> None:
 
 
 def not_as_a_sum(reason: str) -> AbortedError:
-    """Returns the error for a sum of gradients that do not all count: they can come one by one."""
+    """Returns the error for a sum whose gradients do not all count, so that they must be sent one by one."""
     return AbortedError(f"{reason}: send the gradients of the sum one by one", field="sum_of")
 
 
@@ -113,12 +113,14 @@ class Named(Protocol):
 
 
 class components_named:  # noqa: N801
-    """Puts the component's name, if it has one, at the beginning of the message of a block's error about it."""
+    """Prefixes the message of a block's error about a component with the name of the component.
+
+    An index in a request says little about a model with a hundred components.
+    """
 
     __slots__ = ("_components", "_field")
 
     def __init__(self, field: str, components: Sequence[Named]) -> None:
-        """Takes the path of the components in the request, and the components there."""
         self._field = field
         self._components = components
 
@@ -159,7 +161,7 @@ GivenValue: TypeAlias = GivenDense | GivenSparse
 
 @dataclass(frozen=True)
 class GivenComponent:
-    """A component as a request has it: without a name if it is the only one, and without a value by mistake."""
+    """A component of a request. The only one may lack a name; one without a value is a mistake."""
 
     name: str
     value: GivenValue | None
@@ -167,11 +169,11 @@ class GivenComponent:
 
 @dataclass
 class GivenGradient:
-    """A gradient as a request has it, to be used once.
+    """A gradient whose tensors are not opened yet; it can be used once.
 
     Attributes:
         components: The components, in the order of the request; none after the use.
-        release: Whether to delete its stored tensors once it was accepted or dropped.
+        release: Whether to delete its stored tensors once it is accepted or dropped.
         finite: The names, as in the request, of components whose values are known to be finite.
     """
 
@@ -188,16 +190,16 @@ async def use_gradient(
     given: GivenGradient,
     use: Callable[[Gradient], Awaitable[T]],
 ) -> T:
-    """Holds the tensors of a gradient, in host memory or anywhere, while a function uses them; returns what it returns.
+    """Opens the tensors of a gradient while a function uses them; returns the result of the function.
 
-    The gradient is then forgotten: a push_pull may wait long for others, and needs the memory no more.
+    The gradient is forgotten afterwards: a push_pull may wait long for others without needing its memory.
 
     Args:
         opener: Opens the tensors.
-        compute: Runs what takes long for many components.
+        compute: Runs work on many components.
         spec: The accumulator's spec.
-        place: Where the accumulator is, which may take tensors wherever they are.
-        given: The gradient as the request has it.
+        place: The place of the accumulator, which may take tensors from any memory.
+        given: The gradient.
         use: The function.
 
     Raises:
@@ -233,7 +235,7 @@ def _rows(references: Iterable[str]) -> list[str]:
 
 
 async def _copy_rows(tensors: OpenedTensors, rows: Sequence[str]) -> None:
-    """Copies indices and values of rows: indices must not change once they are checked, and rows are used twice."""
+    """Copies live indices and rows: checked indices must not change, and rows are read twice."""
     if rows:
         await tensors.copy_live(rows)
 
@@ -312,7 +314,7 @@ def _value(component: ComponentSpec, given: GivenValue | None, tensors: OpenedTe
 
 
 def _check_values_dtype(component: ComponentSpec, tensors: OpenedTensors, array: Array, path: str) -> None:
-    """Checks a dtype. Inline values were sent for this component; a stored tensor may be converted."""
+    """Checks a dtype: a stored tensor may be converted, other values must have the dtype of the component."""
     if not tensors.is_stored(path):
         _check_dtype(array, (component.dtype,), path)
     elif array.dtype.kind == "c":
@@ -329,26 +331,25 @@ def _check_dtype(array: Array, expected: tuple[np.dtype[np.generic], ...], path:
 
 
 _PART_BYTES = 4 << 20
-"""The part of a tensor that is checked at a time: it has just arrived, and is still in the cache."""
+"""The bytes of a tensor that are checked at a time, while they are still in the cache."""
 
 
 class ArrivingGradients:
-    """Waits for gradients that arrive beside their message, and checks what is there of them."""
+    """Waits for gradients that arrive beside their messages, and checks values as they arrive."""
 
     def __init__(self, compute: Compute, reducer: Reducer) -> None:
-        """Takes what runs the checks, and what checks."""
         self._compute = compute
         self._reducer = reducer
 
     async def receive(self, spec: AccumulatorSpec, given: GivenGradient, payload: Payload) -> None:
-        """Returns when a gradient is there. Of components with finite values only, that is then noted.
+        """Waits until a gradient has arrived, and notes which components have finite values only.
 
-        Errors are left to those who use the gradient: it may be one that they know already.
+        Leaves errors to the user of the gradient, which may be a known one.
 
         Args:
             spec: The accumulator's spec.
-            given: The gradient as the request has it.
-            payload: What comes beside the message.
+            given: The gradient.
+            payload: The tensors beside the message.
         """
         if spec.refuse_non_finite:
             for component in given.components:

@@ -156,25 +156,25 @@ class MemoryJournal:
         self._events = events
 
     async def append(self, event: Event) -> None:
-        """See `AccumulatorJournal`."""
+        """Passes the event on."""
         await self._events.append(event)
 
     async def accept(self, event: GradientAnswered, gradient: Gradient) -> asyncio.Future[None] | None:
-        """See `AccumulatorJournal`."""
+        """Passes the event on; the gradient may be acknowledged at once."""
         await self._events.append(event)
         return None
 
     async def reserve(self, num_bytes: int) -> None:
-        """See `AccumulatorJournal`."""
+        """Reserves nothing."""
 
     async def settle(self, average: Average, answered: Sequence[RequestId]) -> None:
-        """See `AccumulatorJournal`."""
+        """Writes nothing."""
 
     def forget(self, rounds: Collection[int]) -> None:
-        """See `AccumulatorJournal`."""
+        """Has nothing to remove."""
 
     def of_shard(self) -> None:
-        """See `AccumulatorJournal`."""
+        """Returns None: gradients of shards are not written either."""
 
 
 class MemoryRecords:
@@ -184,13 +184,16 @@ class MemoryRecords:
     newest_number = 0
 
     def __init__(self, journal_of: Callable[[ResourceKey], Journal[Event]] = lambda _: NoJournal()) -> None:
-        """Takes a function that returns a journal for the events of an accumulator."""
         self._journal_of = journal_of
 
     def begin(
         self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime, incarnation: str
     ) -> AccumulatorJournal:
-        """See `Records`."""
+        """Returns a journal in memory.
+
+        Raises:
+            InvalidArgumentError: The accumulator asks for more durability.
+        """
         if spec.durability not in (None, Durability.NONE):
             raise InvalidArgumentError(
                 f"expected NONE, as the server has no state directory, got {spec.durability.value}",
@@ -199,10 +202,10 @@ class MemoryRecords:
         return MemoryJournal(self._journal_of(key))
 
     def end(self, key: ResourceKey) -> None:
-        """See `Records`."""
+        """Has nothing to remove."""
 
     def note_number(self, number: int) -> None:
-        """See `Records`."""
+        """Records nothing: without a state directory, later runs have later clocks."""
 
     async def settle(self) -> None:
-        """See `Records`."""
+        """Has nothing to wait for."""

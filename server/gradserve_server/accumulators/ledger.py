@@ -1,4 +1,4 @@
-"""The rounds of an accumulator, and the outcomes of the calls that changed them."""
+"""The ledger of an accumulator: its rounds, and the outcomes of the calls that changed them."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -38,13 +38,12 @@ class Ledger:
     """
 
     def __init__(self, calls: CallMemory[Answer]) -> None:
-        """Takes the memory of calls."""
         self.rounds = Rounds()
         self.calls = calls
         self._awaiting: dict[str, set[RequestId]] = {}
 
     def recall(self, call: RequestId | None) -> Answer | None:
-        """Returns the answer to a call; None for one that is new, or that had no effect.
+        """Returns the answer to a call; None for a new one or one without an effect.
 
         Raises:
             ServiceError: See `CallMemory.recall`.
@@ -61,10 +60,10 @@ class Ledger:
         return frozenset(call for calls in self._awaiting.values() for call in calls)
 
     def overdue(self, call: RequestId | None) -> list[Event]:
-        """Returns events that forget what is no longer needed once a call has arrived; mostly none.
+        """Returns the events by which the arrival of a call shows that others can be forgotten; usually none.
 
-        These forget earlier calls of its client that no longer await an average, as the call shows, and silent clients
-        if its client is new.
+        The call may acknowledge earlier ones of its client, which then no longer await an average. If the client is
+        new, silent clients are forgotten.
         """
         if call is None:
             return []
@@ -80,7 +79,7 @@ class Ledger:
         return events
 
     def judge(self, contribution: Contribution, *, one_per_worker: bool) -> Outcome:
-        """Returns the outcome that a gradient has now.
+        """Returns the outcome of a gradient, as of now.
 
         Args:
             contribution: The sender, step and weight of the gradient.
@@ -93,7 +92,7 @@ class Ledger:
         return Outcome.ACCEPTED
 
     def _has_new_workers(self, contribution: Contribution) -> bool:
-        """Returns True if no worker with an id is in the round already, or twice in a sum."""
+        """Returns True if no worker with an id is already in the round or twice in a sum."""
         present = self.rounds.members.workers
         if not contribution.sum_of:
             return contribution.worker_id not in present
@@ -135,20 +134,20 @@ class Ledger:
         return len(self.rounds.members.workers) + len(self.rounds.missing_workers)
 
     def is_new(self, worker_id: str) -> bool:
-        """Returns True if the id of a worker is not kept yet, and has to be if its gradient is accepted."""
+        """Returns True if the id of a worker would have to be kept in addition if its gradient is accepted."""
         rounds = self.rounds
         return bool(worker_id) and worker_id not in rounds.members.workers and worker_id not in rounds.missing_workers
 
     def close(self) -> None:
-        """Forgets the calls, as the accumulator was deleted."""
+        """Forgets the calls of a deleted accumulator."""
         self.calls.close()
 
     def expect(self, call: RequestId) -> None:
-        """Notes a call that the average of the current round will answer: what earlier events have left."""
+        """Notes a call that the average of the current round will answer, as an earlier run of the server left it."""
         self._await(call)
 
     def replay(self, event: Event) -> None:
-        """Applies an event whose answer nobody waits for."""
+        """Applies an event, without an answer."""
         match event:
             case GradientAnswered():
                 self.answer(event)

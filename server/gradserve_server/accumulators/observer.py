@@ -1,4 +1,4 @@
-"""What an accumulator tells whoever watches it."""
+"""The notifications that an accumulator gives an observer."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -11,59 +11,59 @@ class Wait(Protocol):
     """A call that waits for other workers."""
 
     def served(self, step: int) -> None:
-        """It gets the average that led to a step."""
+        """Called when the call gets the average that led to a step."""
         ...
 
 
 class AccumulatorObserver(Protocol):
-    """Learns what happens to one accumulator, after it has happened. Neither waits nor raises."""
+    """Notified after each event of one accumulator. Neither waits nor raises."""
 
     def on_answer(self, contribution: Contribution, outcome: Outcome, num_bytes: int) -> None:
-        """A gradient of so many bytes has been accepted or dropped."""
+        """Called when a gradient has been accepted or dropped."""
         ...
 
     def on_repeat(self) -> None:
-        """A call has come again, and got the answer of the first."""
+        """Called when a repeated call gets the answer of the first."""
         ...
 
     def on_refusal(self) -> None:
-        """A gradient was not valid, or there was no room for it."""
+        """Called when a gradient was not valid, or there was no memory for it."""
         ...
 
     def waiting(self) -> AbstractContextManager[Wait]:
-        """Returns what is entered while the current call waits for other workers."""
+        """Returns a context that spans the wait of the current call for other workers."""
         ...
 
     def on_round_end(self, ended: Round, num_required: int) -> None:
-        """A round has ended, for a taker that needed so many gradients."""
+        """Called when a round has ended for a taker that required this number of gradients."""
         ...
 
     def on_close(self) -> None:
-        """The accumulator was deleted, or the server shuts down."""
+        """Called when the accumulator is deleted or the server shuts down."""
         ...
 
 
 class Unobserved:
-    """An `AccumulatorObserver`, and a `Wait`, that notes nothing."""
+    """An `AccumulatorObserver` and `Wait` that ignores everything."""
 
     def on_answer(self, contribution: Contribution, outcome: Outcome, num_bytes: int) -> None:
-        """See `AccumulatorObserver`."""
+        """Ignores it."""
 
     def on_repeat(self) -> None:
-        """See `AccumulatorObserver`."""
+        """Ignores it."""
 
     def on_refusal(self) -> None:
-        """See `AccumulatorObserver`."""
+        """Ignores it."""
 
     def waiting(self) -> AbstractContextManager[Wait]:
-        """See `AccumulatorObserver`."""
+        """Returns itself."""
         return nullcontext(self)
 
     def served(self, step: int) -> None:
-        """See `Wait`."""
+        """Ignores it."""
 
     def on_round_end(self, ended: Round, num_required: int) -> None:
-        """See `AccumulatorObserver`."""
+        """Ignores it."""
 
     def on_close(self) -> None:
-        """See `AccumulatorObserver`."""
+        """Ignores it."""

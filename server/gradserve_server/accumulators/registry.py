@@ -51,14 +51,14 @@ from gradserve_server.storage.journal import Durability
 
 @dataclass(frozen=True)
 class OwnQuotas:
-    """The quotas of an accumulator, in which what it takes counts for its creator and its container, too.
+    """The quotas of one accumulator, which count for its creator and its container, too.
 
     Attributes:
-        memory: The bytes of sums, held gradients and averages, in the accumulator's place.
-        host_memory: The bytes of what it has on the host, which is the same if that is its place.
-        bookkeeping: The bytes of what is kept beside tensors.
+        memory: Bytes of sums, held gradients and averages, in the accumulator's place.
+        host_memory: Bytes on the host; the same as `memory` if the host is its place.
+        bookkeeping: Bytes of memory beside tensors.
         count: The number of accumulators.
-        waiters: The calls that wait.
+        waiters: The number of waiting calls.
     """
 
     memory: Quota
@@ -68,10 +68,10 @@ class OwnQuotas:
     waiters: Quota
 
     def begin(self, num_bytes: int) -> None:
-        """Takes the place of an accumulator, with bookkeeping of this size.
+        """Counts one more accumulator, with bookkeeping of this size.
 
         Raises:
-            ResourceExhaustedError: There is none left; nothing was taken.
+            ResourceExhaustedError: A limit was reached; nothing was taken.
         """
         self.count.acquire()
         try:
@@ -81,19 +81,19 @@ class OwnQuotas:
             raise
 
     def end(self, num_bytes: int) -> None:
-        """Gives the place back."""
+        """Counts one accumulator less."""
         self.count.release()
         self.bookkeeping.release(num_bytes)
 
 
 _ACCUMULATOR_BYTES = 12 << 10
-"""The memory of an accumulator of nothing, measured."""
+"""The measured memory of an accumulator without components."""
 _WAITER_BYTES = 12 << 10
-"""The memory of a call that waits, measured."""
+"""The measured memory of a waiting call."""
 _RETRY_SECONDS = 0.5
 
 MakeSum: TypeAlias = Callable[[AccumulatorSpec, Callable[[], bool]], RoundSum]
-"""Makes a sum for a spec, given what frees memory when there is too little."""
+"""Makes a sum for a spec, given a function that frees memory when there is too little."""
 
 
 class AccumulatorRegistry:
@@ -126,7 +126,7 @@ class AccumulatorRegistry:
         `member` is the place of the server in a cluster, whose other servers have accumulators of other names.
         """
         self.gate = RoundGate()
-        """Says whether rounds may begin, for all accumulators."""
+        """Lets rounds of all accumulators begin, or holds them."""
         self._member = member
         rules = rules or ShareRules()
         self._places = places
@@ -170,9 +170,9 @@ class AccumulatorRegistry:
         Args:
             key: Its name.
             spec: Its properties.
-            lifetime: What ends it.
-            home_incarnation: If another server is its home: the incarnation there, which it gets here. It takes the
-                place of an earlier one.
+            lifetime: Its lifetime.
+            home_incarnation: If another server is its home, the incarnation there, which it gets here, too. It replaces
+                an earlier one.
 
         Raises:
             InvalidArgumentError: The name is empty, or belongs to another server of the cluster; or the incarnation at
@@ -220,7 +220,7 @@ class AccumulatorRegistry:
         ledger: Ledger,
         journal: AccumulatorJournal,
     ) -> Accumulator:
-        """Makes an accumulator again that was there before, with an empty sum, and without averages.
+        """Restores an accumulator of an earlier run, with an empty sum and without averages.
 
         Raises:
             InvalidArgumentError: The name belongs to another server of the cluster.
@@ -236,7 +236,7 @@ class AccumulatorRegistry:
         return accumulator
 
     def has(self, key: ResourceKey, home_incarnation: str = "") -> bool:
-        """Returns True if there is an accumulator of this name, and incarnation at its home, that may be opened.
+        """Returns True if an accumulator of this name and incarnation at its home exists and may be opened.
 
         Raises:
             InvalidArgumentError: The name is empty.
@@ -247,10 +247,10 @@ class AccumulatorRegistry:
         return found is not None and home_incarnation in ("", found.incarnation)
 
     def belongs_to_another(self, key: ResourceKey) -> bool:
-        """Returns True if a name is that of something beside an accumulator that exists: NAME/INCARNATION/...
+        """Returns True if a name has the form NAME/INCARNATION/... of an existing accumulator.
 
-        The workers of a training run keep there what they need besides gradients: requests of newcomers, states. If
-        another server of the cluster has the accumulator, only that is checked what this one can see.
+        The workers of a training run use such names for requests of newcomers and for states. If another server of the
+        cluster has the accumulator, only the form is checked.
         """
         segments = key.name.split("/")
         for at in range(1, len(segments) - 1):
@@ -265,10 +265,10 @@ class AccumulatorRegistry:
         return False
 
     def check_is_home(self, key: ResourceKey) -> None:
-        """Checks that this server decides about the rounds of an accumulator, if it has it: others only hold parts.
+        """Checks that this server is the home of an accumulator, and so decides about its rounds.
 
         Raises:
-            InvalidArgumentError: It only holds parts.
+            InvalidArgumentError: It only holds a shard.
             NotFoundError: It does not exist.
         """
         if self._accumulators.get(key).spec.num_shards and self._member is not None:
@@ -289,7 +289,7 @@ class AccumulatorRegistry:
 
     @contextmanager
     def waiting(self, user: Identity) -> Iterator[None]:
-        """Counts a call that may wait, for the caller; what it waits for counts it in its container.
+        """Counts a call that may wait for its user; the accumulator counts it for its container.
 
         Raises:
             ResourceExhaustedError: Too many calls of the caller wait.
@@ -311,10 +311,10 @@ class AccumulatorRegistry:
         Args:
             key: Its name.
             incarnation: The only incarnation to delete; empty for any.
-            home_incarnation: If another server is its home: later incarnations stay; see `gone`. Empty for any.
+            home_incarnation: If another server is its home, the latest incarnation to delete, from `gone`.
 
         Raises:
-            InvalidArgumentError: The name is empty; or the incarnation at the home is none, or given to the home.
+            InvalidArgumentError: The name is empty, or the incarnation at the home is malformed or given to the home.
         """
         if not home_incarnation:
             return self._end(key, incarnation)
@@ -325,10 +325,10 @@ class AccumulatorRegistry:
         return False
 
     def gone(self, key: ResourceKey) -> str:
-        """Returns an incarnation for the deletion of what other servers have left of sharded accumulators.
+        """Returns the incarnation up to which other servers may delete shards of accumulators of this name.
 
-        None of this name up to this incarnation is here, their home, any more, and there will be none but later ones.
-        It is empty if this server is not their home, or the name is private to somebody else.
+        None up to it exist at this server, their home, and new ones will be later. Empty if this server is not their
+        home or the name is private to another user.
         """
         if self._member is None or not self._member.is_home(key):
             return ""
@@ -397,7 +397,7 @@ class AccumulatorRegistry:
         )
 
     def _sums(self, key: ResourceKey, place: Place, quotas: OwnQuotas) -> tuple[MakeSum, AverageMemory | None]:
-        """Returns what makes the sums of one accumulator, and the memory of its averages."""
+        """Returns a factory of sums for one accumulator, and the memory of its averages."""
         average_memory = self._make_average_memory()
 
         def make_sum(spec: AccumulatorSpec, make_room: Callable[[], bool]) -> RoundSum:
@@ -420,7 +420,7 @@ class AccumulatorRegistry:
         quotas: OwnQuotas,
         journal: AccumulatorJournal,
     ) -> Shard | None:
-        """Returns what this server has of an accumulator that is sharded; None for nothing, or if it is whole."""
+        """Returns this server's shard of an accumulator; None if it has none."""
         shard = None if self._member is None else spec.shard(self._member.index)
         if shard is None:
             return None
@@ -438,7 +438,7 @@ class AccumulatorRegistry:
         )
 
     def _allocate_averages(self, average_memory: AverageMemory | None) -> AllocateAverage:
-        """Returns what allocates averages on the host, where others read them in place if there are such readers."""
+        """Returns the allocator of averages on the host, in shared memory if others read them in place."""
         allocate = self._places.host.allocate
 
         def arrays(specs: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Array]:
@@ -455,7 +455,7 @@ class AccumulatorRegistry:
         return self.bookkeeping.part(key.user, key.container)
 
     def new_call_memory(self, bookkeeping: Quota) -> CallMemory[Answer]:
-        """Returns an empty memory of calls, for one accumulator, which counts in a quota of bytes."""
+        """Returns an empty memory of calls for one accumulator, which counts in a quota of bytes."""
         return CallMemory(
             window=self._limits.id_window,
             max_clients=self._limits.max_clients,
@@ -465,7 +465,7 @@ class AccumulatorRegistry:
         )
 
     def _find(self, key: ResourceKey, home_incarnation: str) -> Accumulator | None:
-        """Returns the accumulator of this name; of a part, this incarnation at its home or an earlier one."""
+        """Returns the accumulator of this name; if it is a part, of this incarnation at its home or an earlier one."""
         found = self._accumulators.find(key)
         if home_incarnation:
             self._parts.check_is_not_earlier(key, None if found is None else found.incarnation, home_incarnation)
@@ -478,7 +478,7 @@ class AccumulatorRegistry:
             self._places.host.part(*of_creator),
             self.bookkeeping_of(key),
             self.count.part(*of_creator),
-            self.waiters.part(ANONYMOUS, key.container),  # and for who waits
+            self.waiters.part(ANONYMOUS, key.container),  # the caller's share is counted by `waiting`
         )
         quotas.begin(_names_bytes(key) + spec.bookkeeping_bytes)
         self._quotas[key] = quotas
@@ -495,21 +495,20 @@ class AccumulatorRegistry:
         return count
 
     def close(self) -> None:
-        """Ends every wait because the server is shutting down."""
+        """Fails all waiting calls because the server is shutting down."""
         for key, accumulator in self._accumulators:
             accumulator.close(UnavailableError(f"the server is shutting down; accumulator {str(key)!r} ends"))
 
 
 def _names_bytes(key: ResourceKey) -> int:
-    """Returns the memory of the names of an accumulator, which are kept several times."""
+    """Returns the memory of the names of an accumulator, which are stored several times."""
     return 4 * (getsizeof(key.container) + getsizeof(key.name))
 
 
 def _durable(spec: AccumulatorSpec) -> AccumulatorSpec:
-    """Returns a spec at the level at which an accumulator can be: a sharded one has nothing between NONE and GRADIENT.
+    """Returns a spec with GRADIENT in place of ROUND if the accumulator is sharded.
 
-    What its servers hold must not be lost once the home has counted it. Writing the home's decisions costs next to
-    nothing.
+    Servers must not lose gradients that the home has counted, and writing the home's decisions costs next to nothing.
     """
     if spec.num_shards and spec.durability is Durability.ROUND:
         return spec.resolved(Durability.GRADIENT, spec.device)

@@ -26,7 +26,7 @@ Accumulators = Callable[[], Iterator[tuple[ResourceKey, Accumulator]]]
 
 @dataclass(frozen=True)
 class HeldRounds:
-    """What a server that holds rounds says of its accumulators.
+    """The accumulators of a server that holds rounds.
 
     Attributes:
         open: Those whose round has gradients, or that are changing, by their full names, with their number.
@@ -61,7 +61,6 @@ class RoundHold:
     """Shuts the gate of a server's rounds, and keeps a file up to date about them while it is shut."""
 
     def __init__(self, gate: RoundGate, accumulators: Accumulators, path: Path) -> None:
-        """Takes the gate, what gives the accumulators, and the file, which is not there while rounds are not held."""
         self._gate = gate
         self._accumulators = accumulators
         self._path = path

@@ -1,4 +1,4 @@
-"""Decides which contributions form a round: without arithmetic, waiting or a clock."""
+"""Rounds: their members and steps, the outcomes of gradients, and the gate that holds new rounds."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from gradserve_server.errors import ResourceExhaustedError
 
 @dataclass(eq=False)
 class Round:
-    """What happens between two takes. Calls refer to their rounds for long, so a round knows nothing of its members.
+    """The time between two takes. Calls keep references to their rounds, so a round has none to its members.
 
     Attributes:
         number: The number of the round. Steps may repeat if they are set back; numbers do not.
@@ -57,18 +57,19 @@ class Members:
 class Rounds:
     """Decides which contributions are stale, which are in a round, and which step a round leads to.
 
-    Several servers of one accumulator would have to agree on this state, and on nothing else.
+    Uses no arithmetic on gradients, no waiting and no clock. Several servers of one accumulator would have to agree on
+    this state alone.
     """
 
     def __init__(self) -> None:
         self.global_step = 0
         self.epoch = 0
-        """Grows whenever the step is set: within an epoch, steps only grow."""
+        """Increases whenever the step is set: within an epoch, steps only increase."""
         self.current = Round()
         self.members = Members()
         """The members of the current round."""
         self.all_workers_known = False
-        """Whether every member of the previous round had a worker_id."""
+        """True if every member of the previous round had a worker_id."""
         self._missing: dict[str, None] = {}
 
     @property
@@ -113,7 +114,7 @@ class Rounds:
         self.epoch += 1
 
     def expect(self, worker_ids: Iterable[str]) -> None:
-        """Sets the workers that are missing: what the round before has left."""
+        """Sets the missing workers, as an earlier run of the server left them."""
         self._missing = dict.fromkeys(worker_ids)
 
     @property
@@ -167,7 +168,7 @@ _RETRY_SECONDS = 0.5
 
 
 class RoundGate:
-    """The gate of all accumulators of a server: while it is shut, rounds end, and none begins.
+    """The gate of all accumulators of a server: while it is shut, rounds end but none begins.
 
     Attributes:
         is_shut: Whether rounds are held.
@@ -181,10 +182,10 @@ class RoundGate:
         """Checks that a gradient may join a round.
 
         Args:
-            num_accumulated: The gradients that the round has.
+            num_accumulated: The number of gradients in the round.
 
         Raises:
-            ResourceExhaustedError: It would begin a round, which are held. The same call may be sent again.
+            ResourceExhaustedError: The gradient would begin a round. The same call may be sent again.
         """
         if self.is_shut and not num_accumulated:
             raise ResourceExhaustedError(

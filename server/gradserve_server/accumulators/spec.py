@@ -15,120 +15,8 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import MAX_AGREEMENT, MAX_NAME_BYTES, check_count, check_length, listed, quoted
 from gradserve_server.storage.journal import Durability
 
-_FIELD = "spec.agreement"
-_SHOWN = 10
-_OF_TRAINING_RUNS = "num_required"
-"""What workers of `gradserve.training`, and of what stands on it, agree on, and other workers do not."""
-_OTHER_WORKERS = (
-    "workers of gradserve.torch, gradserve.jax and gradserve.training share a run with each other, not with workers "
-    "that make the calls themselves: see docs/other_languages.md#which-workers-can-share-a-run"
-)
-
-
-def check_agreement(agreement: Mapping[str, str]) -> None:
-    """Checks that an agreement is within the limits of the contract.
-
-    Raises:
-        InvalidArgumentError: It has too many entries, an empty name, or a name or value that is too long.
-    """
-    check_count(agreement, MAX_AGREEMENT, "entries", _FIELD)
-    for name, value in agreement.items():
-        if not name:
-            raise InvalidArgumentError(
-                f"expected a name for each entry, got an empty one with the value {quoted(value)}", field=_FIELD
-            )
-        check_length(name, MAX_NAME_BYTES, _FIELD)
-        try:
-            check_length(value, MAX_NAME_BYTES, _FIELD)
-        except InvalidArgumentError as error:
-            error.message = f"agreement[{quoted(name)}]: {error.message}"
-            raise
-
-
-def agreement_bytes(agreement: Mapping[str, str]) -> int:
-    """Returns the memory that an agreement takes; 0 for none."""
-    if not agreement:
-        return 0
-    return getsizeof(agreement) + sum([getsizeof(name) + getsizeof(value) for name, value in agreement.items()])
-
-
-def agreement_differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """Returns the differences between two agreements, in words, by name; only some of many."""
-    different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-    found = [
-        f"agreement[{quoted(name)}] is {_quoted_or_absent(ours.get(name))}, not {_quoted_or_absent(theirs.get(name))}"
-        for name in different[:_SHOWN]
-    ]
-    if len(different) > _SHOWN:
-        found.append("and more of the agreement")
-    if (_OF_TRAINING_RUNS in ours) != (_OF_TRAINING_RUNS in theirs):
-        found.append(_OTHER_WORKERS)
-    return found
-
-
-def _quoted_or_absent(value: str | None) -> str:
-    return "absent" if value is None else quoted(value)
-
-
-class Piece(NamedTuple):
-    """What one server has of a component.
-
-    Attributes:
-        server: The index of the server.
-        num_rows: The number of rows; 0 for the whole component.
-    """
-
-    server: int
-    num_rows: int
-
-    def __repr__(self) -> str:
-        return f"{self.num_rows or 'all'} rows on server {self.server}"
-
-
-def check_servers(pieces: Sequence[Piece], num_shards: int, component: str, field: str) -> None:
-    """Checks the servers of a component of an accumulator.
-
-    Args:
-        pieces: What each server has of it.
-        num_shards: The number of servers over which the accumulator is sharded; 0 if it is not.
-        component: The component's name, for messages.
-        field: Its path in the request.
-
-    Raises:
-        InvalidArgumentError: There are none, some are not in the cluster or there twice, or some should not be there.
-    """
-    if not num_shards:
-        if pieces:
-            raise InvalidArgumentError(
-                f"expected no pieces of component {quoted(component)} without num_shards, got {len(pieces)}",
-                field=f"{field}.pieces",
-            )
-        return
-    servers = [each.server for each in pieces]
-    if not pieces or len(set(servers)) < len(servers) or not all(0 <= each < num_shards for each in servers):
-        raise InvalidArgumentError(
-            f"expected pieces of component {quoted(component)} on different servers from 0 to {num_shards - 1}, got "
-            f"servers {servers}",
-            field=f"{field}.pieces",
-        )
-
-
-def check_rows(pieces: Sequence[Piece], num_rows: int | None, component: str, field: str) -> None:
-    """Checks that the pieces of a component have all its rows, which are `num_rows`; None if it cannot be divided.
-
-    Raises:
-        InvalidArgumentError: They do not.
-    """
-    rows = [each.num_rows for each in pieces]
-    if rows == [0] or (num_rows is not None and min(rows) >= 1 and sum(rows) == num_rows):
-        return
-    expected = "one piece of 0 rows" if num_rows is None else f"pieces of {num_rows} rows in all, or one of 0"
-    raise InvalidArgumentError(
-        f"expected {expected} of component {quoted(component)}, got {rows}", field=f"{field}.pieces"
-    )
-
-
 DType = np.dtype[Any]
+
 
 FLOAT_DTYPES: tuple[DType, ...] = (
     np.dtype(np.float16),
@@ -138,11 +26,16 @@ FLOAT_DTYPES: tuple[DType, ...] = (
 )
 """The dtypes that a component can have."""
 
+
 _MANY_DIFFERENCES = 10
+
+
 _BY_DEFAULT = ("durability", "device")
-"""What the server chooses if a spec has None."""
+"""The properties that the server chooses if a spec has None."""
+
+
 _PART_BYTES, _SIZE_BYTES, _PIECE_BYTES = 768, 40, 256
-"""The memory of a component, of one size of a shape, and of what one server has of a component."""
+"""The memory of a component, of one size of a shape, and of a piece."""
 
 
 class Reduction(Enum):
@@ -186,15 +79,30 @@ def shape_text(dims: tuple[int, ...]) -> str:
     return "[" + ",".join("?" if size == -1 else str(size) for size in dims) + "]"
 
 
+class Piece(NamedTuple):
+    """The rows of a component on one server.
+
+    Attributes:
+        server: The index of the server.
+        num_rows: The number of rows; 0 for the whole component.
+    """
+
+    server: int
+    num_rows: int
+
+    def __repr__(self) -> str:
+        return f"{self.num_rows or 'all'} rows on server {self.server}"
+
+
 class ComponentSpec(NamedTuple):
-    """One tensor of an accumulator. A tuple, because these are quick to make and to compare."""
+    """One tensor of an accumulator. A tuple, which is quick to create and compare."""
 
     name: str
     dtype: DType
     shape: PartialShape = PartialShape()
     layout: Layout = Layout.DENSE
     pieces: tuple[Piece, ...] = ()
-    """Where it is, if the accumulator is sharded."""
+    """The rows on each server, if the accumulator is sharded."""
 
     @property
     def is_sparse(self) -> bool:
@@ -207,7 +115,7 @@ class ComponentSpec(NamedTuple):
         return f"gradient[{self.name}]" if self.name else "gradient"
 
     def part_on(self, server: int) -> "ComponentSpec | None":
-        """Returns what a server has of it, None for nothing."""
+        """Returns the spec of its rows on a server; None if there are none."""
         for piece in self.pieces:
             if piece.server == server:
                 dims = self.shape.dims
@@ -238,10 +146,10 @@ class AccumulatorSpec:
         keep_averages: The number of past rounds whose averages are kept.
         one_per_worker: Whether to count only the first gradient of each worker in a round.
         refuse_non_finite: Whether to refuse gradients with infinite values or NaN.
-        durability: What survives the end of the server; None for what the server was started with.
-        device: The name of the device in whose memory it is; None for what the server was started with.
-        agreement: What all who create or find it must agree on: texts by name.
-        num_shards: The number of servers over which it is sharded; 0 if it is on one as a whole.
+        durability: How much survives the end of the server; None for the server's default.
+        device: The name of the device in whose memory it is; None for the server's default.
+        agreement: Opaque labels that every client opening the accumulator must agree on, by name.
+        num_shards: The number of servers over which it is sharded; 0 if it is not sharded.
 
     Raises:
         InvalidArgumentError: A property is not valid.
@@ -323,7 +231,7 @@ class AccumulatorSpec:
         return {component.name: component for component in self.components}
 
     def derive(self, server: int = 0) -> None:
-        """Computes what is derived from the components for a server now, in this thread: for many it takes long."""
+        """Computes the cached properties now, in this thread: that takes long for many components."""
         if self.num_shards and (shard := self.shard(server)) is not None:
             shard.derive()
         self.by_name  # noqa: B018 - it is kept
@@ -332,9 +240,9 @@ class AccumulatorSpec:
         self.sums_have_dtypes_of_components  # noqa: B018
 
     def shard(self, server: int) -> "AccumulatorSpec | None":
-        """Returns the spec of what one server has of a sharded accumulator, None for nothing.
+        """Returns the spec of one server's shard; None if the server has no components.
 
-        Its gradients are summed in an order that is asked for.
+        Its gradients are summed in the order that the home decides.
         """
         shards = self._shards
         if server not in shards:
@@ -357,7 +265,7 @@ class AccumulatorSpec:
         return other
 
     def without_components(self) -> Self:
-        """Returns the spec of the accumulator by which the home of a sharded one decides: no values go through it."""
+        """Returns the spec of the sum at the home of a sharded accumulator, which decides but gets no values."""
         decision = copy(self)
         for derived in set(vars(decision)) - set(self.__dataclass_fields__):
             del vars(decision)[derived]
@@ -372,7 +280,7 @@ class AccumulatorSpec:
 
     @cached_property
     def bookkeeping_bytes(self) -> int:
-        """The memory that an accumulator takes for its components and its agreement, beside tensors: measured."""
+        """The measured memory of the components and the agreement, beside tensors."""
         texts = sum([getsizeof(component.name) for component in self.components]) + agreement_bytes(self.agreement)
         texts += _PIECE_BYTES * sum([len(component.pieces) for component in self.components])
         return _PART_BYTES * len(self.components) + _SIZE_BYTES * (self.num_parts - len(self.components)) + texts
@@ -407,7 +315,7 @@ class AccumulatorSpec:
 
     @cached_property
     def of_sums(self) -> Self:
-        """A copy whose dense components have the dtypes in which they are summed: what sums of gradients must be."""
+        """A copy whose dense components have the dtypes in which they are summed, for sums of gradients."""
         if self.sums_have_dtypes_of_components:
             return self
         dtypes = self.dense_sum_dtypes
@@ -424,9 +332,9 @@ class AccumulatorSpec:
         return all(each.dtype == self.sum_dtype(each) for each in self.dense_components)
 
     def differences(self, other: "AccumulatorSpec") -> list[str]:
-        """Returns the differences from `other`, in words; only some of many.
+        """Returns the differences from `other`, in words; of many, only the first.
 
-        The order of the components does not count.
+        The order of the components does not matter.
         """
         found = [
             f"{name} is {_text(getattr(self, name))}, not {_text(getattr(other, name))}"
@@ -460,9 +368,119 @@ class AccumulatorSpec:
 
 
 def _differ(ours: object, theirs: object) -> bool:
-    # For None, because NumPy takes it for float64.
+    # None apart: NumPy takes it for float64.
     return (ours is None) != (theirs is None) or ours != theirs
 
 
 def _text(value: object) -> str:
     return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+# Pieces
+
+
+def check_servers(pieces: Sequence[Piece], num_shards: int, component: str, field: str) -> None:
+    """Checks the servers of a component of an accumulator.
+
+    Args:
+        pieces: What each server has of it.
+        num_shards: The number of servers over which the accumulator is sharded; 0 if it is not sharded.
+        component: The component's name, for messages.
+        field: Its path in the request.
+
+    Raises:
+        InvalidArgumentError: Pieces are missing or not allowed, or a server is unknown or there twice.
+    """
+    if not num_shards:
+        if pieces:
+            raise InvalidArgumentError(
+                f"expected no pieces of component {quoted(component)} without num_shards, got {len(pieces)}",
+                field=f"{field}.pieces",
+            )
+        return
+    servers = [each.server for each in pieces]
+    if not pieces or len(set(servers)) < len(servers) or not all(0 <= each < num_shards for each in servers):
+        raise InvalidArgumentError(
+            f"expected pieces of component {quoted(component)} on different servers from 0 to {num_shards - 1}, got "
+            f"servers {servers}",
+            field=f"{field}.pieces",
+        )
+
+
+def check_rows(pieces: Sequence[Piece], num_rows: int | None, component: str, field: str) -> None:
+    """Checks that the pieces of a component have all its rows, which are `num_rows`; None if it cannot be divided.
+
+    Raises:
+        InvalidArgumentError: They do not.
+    """
+    rows = [each.num_rows for each in pieces]
+    if rows == [0] or (num_rows is not None and min(rows) >= 1 and sum(rows) == num_rows):
+        return
+    expected = "one piece of 0 rows" if num_rows is None else f"pieces of {num_rows} rows in all, or one of 0"
+    raise InvalidArgumentError(
+        f"expected {expected} of component {quoted(component)}, got {rows}", field=f"{field}.pieces"
+    )
+
+
+# Agreements
+
+_AGREEMENT_FIELD = "spec.agreement"
+
+
+_MOST_SHOWN = 10
+
+
+_OF_TRAINING_RUNS = "num_required"
+"""The label that workers of `gradserve.training`, and of the packages that build on it, agree on; others do not."""
+
+
+_OTHER_WORKERS = (
+    "workers of gradserve.torch, gradserve.jax and gradserve.training share a run with each other, not with workers "
+    "that make the calls themselves: see docs/other_languages.md#which-workers-can-share-a-run"
+)
+
+
+def check_agreement(agreement: Mapping[str, str]) -> None:
+    """Checks that an agreement is within the limits of the contract.
+
+    Raises:
+        InvalidArgumentError: It has too many entries, an empty name, or a name or value that is too long.
+    """
+    check_count(agreement, MAX_AGREEMENT, "entries", _AGREEMENT_FIELD)
+    for name, value in agreement.items():
+        if not name:
+            raise InvalidArgumentError(
+                f"expected a name for each entry, got an empty one with the value {quoted(value)}",
+                field=_AGREEMENT_FIELD,
+            )
+        check_length(name, MAX_NAME_BYTES, _AGREEMENT_FIELD)
+        try:
+            check_length(value, MAX_NAME_BYTES, _AGREEMENT_FIELD)
+        except InvalidArgumentError as error:
+            error.message = f"agreement[{quoted(name)}]: {error.message}"
+            raise
+
+
+def agreement_bytes(agreement: Mapping[str, str]) -> int:
+    """Returns the memory that an agreement takes; 0 for none."""
+    if not agreement:
+        return 0
+    return getsizeof(agreement) + sum([getsizeof(name) + getsizeof(value) for name, value in agreement.items()])
+
+
+def agreement_differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """Returns the differences between two agreements, in words, sorted by name; of many, only the first."""
+    different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    found = [
+        f"agreement[{quoted(name)}] is {_quoted_or_absent(ours.get(name))}, not {_quoted_or_absent(theirs.get(name))}"
+        for name in different[:_MOST_SHOWN]
+    ]
+    if len(different) > _MOST_SHOWN:
+        found.append("and more of the agreement")
+    if (_OF_TRAINING_RUNS in ours) != (_OF_TRAINING_RUNS in theirs):
+        found.append(_OTHER_WORKERS)
+    return found
+
+
+def _quoted_or_absent(value: str | None) -> str:
+    return "absent" if value is None else quoted(value)

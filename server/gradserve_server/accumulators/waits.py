@@ -113,7 +113,6 @@ class Diagnosis:
     """
 
     def __init__(self, name: str, rounds: Rounds, queue: TakeQueue) -> None:
-        """Takes the name and the rounds of the accumulator, and its queue."""
         self._name = name
         self._rounds = rounds
         self._queue = queue
@@ -168,7 +167,7 @@ def _named(workers: Iterable[str], count: int) -> str:
 
 
 _GRACE_SECONDS = 1.0
-"""How long the server may take to notice that the connection of a dead client has ended."""
+"""The time within which the server notices that the connection of a dead client has ended."""
 
 
 @dataclass(eq=False)
@@ -195,7 +194,6 @@ class LiveWorkers:
     """
 
     def __init__(self, name: str) -> None:
-        """Takes the accumulator's name, for messages."""
         self._name = name
         self._pulling: dict[str, _Pulling] = {}
 

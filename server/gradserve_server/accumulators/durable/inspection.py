@@ -1,4 +1,4 @@
-"""Looks at the accumulators of a state directory that no server uses."""
+"""Inspects and repairs the accumulators of a state directory that no server uses."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,7 +65,7 @@ class Found:
 
 
 def inspect(store: StateStore) -> Iterator[Found]:
-    """Makes each accumulator again, as a server does at its start, and says what is in the way of that."""
+    """Restores each accumulator as a starting server does, and yields it with any damage."""
     reducer = Reducer(ForkJoin(1))
     rows = sorted(store.rows(SELECT_ACCUMULATORS), key=lambda row: (row[1], row[2]))
     levels = dict(store.rows("SELECT id, durability FROM accumulator"))
@@ -74,7 +74,7 @@ def inspect(store: StateStore) -> Iterator[Found]:
 
 
 def num_incoming(store: StateStore) -> int:
-    """Returns the number of accumulators that have come with a change of the number of servers that has not ended."""
+    """Returns the number of accumulators that have arrived with an unfinished change of the number of servers."""
     ((count,),) = store.rows("SELECT count(*) FROM accumulator WHERE container = ?", INCOMING)
     return int(count)
 
@@ -105,7 +105,7 @@ async def _make_again(
     row: StoredAccumulator,
     averages: Iterable[tuple[Average, Sequence[RequestId]]],
 ) -> None:
-    """Makes an accumulator again on the host of a server without limits, which writes nothing.
+    """Restores an accumulator on the host of a server without limits that writes nothing.
 
     Raises:
         StateError, DAMAGES: A server cannot make it again.
@@ -129,7 +129,7 @@ async def _make_again(
 
 
 def _reason(error: Exception) -> str:
-    """Returns the reason for an error, some of which have no words."""
+    """Returns the text of an error, or its type if it has none."""
     return str(error) or type(error).__name__
 
 
@@ -153,7 +153,7 @@ def average_bytes(store: StateStore, number: int) -> int:
 
 
 def removal(store: StateStore, found: Found) -> Change | None:
-    """Returns what removes the damaged parts of an accumulator, or all of it if it cannot be used without them."""
+    """Returns the change that removes the damaged averages of an accumulator, or all of it if it is unusable."""
     change = Change()
     if found.damage is not None:
         blobs = store.rows(

@@ -1,4 +1,4 @@
-"""The journal of an accumulator in a state directory."""
+"""The journals of an accumulator and of its shard in a state directory."""
 
 import asyncio
 import json
@@ -15,17 +15,16 @@ from gradserve_server.storage.store import Change, Space, StateStore
 
 
 class FileShardJournal:
-    """Writes each gradient before it is acknowledged: the home may count it from then on."""
+    """The journal of a shard. Writes each gradient before it is acknowledged, as the home may count it from then on."""
 
     def __init__(self, store: StateStore, number: int) -> None:
-        """Takes the state directory, and the number of the accumulator there."""
         self._store = store
         self._number = number
         self._blobs: dict[PartKey, int] = {}
         self._ended = False
 
     async def accept(self, key: PartKey, staged: Staged, gradient: Gradient) -> asyncio.Future[None] | None:
-        """See `ShardJournal`."""
+        """Writes a gradient; the future is done once it is on disk."""
         space = await self._store.reserve(gradient.nbytes)
         change = Change()
         if self._ended or key in self._blobs:
@@ -46,7 +45,7 @@ class FileShardJournal:
         return self._store.submit(change)
 
     def stage_again(self, key: PartKey, epoch: int) -> asyncio.Future[None] | None:
-        """See `ShardJournal`."""
+        """Writes the later epoch of a gradient that was staged again."""
         if self._ended or key not in self._blobs:
             return None
         change = Change()
@@ -56,7 +55,7 @@ class FileShardJournal:
         return self._store.submit(change)
 
     def forget(self, keys: Collection[PartKey]) -> None:
-        """See `ShardJournal`."""
+        """Removes gradients that no round needs any more."""
         known = [key for key in dict.fromkeys(keys) if key in self._blobs]
         if not known or self._ended:
             return
@@ -67,13 +66,13 @@ class FileShardJournal:
         self._store.add(change)
 
     def end(self) -> list[int]:
-        """Writes nothing from now on, as the accumulator was deleted; returns the blobs, to be removed."""
+        """Stops writing, as the accumulator was deleted; returns the blobs to remove."""
         self._ended = True
         blobs, self._blobs = list(self._blobs.values()), {}
         return blobs
 
     def read(self, allocate: Allocate) -> Iterator[tuple[PartKey, Staged, Gradient]]:
-        """Yields what was held before the server was started again, with what was said of it.
+        """Yields the gradients held by an earlier run of the server, with their descriptions.
 
         Raises:
             StateError: Something is damaged.
@@ -91,14 +90,14 @@ class FileShardJournal:
 
 
 _MAX_PENDING = 4096
-"""Events that wait for the end of their round: more do not, unless they add gradients that are not on disk."""
+"""The most events that wait for the end of their round, at level GRADIENT."""
 
 
 class FileJournal:
-    """Writes what the durability of an accumulator asks for, and no earlier than that.
+    """The journal of an accumulator. Writes what its durability asks for, and no earlier than necessary.
 
-    With ROUND, the gradients that a round accepted are written when it ends, together with its average: a crash before
-    that leaves nothing of them, so their senders can send them again. With GRADIENT, each is written at once.
+    With ROUND, the events of a round are written when it ends, together with its average: a crash before that leaves
+    nothing of its gradients, so their senders can send them again. With GRADIENT, each gradient is written at once.
     """
 
     is_durable = True
@@ -114,7 +113,7 @@ class FileJournal:
         averages: dict[int, int] | None = None,
         on_round: Callable[["FileJournal"], None] = lambda _: None,
     ) -> None:
-        """Takes what is there already.
+        """Takes the present contents of the state directory.
 
         Args:
             store: The state directory.
@@ -128,26 +127,26 @@ class FileJournal:
         self.number = number
         self.position = position
         self.num_events = 0
-        """The events written since the ledger was, by `on_round`."""
+        """The events written since `on_round` last wrote the ledger."""
         self._store = store
         self._durability = durability
         self._pending: list[tuple[int, Event]] = []
-        """Events that are not written yet, with their positions."""
+        """The events that are not written yet, with their positions."""
         self._gradients = list(gradients)
         self._averages = dict(averages or {})
         self._space: Space | None = None
         self._on_round = on_round
         self._ended = False
         self.shard = FileShardJournal(store, number)
-        """The journal of what this server has of the accumulator, if that is sharded."""
+        """The journal of this server's shard, if the accumulator is sharded."""
 
     async def append(self, event: Event) -> None:
-        """See `AccumulatorJournal`."""
+        """Queues an event for the next write; a new step is on disk when this returns."""
         if self._ended:
             return
         position = self._next_position()
         if isinstance(event, StepSet):
-            # With the averages that it drops: after a crash, either all of it has happened or nothing.
+            # Together with the averages that it drops: a crash leaves both or neither.
             change = Change()
             self._execute(change, position, event)
             dropped = self._take(event.abandoned)
@@ -163,7 +162,7 @@ class FileJournal:
             self._store.add(self._change())
 
     async def accept(self, event: GradientAnswered, gradient: Gradient) -> asyncio.Future[None] | None:
-        """See `AccumulatorJournal`."""
+        """Writes a gradient with its event, at level GRADIENT; otherwise queues the event alone."""
         if self._durability is not Durability.GRADIENT:
             await self.append(event)
             return None
@@ -188,16 +187,16 @@ class FileJournal:
         return self._store.submit(change)
 
     async def reserve(self, num_bytes: int) -> None:
-        """See `AccumulatorJournal`."""
+        """Reserves disk space for the average of a round that is about to end."""
         space = await self._store.reserve(num_bytes)
         if self._ended:
-            _give_back(self._store, space)  # it was deleted meanwhile
+            _give_back(self._store, space)  # the accumulator was deleted in the meantime
             return
         self._give_back_space()  # of a round that did not end
         self._space = space
 
     async def settle(self, average: Average, answered: Sequence[RequestId]) -> None:
-        """See `AccumulatorJournal`."""
+        """Writes an average with all queued events, in place of the gradients of its round."""
         if self._ended:
             return
         change = self._change()
@@ -221,7 +220,7 @@ class FileJournal:
         self._on_round(self)
 
     def forget(self, rounds: Collection[int]) -> None:
-        """See `AccumulatorJournal`."""
+        """Removes the averages of rounds."""
         known = self._take(rounds)
         if not known or self._ended:
             return
@@ -230,11 +229,11 @@ class FileJournal:
         self._store.add(change)
 
     def of_shard(self) -> FileShardJournal:
-        """See `AccumulatorJournal`."""
+        """Returns the journal of this server's shard."""
         return self.shard
 
     def end(self) -> None:
-        """Removes everything, as the accumulator was deleted."""
+        """Removes everything of a deleted accumulator."""
         self._ended = True
         self._give_back_space()
         change = Change()
@@ -248,7 +247,7 @@ class FileJournal:
         return {number: self._averages.pop(number) for number in rounds if number in self._averages}
 
     def _remove(self, change: Change, averages: Mapping[int, int]) -> None:
-        """Adds to a change that averages are removed."""
+        """Adds the removal of averages to a change."""
         for number in averages:
             change.execute("DELETE FROM average WHERE accumulator = ? AND round = ?", self.number, number)
         change.remove(averages.values())
@@ -259,7 +258,7 @@ class FileJournal:
             _give_back(self._store, space)
 
     def _change(self) -> Change:
-        """Returns a change with the events that wait."""
+        """Returns a change with the queued events."""
         change = Change()
         pending, self._pending = self._pending, []
         for position, event in pending:
@@ -267,7 +266,7 @@ class FileJournal:
         return change
 
     def _next_position(self) -> int:
-        """Returns the place of an event among the others, even if those before it are written later."""
+        """Returns the position of the next event, which may be written before earlier ones."""
         self.position += 1
         return self.position
 

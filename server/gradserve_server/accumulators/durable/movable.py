@@ -1,4 +1,8 @@
-"""Accumulators of a state directory as values, with a digest that tells whether two are the same."""
+"""Accumulators of a state directory as values with digests, which another state directory can take over.
+
+No server uses either directory during the move. What arrives is stored beside the accumulators of the directory, even
+under the same container and name, and takes their place once all directories have everything.
+"""
 
 import json
 from collections.abc import Collection, Mapping, Sequence

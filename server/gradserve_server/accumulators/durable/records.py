@@ -1,4 +1,4 @@
-"""The accumulators of a state directory."""
+"""The accumulators of a state directory: creates their journals, and restores them when a server starts."""
 
 import asyncio
 import json
@@ -39,15 +39,15 @@ from gradserve_server.storage.store import Change, StateStore
 _log = logging.getLogger(__name__)
 
 _MOST_EVENTS = 20_000
-"""Events after which the ledger is written, so that they can be deleted."""
+"""The number of events after which they are replaced by the ledger."""
 INCOMING = ""
-"""The container, in the database, of accumulators that come with a change of the number of servers, and are not used
-before it is decided. Their names there are keys; no other container is empty."""
+"""The container, in the database, of accumulators that have arrived with a change of the number of servers which is
+not decided yet. Their names are whole keys; all other containers have names."""
 RESIZED = (
     "accumulators have come here with a change of the number of servers that has not ended: start the cluster with "
     "`gradserve cluster up`, which ends it"
 )
-"""The reason why a server refuses a directory that has some of them."""
+"""The reason for which a server refuses a directory with such accumulators."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,6 @@ class FileRecords:
     """The journals of accumulators in a state directory."""
 
     def __init__(self, store: StateStore, default: Durability) -> None:
-        """Takes the state directory, and the durability of accumulators that ask for none."""
         self.default = default
         self._store = store
         self._registry: AccumulatorRegistry | None = None
@@ -100,7 +99,7 @@ class FileRecords:
     def begin(
         self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime, incarnation: str
     ) -> AccumulatorJournal:
-        """See `Records`."""
+        """Returns the journal of a new accumulator; in memory if nothing of it is to survive."""
         assert spec.durability is not None, "the registry has chosen one"
         if spec.durability is Durability.NONE:
             return MemoryJournal(NoJournal())
@@ -124,23 +123,23 @@ class FileRecords:
         return journal
 
     def end(self, key: ResourceKey) -> None:
-        """See `Records`."""
+        """Removes everything that is recorded of a deleted accumulator."""
         journal = self._journals.pop(key, None)
         if journal is not None:
             journal.end()
 
     def note_number(self, number: int) -> None:
-        """See `Records`."""
+        """Records the number of a new incarnation."""
         self._store.add(number_change(number))
 
     async def settle(self) -> None:
-        """See `Records`."""
+        """Returns once everything is on disk."""
         await self._store.flush()
 
     # Recovery
 
     async def restore(self, registry: AccumulatorRegistry, allocate: Allocate) -> int:
-        """Makes the accumulators again that are in the state directory; returns how many there are.
+        """Restores all accumulators of the state directory; returns their number.
 
         Args:
             registry: Gets the accumulators.
@@ -149,7 +148,7 @@ class FileRecords:
         Raises:
             DamagedError: Something is damaged.
             StateError: An accumulator belongs to another server, or to a cluster of another size.
-            ResourceExhaustedError: Less is allowed than what is there.
+            ResourceExhaustedError: They exceed the limits of the server.
         """
         self._registry = registry
         rows = [self._row(*each) for each in self._store.rows(SELECT_ACCUMULATORS)]
@@ -173,7 +172,7 @@ class FileRecords:
         return len(rows)
 
     def _journal_of(self, row: StoredAccumulator) -> Callable[[int], FileJournal]:
-        """Returns what makes the journal of an accumulator that was there before, given its latest position."""
+        """Returns a function that makes the journal of a restored accumulator, given its latest position."""
         assert row.spec.durability is not None, "the row was checked"
         durability = row.spec.durability
 
@@ -212,7 +211,7 @@ class FileRecords:
     # Shorter journals
 
     def _shorten(self, journal: FileJournal) -> None:
-        """Replaces the events of an accumulator by what they led to, if there are many."""
+        """Replaces the events of an accumulator by the ledger that they led to, if there are many."""
         if journal.num_events < _MOST_EVENTS:
             return
         journal.num_events = 0
@@ -242,9 +241,9 @@ class FileRecords:
         self._store.add(change)
 
     def _read_ledger(self, number: int, position: int) -> str | None:
-        """Returns the record of a ledger as it was at a position; None if its accumulator was deleted."""
+        """Returns the record of the ledger at a position; None if the accumulator was deleted."""
         assert self._registry is not None, "restore comes first"
-        # It lives for a moment, in another thread, so it counts nowhere.
+        # Short-lived and in another thread, so it counts in no quota.
         calls = self._registry.new_call_memory(Quota(1 << 62, "bytes"))
         with reading_database(self._store.database) as connection:
 
@@ -269,7 +268,7 @@ async def make_again(
     averages: Iterable[tuple[Average, Sequence[RequestId]]],
     allocate: Allocate,
 ) -> Accumulator:
-    """Makes an accumulator of a state directory again.
+    """Restores an accumulator of a state directory.
 
     Args:
         store: The state directory.
@@ -360,7 +359,7 @@ def newest_number(store: StateStore) -> int:
 
 
 def number_change(number: int) -> Change:
-    """Returns what records the number of an incarnation, unless a greater one is recorded."""
+    """Returns the change that records the number of an incarnation, unless a greater one is recorded."""
     change = Change()
     change.execute(
         "INSERT INTO newest_incarnation (place, number) VALUES (0, ?) "

@@ -1,4 +1,4 @@
-"""Specs, lifetimes and averages as records."""
+"""Ledgers, specs, averages and values as JSON records and arrays, and back."""
 
 from dataclasses import asdict
 from typing import Any

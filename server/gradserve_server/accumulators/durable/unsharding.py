@@ -1,4 +1,4 @@
-"""Makes a sharded accumulator, all of which has come to one server, one that is on that server as a whole."""
+"""Converts an accumulator whose shards have all moved to one server into an unsharded one."""
 
 import json
 from collections.abc import Sequence
@@ -33,14 +33,14 @@ from gradserve_server.storage.store import Change, StateStore
 
 _ENDLESS = 1 << 62
 _UNKNOWN = ""
-"""What tells the content of a call from others, if that is not known."""
+"""The fingerprint of a call whose content is not known."""
 
 
 async def unshard(store: StateStore, key: Key) -> Change:
-    """Returns what makes an accumulator whole that has come, and whose gradients are all held by this server.
+    """Returns the change that unshards an arrived accumulator, whose gradients are all held by this server.
 
-    Its averages are computed of them, as a server does after a restart, and have the same bits. Calls that brought
-    gradients are remembered without what distinguishes the content of a call: the home has never seen their values.
+    Its averages are computed from the gradients, as a server does after a restart, and have the same bits. Calls that
+    brought gradients are remembered without fingerprints of their values, which the home has never seen.
 
     Raises:
         StateError: It is damaged.

@@ -1,1 +1,1 @@
-"""Where accumulators are: in the memory of the host, or of a device."""
+"""The memory of accumulators: on the host, or on a device."""

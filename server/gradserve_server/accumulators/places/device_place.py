@@ -162,7 +162,6 @@ class DeviceJournal:
         to_host: Callable[[Gradient], Gradient],
         memory: Quota,
     ) -> None:
-        """Takes the other journal and its durability, the means to copy, and the host's quota of bytes."""
         self._journal = journal
         self._writes_gradients = durability is Durability.GRADIENT
         self._compute = compute
@@ -172,7 +171,7 @@ class DeviceJournal:
         """Counts the copy of the average of a round that is about to end."""
 
     async def append(self, event: Event) -> None:
-        """See `AccumulatorJournal`."""
+        """Appends an event; if that fails, gives back the memory for the average."""
         try:
             await self._journal.append(event)
         except BaseException:
@@ -180,7 +179,7 @@ class DeviceJournal:
             raise
 
     async def accept(self, event: GradientAnswered, gradient: Gradient) -> asyncio.Future[None] | None:
-        """See `AccumulatorJournal`."""
+        """Copies a gradient to the host if it is to be written."""
         if not self._writes_gradients:
             return await self._journal.accept(event, gradient)
         copied = Account(self._memory)
@@ -200,7 +199,7 @@ class DeviceJournal:
         return written
 
     async def reserve(self, num_bytes: int) -> None:
-        """See `AccumulatorJournal`."""
+        """Reserves memory on the host for the copy of an average, too."""
         self._reserved.settle(0)
         self._reserved.grow(num_bytes)
         try:
@@ -210,7 +209,7 @@ class DeviceJournal:
             raise
 
     async def settle(self, average: Average, answered: Sequence[RequestId]) -> None:
-        """See `AccumulatorJournal`."""
+        """Settles the copy of an average on the host."""
         self._reserved.settle(0)  # taken again at once
         try:
             await self._journal.settle(await average.on_host(), answered)
@@ -219,11 +218,11 @@ class DeviceJournal:
             raise
 
     def forget(self, rounds: Collection[int]) -> None:
-        """See `AccumulatorJournal`."""
+        """Removes the averages of rounds."""
         self._journal.forget(rounds)
 
     def of_shard(self) -> ShardJournal | None:
-        """See `AccumulatorJournal`. Sharded accumulators are on the host."""
+        """Returns the journal of the host, where sharded accumulators are."""
         return self._journal.of_shard()
 
 

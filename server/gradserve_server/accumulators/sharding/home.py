@@ -1,4 +1,4 @@
-"""Incarnations of sharded accumulators, of which servers can tell which one is later."""
+"""The home of a sharded accumulator: its ordered incarnations, and its decisions about rounds for the other servers."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -19,34 +19,30 @@ _NUMBER_DIGITS, _RANDOM_DIGITS = 16, 16
 _PLACE_DIGITS = _NUMBER_DIGITS + _RANDOM_DIGITS
 _ORDERED = re.compile(rf"[0-9a-f]{{{_PLACE_DIGITS},}}")
 _MOST = 1 << 62
-"""Numbers of incarnations are smaller, so that there are always greater ones that fit into 63 bits."""
+"""The limit of the numbers of incarnations: greater ones remain that fit into 63 bits."""
 
 
 class OrderedIncarnations:
     """Makes the incarnations of sharded accumulators at their home.
 
-    Each is later than all that this server has made, and that earlier runs of it have recorded. Without a state
-    directory, those of earlier runs are earlier because the clock goes on.
+    Each is later than all earlier ones of this server, including those that earlier runs have recorded. Without a state
+    directory, the clock `now`, of nanoseconds since 1970, keeps them in order. Ids have hexadecimal digits.
     """
 
     def __init__(self, new_id: Callable[[], str], now: Callable[[], int], recorded: Records) -> None:
-        """Takes what makes ids that nothing else has, the time in nanoseconds since 1970, and what remembers numbers.
-
-        The ids have hexadecimal digits.
-        """
         self._new_id = new_id
         self._now = now
         self._recorded = recorded
         self._newest = recorded.newest_number
 
     def new(self) -> str:
-        """Returns an incarnation that is later than all before."""
+        """Returns an incarnation that is later than all earlier ones."""
         self._newest = max(self._newest + 1, self._now())
         self._recorded.note_number(self._newest)
         return _with_number(self._new_id().zfill(_PLACE_DIGITS), self._newest)
 
     def restored(self, incarnation: str) -> None:
-        """Notes an accumulator that was there before; its home may have been another server then."""
+        """Notes the incarnation of a restored accumulator, whose home may have been another server."""
         self._newest = max(self._newest, min(_number_of(incarnation), _MOST - 1))
 
 
@@ -56,10 +52,10 @@ def is_incarnation(text: str) -> bool:
 
 
 def check_ordered(incarnation: str, field: str) -> None:
-    """Checks that a home can have made an incarnation.
+    """Checks that a text can be an incarnation made by a home.
 
     Raises:
-        InvalidArgumentError: It is none, or too long.
+        InvalidArgumentError: It cannot.
     """
     check_length(incarnation, MAX_NAME_BYTES, field)
     if _ORDERED.fullmatch(incarnation) is None or _number_of(incarnation) >= _MOST:
@@ -73,7 +69,7 @@ def is_later(first: str, second: str) -> bool:
 
 
 def latest_before(incarnation: str) -> str:
-    """Returns an incarnation that is later than all before another one."""
+    """Returns an incarnation later than all that precede the given one."""
     return _with_number(incarnation[:-_RANDOM_DIGITS] + "f" * _RANDOM_DIGITS, _number_of(incarnation) - 1)
 
 
@@ -89,7 +85,7 @@ def check_is_of(incarnation: str, name: str, here: str, field: str) -> None:
     Raises:
         InvalidArgumentError: No home can have made it.
         AbortedError: It is earlier than the one here.
-        NotFoundError: It is later: what is here is left of an earlier one, or the home has forgotten this one.
+        NotFoundError: It is later: the one here is a remnant, or the home has forgotten the later one.
     """
     check_ordered(incarnation, field)
     if is_later(here, incarnation):
@@ -131,27 +127,26 @@ _Deletion: TypeAlias = tuple[str, str, str]
 
 
 class PartIncarnations:
-    """Checks what requests say of the incarnations at other homes.
+    """Checks the incarnations of accumulators with other homes that requests name.
 
     Not thread-safe: used on the event loop only.
     """
 
     def __init__(self, member: Member | None) -> None:
-        """Takes the server's place; None if it is in no cluster."""
         self._member = member
         self._deleted: Tombstones[_Deletion] = Tombstones(_MAX_DELETED)
-        """The latest incarnations that were deleted, so that a late request does not make a part of them again. Others
-        than who has deleted them do not see that: a name can be private to somebody of whom the server has lost it."""
+        """The latest deleted incarnations, so that a late request does not create parts of them again; by user, because
+        names can be private."""
 
     def is_part(self, key: ResourceKey, num_shards: int) -> bool:
-        """Returns True if another server is the home of an accumulator, so that this one only has a part of it."""
+        """Returns True if another server is the home of an accumulator, so that this one can only have a part."""
         return bool(num_shards) and self._member is not None and not self._member.is_home(key)
 
     def check_creation(self, key: ResourceKey, num_shards: int, home_incarnation: str) -> None:
-        """Checks that the creation of a part names the incarnation at the home, and that of others does not.
+        """Checks that a request to create a part, and no other one, names the incarnation at the home.
 
         Raises:
-            InvalidArgumentError: It is otherwise.
+            InvalidArgumentError: The incarnation is missing, malformed or not allowed.
         """
         if self.is_part(key, num_shards):
             check_ordered(home_incarnation, _FIELD)
@@ -162,15 +157,15 @@ class PartIncarnations:
             )
 
     def check_is_not_earlier(self, key: ResourceKey, here: str | None, home_incarnation: str) -> None:
-        """Checks that no later incarnation is known than a request is for.
+        """Checks that this server knows no later incarnation than the one of a request.
 
         Args:
             key: The name.
-            here: The incarnation of which there is a part; None if there is none.
-            home_incarnation: What the request says.
+            here: The incarnation of the part on this server; None if there is no part.
+            home_incarnation: The incarnation of the request.
 
         Raises:
-            AbortedError: One is.
+            AbortedError: It knows a later one.
         """
         deleted = self._deleted.reason(_deletion(key))
         if (here is not None and is_later(here, home_incarnation)) or (
@@ -179,7 +174,7 @@ class PartIncarnations:
             raise earlier(str(key), _FIELD)
 
     def delete_up_to(self, key: ResourceKey, home_incarnation: str) -> None:
-        """Notes that all incarnations up to one are deleted.
+        """Records the deletion of all incarnations up to this one.
 
         Raises:
             InvalidArgumentError: No home can have made it, or this server is the home.
@@ -203,9 +198,9 @@ NUM_BYTES = 16
 
 
 def part_id(call: RequestId) -> str:
-    """Returns the id of the gradient of a call, the same on all servers: a digest, in hexadecimal digits.
+    """Returns the id under which servers hold the gradient of a call: a digest in hexadecimal digits.
 
-    Others learn it, who must not learn the id of the client.
+    Other clients see it, and must not learn the id of the client.
     """
     return blake2b(f"{call.sequence}\n{call.client_id}".encode(), digest_size=NUM_BYTES).hexdigest()
 
@@ -238,16 +233,16 @@ class Decision:
 
 
 def as_of_now(parts: RoundParts, rounds: Rounds, kept: Iterable[Average]) -> RoundParts:
-    """Returns the gradients of a round for an answer that is given now: with what servers may forget.
+    """Returns the gradients of a round for a current answer, with what servers may forget.
 
-    Answers arrive at servers late, and in any order, so an answer says only what stays true: which rounds are over and
-    no longer kept, and which gradients can be in no other round. A gradient counts in the epoch in which it was staged
-    or not at all, and steps grow within an epoch.
+    Answers reach servers late and in any order, so an answer has only lasting facts: which rounds are no longer kept,
+    and which gradients can be in no other round. A gradient counts in the epoch in which it was staged or not at all,
+    and steps only increase within an epoch.
 
     Args:
         parts: The gradients of the round.
         rounds: The rounds.
-        kept: All averages that are kept.
+        kept: All kept averages.
     """
     earlier = [(each.round_number, each.parts) for each in kept if each.parts is not None]
     return replace(
@@ -271,7 +266,7 @@ def of_staged(name: str, contribution: Contribution, call: RequestId | None, num
     """Returns a contribution to a sharded accumulator, whose gradient the servers hold under the id of its call.
 
     Raises:
-        InvalidArgumentError: The call has no id, or has components, which the servers have.
+        InvalidArgumentError: The call has no id, or has components, which belong in StageGradient.
     """
     if call is None:
         raise InvalidArgumentError(f"expected a request_id, as accumulator {name!r} is sharded", field="request_id")

@@ -1,4 +1,4 @@
-"""Gradients that are added up before the home has decided which of them form a round."""
+"""A sum of gradients that are added up before the home decides which of them form a round."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from gradserve_server.accumulators.sums.round_sum import RoundSum
 
 
 class RunningSum:
-    """The sum of gradients of one step that nobody holds: their clients keep them, and can stage them again.
+    """The sum of gradients of one step that the shard does not hold: their clients keep them and can stage them again.
 
-    It is of use if the home's round has all of them, which it mostly has.
+    It can be used if the home's round has all of them, as it usually does.
 
     Attributes:
         weights: The weights of the gradients, by the ids under which they were staged.
@@ -18,20 +18,19 @@ class RunningSum:
     """
 
     def __init__(self, sum_: RoundSum) -> None:
-        """Takes an empty sum."""
         self.weights: dict[str, float] = {}
         self.sum = sum_
         self._lock = asyncio.Lock()
         self._is_over = False
 
     async def add(self, part_id: str, weight: float, given: Gradient, check: Callable[[Gradient], object]) -> bool:
-        """Adds a gradient; returns False if it comes too late, as the sum is used or given up already.
+        """Adds a gradient; returns False if the sum is already used or discarded.
 
         Args:
             part_id: Its id.
             weight: Its weight.
             given: The gradient.
-            check: Checks it further, once it is in the dtypes of the accumulator.
+            check: A further check of the gradient in the dtypes of the accumulator.
 
         Raises:
             InvalidArgumentError: It is not valid here; nothing has changed.
@@ -56,12 +55,12 @@ class RunningSum:
             return True
 
     async def end(self) -> None:
-        """Refuses additions, and waits for the one that is under way."""
+        """Refuses additions from now on, and waits for the one in progress."""
         self._is_over = True
         async with self._lock:
             pass
 
     def close(self) -> None:
-        """Refuses additions, and frees the memory."""
+        """Refuses additions from now on, and frees the memory."""
         self._is_over = True
         self.sum.close()

@@ -1,4 +1,4 @@
-"""What one server has of a sharded accumulator."""
+"""One server's shard of an accumulator."""
 
 import asyncio
 import time
@@ -32,11 +32,11 @@ _PARTS_FIELD = "average.parts.part_ids"
 
 @dataclass(eq=False)
 class _Part:
-    """A gradient that is held.
+    """A held gradient.
 
     Attributes:
-        staged: What was said of it.
-        sum: The gradient, alone in a sum of its own, which counts its memory.
+        staged: Its description.
+        sum: A sum of this gradient alone, which counts its memory.
     """
 
     staged: Staged
@@ -45,12 +45,12 @@ class _Part:
 
 @dataclass(eq=False)
 class _Reduced:
-    """A round whose average is there, or being computed.
+    """A round whose average is computed or being computed.
 
     Attributes:
-        parts: What the home has said of it.
-        answer: Computes the average.
-        nbytes: The memory of the average, once it is there.
+        parts: The gradients of the round, as decided by the home.
+        answer: The computation of the average.
+        nbytes: The memory of the average, once it is computed.
     """
 
     parts: RoundParts
@@ -59,16 +59,16 @@ class _Reduced:
 
 
 class Shard:
-    """Holds what gradients have of some components, and averages those that the accumulator's home names.
+    """Holds gradients for some components or rows, and averages those that the accumulator's home names.
 
-    All of it is of one incarnation of the accumulator at its home. It decides nothing. A gradient that is held has no
-    effect until somebody who knows the home's decision asks for the average of its round. Then all who ask for that
-    round get the same average, whichever other gradients are there.
+    Belongs to one incarnation of the accumulator at its home, and decides nothing. A held gradient has no effect until
+    a client that knows the home's decision asks for the average of its round. Every client that asks for the round gets
+    the same average, whichever other gradients are there.
 
-    What no round needs any more is forgotten: rounds that the home no longer keeps, and gradients that can be in no
-    other one, as its answers say (`RoundParts.may_need`); gradients that their client withdraws, as they do not count;
-    and those of which the home has said that they do not count and never will (`forget`). All of these stay true, so it
-    does not matter in which order they arrive.
+    Forgets everything that no round needs any more: rounds that the home no longer keeps and gradients that can be in
+    no other round, as its answers say (`RoundParts.may_need`); gradients that do not count and that their client
+    withdraws; and those that will never count according to the home (`forget`). These statements stay true, so their
+    order does not matter.
 
     Lives on one event loop; threads do the arithmetic.
     """
@@ -90,18 +90,18 @@ class Shard:
 
         Args:
             name: The accumulator's name, for messages.
-            spec: What this server has of the accumulator.
-            make_sum: Makes a sum for that, of gradients in an order that is asked for.
+            spec: The spec of the shard.
+            make_sum: Makes a sum of gradients in the order that the home decides.
             make_running_sum: Makes a sum of gradients as they arrive; None if they must be held.
             memory: The quota of bytes of averages.
-            bookkeeping: The quota of bytes of what is kept beside tensors.
+            bookkeeping: The quota of bytes of memory beside tensors.
             journal: Writes the gradients that are held; None if they need not survive a restart.
             clock: A monotonic clock, in seconds.
-            call_seconds: How long the call of a gradient may come after it, if it was staged without an epoch; after
-                that time, somebody has to ask the home about it.
+            call_seconds: The time within which the call of a gradient staged without an epoch reaches the home; after
+                that, the home is to be asked about it.
         """
         self.sum_spec = spec
-        """What this server has of the accumulator."""
+        """The spec of the shard."""
         self._name = name
         self._make_sum = make_sum
         self._make_running_sum = make_running_sum
@@ -111,9 +111,9 @@ class Shard:
         self._place = make_sum().place
         self._parts: dict[PartKey, _Part] = {}
         self._since: dict[PartKey, float] = {}
-        """When these were staged, or the home has last said that they count; the earliest first."""
+        """The time at which each was staged or last counted according to the home; the earliest first."""
         self._running: dict[Staged, RunningSum] = {}
-        """By what was said of their gradients."""
+        """By the description of their gradients."""
         self._staging: dict[PartKey, asyncio.Task[None]] = {}
         self._reduced: dict[int, _Reduced] = {}
         """By the numbers of the rounds."""
@@ -122,7 +122,7 @@ class Shard:
         self._averaged: set[PartKey] = set()
         """The gradients in these rounds, which need not be held again."""
         self._told: tuple[int, int, int, int] | None = None
-        """What the latest answer of the home has said of what is over."""
+        """The rounds and gradients that are over, according to the latest answer of the home."""
         self._clock = clock
         self._call_seconds = call_seconds
         self._asked_at = clock()
@@ -131,17 +131,17 @@ class Shard:
 
     @property
     def place(self) -> Place:
-        """Where its gradients and averages are."""
+        """The memory of its gradients and averages."""
         return self._place
 
     @property
     def num_parts(self) -> int:
-        """The number of gradients that it holds."""
+        """The number of held gradients."""
         return len(self._parts)
 
     @property
     def num_bytes(self) -> int:
-        """The memory of the gradients that it holds, and of its averages."""
+        """The memory of its gradients and averages."""
         return sum(each.nbytes for each in self._sums) + self._averages.used
 
     @property
@@ -159,18 +159,18 @@ class Shard:
         is_sum: bool = False,
         epoch: int | None = None,
     ) -> bool:
-        """Holds a gradient; returns whether it was there already. Once it has begun, nobody can cancel it.
+        """Holds a gradient; returns whether it was there already. Goes on if the caller is cancelled.
 
         Args:
             key: Its name.
             local_step: The step at which it was computed.
             open_gradient: Opens it.
             weight: Its weight.
-            can_stage_again: Whether its client keeps it, so that it need not be held: then it is added to others at
-                once if it is in memory of the client, which would have to be copied.
-            is_sum: Whether it is a sum of gradients, whose values are in the dtypes of the sums. It is always held: if
-                the client is killed, nobody has the sum any more.
-            epoch: The epoch of the accumulator in which it is staged, the only one in which it may count; None: any.
+            can_stage_again: Whether its client keeps it. Then it is added to others at once instead of being held, if
+                it is in memory of the client and would have to be copied.
+            is_sum: Whether it is a sum of gradients, whose values are in the dtypes of the sums. A sum is always held:
+                if its client is killed, it is lost.
+            epoch: The epoch in which it is staged, the only one in which it may count; None: any.
 
         Raises:
             InvalidArgumentError: The gradient is not valid here; nothing has changed.
@@ -188,8 +188,8 @@ class Shard:
                 except AbortedError as error:
                     if not error.caller_left:
                         raise
-                    # The first caller, that is: this one brings the gradient again. It may be here before the first
-                    # one's callback, and must not join that call once more.
+                    # The first caller left, but this one has the gradient, too. It may get here before the first call's
+                    # callback, and must not join that call again.
                     self._end_staging(key, under_way)
                     return await self.stage(
                         key,
@@ -211,12 +211,12 @@ class Shard:
         return False
 
     def _end_staging(self, key: PartKey, task: asyncio.Task[None]) -> None:
-        """Notes that a task that stages a gradient has ended; another one may have begun since."""
+        """Ends the staging of a gradient by this task, unless another task has begun since."""
         if self._staging.get(key) is task:
             del self._staging[key]
 
     async def stage_again(self, key: PartKey, staged: Staged, gradient: Gradient) -> None:
-        """Holds a gradient that was held before the server was started again.
+        """Holds a gradient that an earlier run of the server held.
 
         Raises:
             ResourceExhaustedError: There is not enough memory.
@@ -226,10 +226,10 @@ class Shard:
         self._hold(key, await self._held(staged, gradient, None, is_sum=is_sum))
 
     async def reduce(self, decided: Average) -> Average:
-        """Returns what this server has of an average.
+        """Returns this shard of an average.
 
         Args:
-            decided: What the home has answered: an average without values.
+            decided: The average as answered by the home, without values.
 
         Raises:
             AbortedError: A gradient of the round is not here.
@@ -256,16 +256,16 @@ class Shard:
         return average
 
     async def withdraw(self, keys: Collection[PartKey]) -> None:
-        """Forgets gradients that do not count, as their client says to whom the home has said it."""
+        """Forgets gradients that do not count, as their client knows from the home."""
         self._check_open()
         await self._tasks.finish(self._forget([key for key in keys if key in self._parts]))
 
     async def forget(self, epoch: int, counted: Collection[str]) -> int:
-        """Forgets gradients of earlier epochs that do not count; returns how many.
+        """Forgets gradients of earlier epochs that do not count; returns their number.
 
         Args:
             epoch: The epoch that the home has begun.
-            counted: The ids of all gradients of earlier ones that count, as the home said then.
+            counted: The ids of all gradients of earlier epochs that count, as answered by the home.
         """
         self._check_open()
         now = self._clock()
@@ -287,7 +287,7 @@ class Shard:
         return len(unneeded)
 
     def asks_for_old_gradients(self) -> bool:
-        """Returns True from time to time if some gradients are so old that the home should be asked about them."""
+        """Returns True, once per `call_seconds`, if some gradients are so old that the home should be asked."""
         oldest = next(iter(self._since.values()), None)
         now = self._clock()
         if oldest is None or max(oldest, self._asked_at) > now - self._call_seconds:
@@ -329,7 +329,7 @@ class Shard:
         await open_gradient(hold)
 
     async def _stage_again_in(self, key: PartKey, epoch: int | None) -> None:
-        """Notes, on disk, too, that a gradient that is held was staged again in a later epoch."""
+        """Records, also on disk, that a held gradient was staged again in a later epoch."""
         held = self._parts.get(key)
         if held is None or epoch is None or (held.staged.epoch is not None and held.staged.epoch >= epoch):
             return
@@ -347,7 +347,7 @@ class Shard:
         self._since[key] = self._clock()
 
     async def _added(self, key: PartKey, staged: Staged, given: Gradient, weight: float) -> bool:
-        """Adds a gradient to others of its step; returns False if it has to be held."""
+        """Adds a gradient to the running sum of its step; returns False if it has to be held."""
         if self._make_running_sum is None or not given.live:
             return False
         running = self._running.get(staged)
@@ -356,7 +356,7 @@ class Shard:
         return await running.add(key.id, weight, given, self._check_rows)
 
     async def _held(self, staged: Staged, given: Gradient, key: PartKey | None, *, is_sum: bool) -> _Part:
-        """Returns a gradient in a sum of its own, once it is on disk under its key, if it has one."""
+        """Returns a gradient in a sum of its own, once it is on disk if it has a key."""
         own = self._make_sum()
         self._bookkeeping.grow(_PART_BYTES)
         try:
@@ -381,7 +381,7 @@ class Shard:
         return _Part(staged, own)
 
     def _check_rows(self, gradient: Gradient) -> None:
-        """Checks that rows have the component's sizes: those of a round must go together, and nobody else compares."""
+        """Checks that rows have the component's sizes, so that those of all gradients of a round fit each other."""
         for component in self.sum_spec.components:
             if component.is_sparse and component.shape.dims is not None:
                 sizes, expected = gradient.sparse[component.name].values.shape[1:], component.shape.dims[1:]
@@ -397,12 +397,12 @@ class Shard:
             average = await self._reduced_average(decided, parts)
         except BaseException:
             if self._reduced.get(number) is reduced:
-                del self._reduced[number]  # it may succeed later
+                del self._reduced[number]  # a later attempt may succeed
             raise
         finally:
             self._reducing.remove(reduced)
         members = [PartKey(parts.home_incarnation, each) for each in parts.ids]
-        if self._reduced.get(number) is reduced:  # the round may be over meanwhile
+        if self._reduced.get(number) is reduced:  # the round may be over by now
             reduced.nbytes = average.nbytes
             self._averaged.update(members)
         await self._drop(members)
@@ -430,15 +430,15 @@ class Shard:
         return replace(decided, values=values, parts=None)
 
     async def _in_running(self, decided: Average, weights: Mapping[str, float]) -> Staged | None:
-        """Ends the running sum that has gradients of a round; returns what was said of these, None if there is none.
+        """Ends the running sum with gradients of a round; returns their description, None if there is no such sum.
 
         Raises:
-            AbortedError: It has others, too, or is not the only one: they are of no use, and gone now.
+            AbortedError: The sum has other gradients, too, or is not the only one: it is useless, and gone now.
         """
         found = {staged: each for staged, each in self._running.items() if not weights.keys().isdisjoint(each.weights)}
         for each in found.values():
-            await each.end()  # one more may have been under way
-        # Meanwhile another round with gradients of the same sum may have used it, or found that it is of no use.
+            await each.end()  # an addition may have been in progress
+        # Another round with gradients of the same sum may have used or discarded it in the meantime.
         found = {staged: each for staged, each in found.items() if self._running.get(staged) is each}
         if not found:
             return None
@@ -465,7 +465,7 @@ class Shard:
         return held
 
     async def _forget_before(self, parts: RoundParts) -> None:
-        """Forgets what no round from the oldest one on needs."""
+        """Forgets everything that the oldest round and later ones do not need."""
         told = parts.oldest_round, parts.epoch, parts.oldest_step, parts.oldest_epoch
         if self._told == told:
             return
@@ -484,7 +484,7 @@ class Shard:
         await self._forget(held, sums)
 
     async def _forget(self, keys: Collection[PartKey], sums: Collection[Staged] = ()) -> None:
-        """Forgets gradients, but for those of rounds that are being reduced, which need them yet, and running sums."""
+        """Forgets running sums, and gradients except those of rounds that are still being reduced."""
         busy = {part_id for each in self._reducing for part_id in each.parts.ids}
         forgotten = [key for key in keys if key.id not in busy]
         self._forget_on_disk(forgotten)
@@ -499,7 +499,7 @@ class Shard:
             self._journal.forget(keys)
 
     async def _drop(self, keys: Sequence[PartKey]) -> None:
-        """Lets gradients go at once, and frees their memory, a few in each turn of the event loop."""
+        """Removes gradients at once, and frees their memory in batches, one in each turn of the event loop."""
         dropped = [self._parts.pop(key) for key in keys if key in self._parts]
         for key in keys:
             self._since.pop(key, None)

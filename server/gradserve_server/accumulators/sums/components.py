@@ -162,7 +162,6 @@ class SparseSums:
     """The running sums of all sparse components; see `SparseSum`."""
 
     def __init__(self, spec: AccumulatorSpec) -> None:
-        """Takes the spec of the accumulator."""
         self._spec = spec
 
     @cached_property
@@ -226,7 +225,6 @@ class DenseSums:
     """
 
     def __init__(self, dtypes: Mapping[str, DType], place: Place) -> None:
-        """Takes the dtype of the sum of each component, and where the sums are."""
         self._dtypes = dtypes
         self._place = place
         self._reducer = place.reducer

@@ -251,7 +251,7 @@ _LAYOUT_CODES = {
 
 @dataclass(frozen=True)
 class ServerId:
-    """What descriptions say of the server that they come from.
+    """The server in descriptions of its accumulators.
 
     Attributes:
         incarnation: The id of this run of it.
