@@ -4,9 +4,10 @@ import dataclasses
 import re
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
+if TYPE_CHECKING:  # the server's commands print before they need NumPy
+    import numpy as np
 
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -44,6 +45,8 @@ def abbreviated(cls: type[T]) -> type[T]:
 
 def abbreviate(value: object) -> str:
     """Returns the repr of a value: of a large array its dtype and shape, of a long container its first items."""
+    import numpy as np
+
     if isinstance(value, np.ndarray):
         return _array(value)
     if isinstance(value, np.dtype):
@@ -63,7 +66,7 @@ def first_items(shown: Iterable[str], count: int) -> str:
     return ", ".join([*islice(shown, _MAX_ITEMS), *more])
 
 
-def _array(array: np.ndarray[Any, Any]) -> str:
+def _array(array: "np.ndarray[Any, Any]") -> str:
     if array.size > _MAX_ELEMENTS:
         return f"array(dtype={array.dtype}, shape={array.shape})"
     return " ".join(repr(array).split())

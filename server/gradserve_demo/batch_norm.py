@@ -23,7 +23,6 @@ class BatchNormLayer:
     """
 
     def __init__(self, units: int, num_shares: int, dtype: npt.DTypeLike = np.float32) -> None:
-        """Takes the number of equal shares in each training input."""
         self._num_shares = num_shares
         self._mean: FloatArray = np.zeros(units, dtype)
         self._variance: FloatArray = np.ones(units, dtype)

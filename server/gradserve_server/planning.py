@@ -248,7 +248,6 @@ class Hosts:
     """
 
     def __init__(self, deployment: Deployment) -> None:
-        """Takes the number of workers on a host."""
         self._num_workers = deployment.num_workers
         self._per_host = deployment.workers_per_host
         self._batches: dict[tuple[int, int], _Batch] = {}
@@ -308,7 +307,6 @@ class SharedLink(Generic[WhoT]):
     """
 
     def __init__(self, num_bytes: float, capacity: float, limit: float) -> None:
-        """Takes the size of a transfer, and in bytes a second what all of them and what one of them can have."""
         self._num_bytes = num_bytes
         self._capacity = min(capacity, _FASTEST)
         self._limit = limit

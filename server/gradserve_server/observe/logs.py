@@ -84,7 +84,6 @@ class FailureLog:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes the clock."""
         self._clock = clock
         self._allowances: dict[tuple[str, str], _Allowance] = {}
 

@@ -84,7 +84,6 @@ class Summary:
     """Logs a line every minute in which there were calls."""
 
     def __init__(self, observed: Observed, memory: Callable[[], Iterable[MemoryStatus]]) -> None:
-        """Takes the counts, and a function that returns the memory in use."""
         self._observed = observed
         self._memory = memory
         self._last = self._counts()

@@ -162,7 +162,6 @@ class RestingSelector(selectors.DefaultSelector):
     """The selector of an event loop; its thread rests between two iterations while its budget is used up."""
 
     def __init__(self, hurry: threading.Event) -> None:
-        """Takes an event that ends all rests once set. Created in the thread of the event loop."""
         super().__init__()
         self._budget = Budget()
         self._hurry = hurry
@@ -188,7 +187,6 @@ class Budget:
         share: float = SHARE,
         burst: float = BURST_SECONDS,
     ) -> None:
-        """Takes the clock, the thread's processor time, its share, and the most seconds without a pause."""
         self._clock = clock
         self._used = used
         self._share = share

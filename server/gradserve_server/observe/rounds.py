@@ -45,7 +45,6 @@ class Histories:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, most_arrivals: int = MOST_ARRIVALS) -> None:
-        """Takes the clock and the most arrivals to keep."""
         self.totals = Totals(clock)
         self._most_arrivals = most_arrivals
         self._num_arrivals = 0
@@ -128,7 +127,6 @@ class History:
     )
 
     def __init__(self, key: ResourceKey, totals: Totals, histories: Histories) -> None:
-        """Takes the accumulator's key, the counts over all accumulators, and the histories that this one is part of."""
         self.key = key
         self._totals = totals
         self._histories = histories

@@ -55,7 +55,6 @@ class TracedRounds:
     """
 
     def __init__(self, key: ResourceKey, observer: AccumulatorObserver, tracer: Tracer) -> None:
-        """Takes the accumulator's key, the other observer and the tracer."""
         self.tracer = tracer
         self.attributes = {"gradserve.accumulator": key.name}
         if key.container:

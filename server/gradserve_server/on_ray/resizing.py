@@ -292,7 +292,6 @@ class RemoteState:
     """See `StateAccess`. Accumulators go from one actor to another, past this process."""
 
     def __init__(self, member: Any) -> None:
-        """Takes the handle of the actor."""
         self._member = member
 
     def contents(self, *, incoming: bool = False) -> Contents:

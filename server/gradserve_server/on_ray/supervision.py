@@ -40,7 +40,6 @@ class Supervisor:
     """
 
     def __init__(self, directory: DirectoryClient, place: Place) -> None:
-        """Takes the directory to report to; starts nothing yet."""
         self._directory = directory
         self._place = place
         self._stopping = threading.Event()
@@ -174,7 +173,6 @@ class ServerProcess:
     """
 
     def __init__(self, flags: Sequence[str]) -> None:
-        """Takes the flags of `gradserve serve`; starts nothing yet."""
         self.address = ""
         self._flags = flags
         self._last: deque[str] = deque(maxlen=_LAST_LINES)

@@ -36,7 +36,6 @@ class Division:
     """
 
     def __init__(self, spec: AccumulatorSpec) -> None:
-        """Takes the specification."""
         self.rows: dict[int, dict[str, Rows]] = {}
         for component in spec.components:
             num_rows, start = _rows_of(component), 0

@@ -192,7 +192,6 @@ class UserKeys:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Takes a monotonic clock in seconds."""
         self._clock = clock
         self._secret = secrets.token_bytes(_SECRET_BYTES)
 

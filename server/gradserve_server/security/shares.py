@@ -92,7 +92,6 @@ class ShareRules:
         *,
         has_identities: bool = True,
     ) -> None:
-        """Takes the attributes."""
         self.reserved = reserved
         self.of_identity = of_identity
         self.of_container = of_container
@@ -130,7 +129,6 @@ class Share:
     __slots__ = ("__weakref__", "_refuse", "held", "name")
 
     def __init__(self, name: str, refuse: Callable[[Share, int, int], None]) -> None:
-        """Takes the name, and what raises if the share may not have an amount more."""
         self.name = name
         self.held = 0
         self._refuse = refuse
@@ -251,7 +249,6 @@ class ContainerShares(_SharesByName):
         own_limit: Callable[[ContainerLimits], int | None],
         retry_after: float | None = None,
     ) -> None:
-        """Takes the limit, the rules, and which limit a container has of its own; for the arguments see `Shares`."""
         # Clients choose the names, so a share lives only as long as somebody counts in it.
         super().__init__(whole, rules, WeakValueDictionary(), retry_after)
         self._own_limit = own_limit
@@ -279,7 +276,6 @@ class CallRates:
     """
 
     def __init__(self, clock: Callable[[], float], limits_of: Callable[[str], OwnLimits]) -> None:
-        """Takes a monotonic clock in seconds, and what returns the limits of an identity by its name."""
         self._clock = clock
         self._limits_of = limits_of
         self._next: dict[str, float] = {}

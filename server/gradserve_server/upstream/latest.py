@@ -17,7 +17,6 @@ class LatestAverages:
     """
 
     def __init__(self, memory: Quota) -> None:
-        """Takes the quota in which they count."""
         self._memory = memory
         self._kept: OrderedDict[LatestAverage, tuple[Average, Account]] = OrderedDict()
         memory.whole.spare.append(self._make_room)
@@ -59,7 +58,6 @@ class LatestAverage:
     """
 
     def __init__(self, kept: LatestAverages, tasks: BackgroundTasks, epoch: int = 0) -> None:
-        """Takes what keeps averages, what runs downloads that several wait for, and the epoch of the accumulator."""
         self._kept = kept
         self._epoch = epoch
         self._tasks = tasks

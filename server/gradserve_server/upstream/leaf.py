@@ -35,7 +35,6 @@ class Leaf(Generic[RequestT, AnswerT]):
     """
 
     def __init__(self, request: RequestT, contribution: Contribution) -> None:
-        """Takes what the call says."""
         loop = asyncio.get_running_loop()
         self.request = request
         self.contribution = contribution

@@ -62,7 +62,6 @@ class TopApp(App[None]):
     def __init__(
         self, address: str, take_picture: TakePicture, interval: float, name: str = "", *, num_servers: int = 1
     ) -> None:
-        """Takes the address, what takes pictures, the seconds between them, a part of names, the number of servers."""
         super().__init__()
         self._is_cluster = num_servers > 1
         self._panels = ("rounds", "servers", *_PANELS[1:]) if self._is_cluster else _PANELS

@@ -34,7 +34,6 @@ class Pictures:
     """
 
     def __init__(self, snapshots: Latest[Snapshot], most: int = _MOST_PICTURES, most_bytes: int = _MOST_BYTES) -> None:
-        """Takes the snapshots, and the most pictures of one snapshot by number and by bytes."""
         self._snapshots = snapshots
         self._most = most
         self._most_bytes = most_bytes
@@ -137,7 +136,6 @@ class Latest(Generic[T]):
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes a function that makes an immutable value, and the server's event loop on which it runs."""
         self._make = make
         self._loop = loop
         self._clock = clock

@@ -44,7 +44,6 @@ class HttpPort:
     """
 
     def __init__(self, views: Views, tls: ssl.SSLContext | None) -> None:
-        """Takes the views that answer requests, and the TLS context, if any."""
         self._views = views
         self._tls = tls
         self._unsent = UnsentBodies()
@@ -234,7 +233,6 @@ class UnsentBodies:
     """Bounds the memory of the answers being sent. One that many clients receive counts once."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
-        """Takes the most bytes."""
         self._most_bytes = most_bytes
         self._uses: dict[int, int] = {}
         self.num_bytes = 0

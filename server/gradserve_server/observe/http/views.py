@@ -46,7 +46,6 @@ class Views:
     """Answers requests that the guard accepts."""
 
     def __init__(self, guard: Guard, pictures: Pictures, figures: Latest[Figures]) -> None:
-        """Takes the guard, the pictures and the metrics."""
         self._guard = guard
         self._pictures = pictures
         self._figures = figures

@@ -64,7 +64,6 @@ class StatusSource:
         registry: AccumulatorRegistry,
         observed: Observed,
     ) -> None:
-        """Takes the parts to observe, and starts the clock of `uptime`."""
         self.facts = facts
         self._registry = registry
         self._observed = observed

@@ -126,7 +126,6 @@ class Forwarding:
     def __init__(
         self, link: UpstreamLink, place: Place, memory: Quota, ids: RequestIds, tasks: BackgroundTasks, counts: Counts
     ) -> None:
-        """Takes the connection upstream, where sums are, their memory, ids for them, and what runs work and counts."""
         self._link = link
         self._place = place
         self._memory = memory

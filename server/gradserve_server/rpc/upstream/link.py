@@ -39,7 +39,6 @@ class UpstreamLink:
     """
 
     def __init__(self, address: str) -> None:
-        """Takes the address, or the list, that clients would connect to."""
         self.address = address
         self._settings: ConnectionSettings | None = None
         self._transport: AsyncNetworkTransport | None = None
