@@ -1,4 +1,4 @@
-"""The state of a layer, the events that change it, and the journal that gets each event first."""
+"""The state of a layer, the changes that are made to it, and the journal that gets each change first."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
@@ -225,6 +226,23 @@ def check_params(params: Array, network: Network) -> None:
         raise InvalidArgumentError(
             f"params must have shape [{network.num_params}] for {description(network)}, got {shape_text(params.shape)}",
             field="params",
+        )
+
+
+def check_lengths(lengths: NDArray[Any], problem: Problem) -> None:
+    """Checks the lengths of sequences, which the device has copied before: clients may change the given ones.
+
+    Raises:
+        InvalidArgumentError: A length is not from 1 to T.
+    """
+    steps = problem.max_seq_length
+    wrong = np.flatnonzero((lengths < 1) | (lengths > steps))
+    if wrong.size:
+        index = int(wrong[0])
+        raise InvalidArgumentError(
+            f"sequence_lengths must be from 1 to max_seq_length, which is {steps}, "
+            f"got {lengths[index]} at index {index}",
+            field="sequence_lengths",
         )
 
 

@@ -11,7 +11,6 @@ from gradserve_server.devices.compute import checkpoint
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.kernel_table import PreparedKernels
 from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.cudnn_rnn.cpu.cells import CUDNN_RNN, LSTM_SCANS, KernelCells, NumpyCells
 from gradserve_server.ops.cudnn_rnn.cpu.pseudo_layer import (
     Cells,
@@ -24,6 +23,7 @@ from gradserve_server.ops.cudnn_rnn.cpu.pseudo_layer import (
     layer_bytes,
     saved_layer,
 )
+from gradserve_server.ops.cudnn_rnn.declaration import check_lengths
 from gradserve_server.ops.cudnn_rnn.reserve import TAG_BYTES, TAG_START, ReserveKey, check_tag, reserve_length
 from gradserve_server.ops.cudnn_rnn.spec import (
     HEADER_BYTES,
@@ -329,14 +329,7 @@ def _lengths(given: NDArray[np.int32] | None, problem: Problem) -> NDArray[np.in
     if given is None:
         return np.full(problem.batch, steps, np.int64)
     lengths = given.astype(np.int64)
-    wrong = np.flatnonzero((lengths < 1) | (lengths > steps))
-    if wrong.size:
-        index = int(wrong[0])
-        raise InvalidArgumentError(
-            f"sequence_lengths must be from 1 to max_seq_length, which is {steps}, "
-            f"got {lengths[index]} at index {index}",
-            field="sequence_lengths",
-        )
+    check_lengths(lengths, problem)
     return lengths
 
 

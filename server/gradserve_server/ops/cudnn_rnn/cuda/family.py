@@ -23,8 +23,8 @@ from gradserve_server.devices.cuda.programs import (
     instance,
 )
 from gradserve_server.devices.device import Array
-from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.cudnn_rnn.cuda.network import CudnnDevice, CudnnNetwork, CudnnThread, TagDevice, data_dtype
+from gradserve_server.ops.cudnn_rnn.declaration import check_lengths
 from gradserve_server.ops.cudnn_rnn.reserve import TAG_START, ReserveKey, check_tag, reserve_length
 from gradserve_server.ops.cudnn_rnn.spec import (
     HEADER_BYTES,
@@ -121,18 +121,10 @@ class CudaCudnnRnn:
         return CudnnCall(self._device, thread, network, problem, lengths, self._reserve_key)
 
     def _lengths(self, given: Array | None, problem: Problem) -> NDArray[np.int32]:
-        steps = problem.max_seq_length
         if given is None:
-            return np.full(problem.batch, steps, np.int32)
+            return np.full(problem.batch, problem.max_seq_length, np.int32)
         lengths = np.ascontiguousarray(self._device.to_host(given))
-        is_wrong = (lengths < 1) | (lengths > steps)
-        if is_wrong.any():
-            index = int(is_wrong.argmax())
-            raise InvalidArgumentError(
-                f"sequence_lengths must be from 1 to max_seq_length, which is {steps}, "
-                f"got {lengths[index]} at index {index}",
-                field="sequence_lengths",
-            )
+        check_lengths(lengths, problem)
         return lengths
 
     @functools.cached_property
