@@ -115,7 +115,7 @@ def advise(choices: Sequence[Choice]) -> Choice:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a deployment can be expected to do.
+    """The expected performance of a deployment.
 
     Attributes:
         round_seconds: The mean time from one round's end to the next one's.

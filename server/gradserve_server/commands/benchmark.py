@@ -15,7 +15,7 @@ from gradserve_server.commands.wording import block, duration, size, table
 
 @dataclass(frozen=True)
 class Way:
-    """What one way to the server can do.
+    """The speed of one way to the server.
 
     Attributes:
         way: "shared_memory", "bulk" or "grpc".
@@ -38,7 +38,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Host:
-    """What this machine can do without a server.
+    """The speed of this machine without a server.
 
     Attributes:
         copy_bytes_per_second: Bytes that one thread copies from memory to memory.
@@ -51,7 +51,7 @@ class Host:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What a benchmark has found.
+    """The results of a benchmark.
 
     Attributes:
         address: The server.

@@ -80,7 +80,7 @@ def ls(kind: str, address: str, timeout: float, container: str, name: str, as_js
 
 @dataclass(frozen=True)
 class _Found:
-    """What a server has of the kind: the first ones, and how many there are in all."""
+    """A server's things of the kind: the first ones, and their total number."""
 
     things: Sequence[Any]
     total: int

@@ -153,7 +153,7 @@ _MOST_THREADS = 64
 
 @dataclass(frozen=True)
 class Answer(Generic[T]):
-    """What a server has answered.
+    """The answer of a server.
 
     Attributes:
         index: Its number in the list of servers.

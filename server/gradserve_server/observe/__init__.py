@@ -1,1 +1,1 @@
-"""What the server notices about itself, and how people and programs get to see it."""
+"""Observation of the server: calls, rounds, logs, traces, metrics and the status page."""

@@ -18,7 +18,7 @@ _ID_BYTES = 6
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a call came from.
+    """The origin of a call.
 
     Attributes:
         peer: The client's address, in the transport's notation; empty if unknown.
@@ -40,7 +40,7 @@ def nowhere() -> Origin:
 
 
 class CallRecord:
-    """What the server knows about a call while it answers it.
+    """The record of a call while it is answered.
 
     Attributes:
         method: The full name of its method.

@@ -1,4 +1,4 @@
-"""What a server counts while it runs, and the line of the log that sums up each minute."""
+"""Counts of a running server, and the log line that sums up each minute."""
 
 import asyncio
 import logging

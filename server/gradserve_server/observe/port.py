@@ -21,7 +21,7 @@ from gradserve_server.security.identity import Credentials, Identity
 SHARE = 0.1
 """The fraction of its time in which the thread may compute."""
 BURST_SECONDS = 1.0
-"""How long it may compute without a pause after it has rested."""
+"""The longest time it may compute without a pause after it has rested."""
 DEFAULT_PORT = 50080
 _BACKLOG = 64
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class HttpContext:
-    """What the HTTP port shows, and to whom.
+    """The data that the HTTP port shows, and who may see it.
 
     Attributes:
         status: Takes snapshots of the server on the server's event loop.

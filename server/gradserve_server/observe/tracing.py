@@ -42,7 +42,7 @@ _EXPORTER = "OTEL_TRACES_EXPORTER"
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _HTTP = "http/protobuf"
 _LAST_SECONDS = 3.0
-"""How long a stopping server waits for the collector."""
+"""The longest time that a stopping server waits for the collector."""
 _log = logging.getLogger(__name__)
 
 

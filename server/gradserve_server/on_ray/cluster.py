@@ -1,4 +1,4 @@
-"""Starts clusters."""
+"""Clusters on Ray: starts, inspects and stops them."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _start_directory(plan: ClusterPlan, local_ray: LocalRay | None) -> Any:
 
 @dataclass(frozen=True)
 class MemberPlace:
-    """What the servers of a cluster have in common.
+    """Settings that all servers of a cluster share.
 
     Attributes:
         plan: The cluster.

@@ -137,7 +137,7 @@ class Directory:
 
 
 class MemberState(Enum):
-    """What a server is doing, as far as its actor knows."""
+    """The state of a server, as last seen by its actor."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -147,7 +147,7 @@ class MemberState(Enum):
 
 @dataclass(frozen=True)
 class MemberRecord:
-    """What the directory knows of a server.
+    """The directory's record of a server.
 
     Attributes:
         index: The number of the server.

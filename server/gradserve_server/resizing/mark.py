@@ -1,4 +1,4 @@
-"""What a change of the number of servers leaves in state directories, so that it can be ended if it is interrupted."""
+"""The marks of a resize in state directories, by which an interrupted one is completed or undone."""
 
 import json
 from dataclasses import asdict, dataclass

@@ -1,1 +1,1 @@
-"""Who may connect, what they show, and who may do what: certificates and tokens, identities and roles."""
+"""Authentication and authorization: certificates and tokens, identities, roles and limits."""

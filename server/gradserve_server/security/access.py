@@ -1,4 +1,4 @@
-"""The policy in force, and its reload when its file changes."""
+"""Access control: the rule of every method, the keys of local users, and the policy in force, which follows its file."""
 
 from __future__ import annotations
 

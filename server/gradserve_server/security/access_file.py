@@ -1,4 +1,4 @@
-"""Reads the file that says who may do what."""
+"""The access file and the policy in it: identities, their credentials, roles and limits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class AccessFileError(Exception):
 
 @dataclass(frozen=True)
 class Policy:
-    """Who is who.
+    """The identities that a server knows, and their limits.
 
     Attributes:
         by_token: The identities by the digests of their tokens.

@@ -21,7 +21,7 @@ from gradserve_server.runtime.files import reason_of
 _MOST_BYTES = 1 << 20
 _AUTHORITY_DAYS = 3650
 _SKEW = datetime.timedelta(hours=1)
-"""How far the clocks of other machines may be behind."""
+"""The most that clocks of other machines may be behind."""
 _CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 

@@ -1,4 +1,4 @@
-"""The identities of callers."""
+"""Callers: the credentials that they present, and their identities with roles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_IDENTITY_BYTES = 64
 
 
 class Role(IntEnum):
-    """What an identity may do in a container. Each role may do everything that those before it may."""
+    """The rights of an identity in a container. Each role includes the roles before it."""
 
     WORKER = 1
     """Use what exists: gradients, averages, forwards, tensors, ops."""
@@ -78,7 +78,7 @@ class Identity:
 
 
 ANONYMOUS = Identity("", {ALL_CONTAINERS: Role.ADMIN})
-"""The identity of everybody on a server without access control."""
+"""The identity of all callers on a server without access control."""
 
 
 def owner_named(name: str) -> Identity:
@@ -94,7 +94,7 @@ def owner_of(owned_id: str) -> Identity:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a caller has shown. It is enough that one of them is known; the first that was shown counts.
+    """The credentials of a caller. One that the server knows is enough; the first of them counts.
 
     Attributes:
         token_digest: The digest of its bearer token; empty if it showed none.

@@ -1,4 +1,4 @@
-"""Fair shares of a limit among identities, and the limits of containers."""
+"""Limits of identities and containers, and fair shares of the limits that all callers have in common."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _no_container_limits(_container: str) -> ContainerLimits:
 
 
 class ShareRules:
-    """How much of what all share an identity or a container may hold.
+    """Rules for how much of a common limit an identity or a container may hold.
 
     Attributes:
         reserved: The fraction of each limit that is for identities that hold no more than that.
@@ -117,7 +117,7 @@ class Shared(Protocol):
 
 
 class Share:
-    """What one identity, or one container, holds of a limit.
+    """The amount of a limit that one identity or container holds.
 
     Attributes:
         name: Its name.
@@ -183,7 +183,7 @@ class _SharesByName(ABC):
 
 
 class Shares(_SharesByName):
-    """What each identity holds of a limit.
+    """The amounts of a limit that identities hold.
 
     A part of the limit is reserved for those who hold no more than that part: however much others take, somebody new
     gets something. The anonymous identity, which everybody is without access control, is refused nothing.
@@ -240,7 +240,7 @@ class Shares(_SharesByName):
 
 
 class ContainerShares(_SharesByName):
-    """What each container holds of a limit."""
+    """The amounts of a limit that containers hold."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""What an aggregator does with gradients before it passes them on: which go together, and their sums."""
+"""The aggregator's batches of gradients, their sums, and the newest averages from upstream."""

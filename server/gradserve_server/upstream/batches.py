@@ -1,4 +1,4 @@
-"""Decides when an aggregator passes gradients on: when enough are there, or the first has waited long enough."""
+"""Batches of gradients that an aggregator forwards as one sum, and its counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LeafT = TypeVar("LeafT")
 
 @dataclass(frozen=True)
 class ForwardingRule:
-    """When gradients are passed on.
+    """The rule for forwarding a batch of gradients.
 
     Attributes:
         num_gradients: How many go together.

@@ -15,7 +15,7 @@ from gradserve_server.observe.status.snapshot import Snapshot
 from gradserve_server.security.identity import Identity
 
 EVERY_SECONDS = 1.0
-"""How old a value may be; all callers share a younger one."""
+"""The greatest age of a value that callers share."""
 REST = 20.0
 """After making a value, `Latest` pauses for at least this many times as long as that took."""
 _MOST_PICTURES = 64
