@@ -1,4 +1,4 @@
-"""Access control: the rule of every method, the keys of local users, and the policy in force, which follows its file."""
+"""Access control: the rule of every method, the keys of local users, and the policy, which follows its file."""
 
 from __future__ import annotations
 
