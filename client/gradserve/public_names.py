@@ -88,7 +88,7 @@ def publish(module: str, contents: Mapping[str, Any], names: Iterable[str]) -> N
     """
     for name in names:
         public = contents[name]
-        if not getattr(public, "__module__", "").startswith("gradserve."):
+        if not getattr(public, "__module__", "").startswith(("gradserve.", "gradserve_protocol.")):
             continue  # an alias of someone else's type
         if isinstance(public, type):
             _publish_class(module, public)
