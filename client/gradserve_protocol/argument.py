@@ -1,4 +1,4 @@
-"""Arguments as error messages name them."""
+"""Arguments, as error messages name and describe them."""
 
 import reprlib
 from dataclasses import dataclass
@@ -16,10 +16,9 @@ READING_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What Python, NumPy and the libraries of arrays raise for a value that cannot be read in some way.
+"""Exceptions that Python, NumPy and other libraries raise for a value that cannot be read.
 
-Any other exception, such as a TimeoutError that a signal handler raises, says nothing about the value and
-is passed on.
+Any other exception, such as a TimeoutError from a signal handler, says nothing about the value and propagates.
 """
 
 _SHOWN = (bool, int, float, complex, str, bytes, type(None), list, tuple, dict, set)
@@ -30,31 +29,31 @@ class Argument:
     """An argument, or a part of one.
 
     Attributes:
-        name: The name its user knows: "x", "component 'w'".
-        field: The `field` of an error; None if it is the name.
+        name: The name that the user knows: "x", "component 'w'".
+        field: The `field` of an error; None for the name.
     """
 
     name: str
     field: str | None = None
 
     def error(self, expected: str, got: object) -> InvalidArgumentError:
-        """Returns the error for a value that cannot be used.
+        """Returns the error for an unusable value.
 
         Args:
-            expected: What was expected: "an array".
+            expected: The expectation: "an array".
             got: The value.
         """
         return self.error_saying(expected, described(got))
 
     def error_saying(self, expected: str, got: str) -> InvalidArgumentError:
-        """Returns the error for a value that cannot be used, with the value described in words."""
+        """Returns the error for an unusable value that is described in words."""
         return InvalidArgumentError(
             f"expected {expected} for {self.name}, got {got}", field=self.name if self.field is None else self.field
         )
 
 
 def described(value: object) -> str:
-    """Returns a short description of a value: as it is written, or its type."""
+    """Returns a short description of a value: its literal, or its type."""
     if isinstance(value, type):
         return value.__qualname__
     short = reprlib.Repr()

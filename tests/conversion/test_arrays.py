@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.conversion.arrays import as_array, has_dtype
-from gradserve.conversion.casting import as_array_of, as_array_or_numbers
-from gradserve.conversion.dtypes import as_dtype
+from gradserve.conversion.arrays import as_array, as_dtype, has_dtype
+from gradserve.conversion.tensors import as_array_of, as_array_or_numbers
 from gradserve_protocol.argument import Argument
 from tests.conversion.stand_ins import CopyingFromGpu, DType, Exporting, OnGpu, Tensor, dtype, float8, jax_bfloat16
 

@@ -9,10 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 import gradserve
-from gradserve.conversion import gpu_arrays
+from gradserve.conversion import tensors
 from gradserve.conversion.arrays import as_array
-from gradserve.conversion.casting import as_tensor_of
-from gradserve.conversion.gpu_arrays import as_output, as_tensor
+from gradserve.conversion.tensors import as_output, as_tensor, as_tensor_of
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.gpu import GpuArray, GpuError
 from tests.client.gpu.fake_gpu import STREAM, FakeGpu, aligned
@@ -100,7 +99,7 @@ class Interface:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     made = FakeGpu()
-    monkeypatch.setattr(gpu_arrays, "open_gpu", lambda _: made)
+    monkeypatch.setattr(tensors, "open_gpu", lambda _: made)
     return made
 
 
@@ -158,7 +157,7 @@ def test_without_a_driver_the_library_copies(monkeypatch: pytest.MonkeyPatch, ma
     def no_driver(index: int) -> Any:
         raise GpuError("CUDA's driver is not there")
 
-    monkeypatch.setattr(gpu_arrays, "open_gpu", no_driver)
+    monkeypatch.setattr(tensors, "open_gpu", no_driver)
     for read in (as_tensor, as_array):
         np.testing.assert_array_equal(read(make(MATRIX), W), MATRIX)
 

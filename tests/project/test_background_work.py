@@ -9,7 +9,7 @@ BEGINS = ("create_task", "ensure_future", "Thread")
 
 ELSEWHERE = {
     "client/gradserve_protocol/lasting.py": "begins work again after a failure",
-    "client/gradserve/testing/network/proxy.py": "a test kit",
+    "client/gradserve/testing/network.py": "a test kit",
     "client/gradserve/transport/aio/server.py": "one upload, whose caller gets its error, or has gone",
     "client/gradserve/transport/aio/transport.py": "lasting work, and steps of an operation, which waits for them",
     "client/gradserve/transport/blocking/background.py": "begins again by itself, and ends during forks",

@@ -13,9 +13,18 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from gradserve.batch_norm import IgnoredArgument, IgnoredArgumentWarning
-from gradserve.conversion.casting import as_tensor_or_numbers
-from gradserve.conversion.handles import as_handle
-from gradserve.conversion.plain import INT32, INT64, UINT64, as_choice, as_flag, as_integer, as_number, as_text
+from gradserve.conversion.plain import (
+    INT32,
+    INT64,
+    UINT64,
+    as_choice,
+    as_flag,
+    as_handle,
+    as_integer,
+    as_number,
+    as_text,
+)
+from gradserve.conversion.tensors import as_tensor_or_numbers
 from gradserve.results import TensorHandle, TensorLike
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.arrays import AnyArray, DType

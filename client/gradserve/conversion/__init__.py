@@ -1,1 +1,1 @@
-"""Converts what callers pass, of any library, to what can be sent, or says which argument cannot be sent and why."""
+"""Converts arguments of any library to values that can be sent, or reports which argument cannot be sent and why."""

@@ -1,4 +1,4 @@
-"""Checks and converts plain values: text, flags, numbers and shapes."""
+"""Checks and converts plain values: text, flags, numbers, shapes and handles."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,14 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from gradserve.conversion.arrays import as_array, has_dtype
+from gradserve.results import TensorHandle
 from gradserve_protocol.argument import READING_ERRORS, Argument, described
-
-INT32 = range(-(1 << 31), 1 << 31)
-INT64 = range(-(1 << 63), 1 << 63)
-UINT64 = range(1 << 64)
 
 _BOOLS = bool | np.bool_
 _TEXTS = str | bytes | bytearray
+INT32 = range(-(1 << 31), 1 << 31)
+INT64 = range(-(1 << 63), 1 << 63)
+UINT64 = range(1 << 64)
 
 
 def as_text(value: object, argument: Argument) -> str:
@@ -155,6 +155,28 @@ def as_shape(value: Any, argument: Argument) -> tuple[int, ...]:
         raise argument.error(expected, value)
     sizes = as_list(as_array(value, argument).tolist() if has_dtype(value) else value, expected, argument)
     return tuple(-1 if size is None else as_integer(size, argument) for size in sizes)
+
+
+def as_handle(value: Any, argument: Argument) -> TensorHandle:
+    """Returns the handle of a tensor.
+
+    Raises:
+        InvalidArgumentError: It is something else, or was not made by the client.
+    """
+    if not isinstance(value, TensorHandle):
+        raise argument.error("a TensorHandle", value)
+    if not (is_text(value.handle) and isinstance(value.dtype, np.dtype) and isinstance(value.shape, tuple)):
+        raise argument.error_saying("a TensorHandle that the client returned", "another one")
+    return value
+
+
+def as_handles(values: Sequence[Any], name: str) -> list[TensorHandle]:
+    """Returns the handles of tensors, given the name of their argument.
+
+    Raises:
+        InvalidArgumentError: One of them is something else.
+    """
+    return [as_handle(value, Argument(f"{name}[{index}]")) for index, value in enumerate(values)]
 
 
 def _cause(error: Exception) -> Exception | None:

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Generic, NamedTuple
 
 from gradserve.batch_norm import IgnoredArgument
-from gradserve.conversion.arrays import as_array
-from gradserve.conversion.dtypes import as_dtype
+from gradserve.conversion.arrays import as_array, as_dtype
 from gradserve.conversion.plain import as_integer
 from gradserve.errors import InvalidArgumentError
 from gradserve.ops.declaration import FLOAT32, INT8, INT32, Attribute, Input, Op, SameAs, SingleOutput

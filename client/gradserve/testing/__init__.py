@@ -13,9 +13,9 @@ def test_the_others_go_on_without_a_worker():
 import gradserve_server.runtime.installed  # noqa: F401, I001  says which extra is missing, before anything else is imported
 
 from gradserve.public_names import publish as _publish
-from gradserve.testing.network.faults import ConnectionFault, ConnectionFaults
-from gradserve.testing.network.proxy import FaultyProxy
-from gradserve.testing.server_faults import Fault, Faults
+from gradserve.testing.network import ConnectionFault, ConnectionFaults
+from gradserve.testing.network import FaultyProxy
+from gradserve.testing.server_thread import Fault, Faults
 from gradserve.testing.server_process import ServerProcess
 from gradserve.testing.server_thread import ServerThread
 

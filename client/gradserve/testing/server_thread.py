@@ -1,15 +1,170 @@
 """A server in a thread of this process, with faults by name."""
 
+import asyncio
 import difflib
-from typing import Any, Self
+import random
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, Self, TypeAlias
 
+from google.protobuf.descriptor import MethodDescriptor
 from pydantic import ValidationError
 
-from gradserve.testing.server_faults import Faults
-from gradserve_protocol.errors import InvalidArgumentError
+import gradserve_server.runtime.installed  # noqa: F401
+from gradserve_protocol.errors import GradserveError, InternalError, InvalidArgumentError
+from gradserve_server import errors
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
+from gradserve_server.rpc.boundary.chain import Call, Handle
+from gradserve_server.rpc.services import SERVICES
 from gradserve_server.testing import LocalServer
+
+_Happen: TypeAlias = Callable[[Handle, Any, Call], Awaitable[Any]]
+_METHODS: dict[str, MethodDescriptor] = {method.name: method for service in SERVICES for method in service.methods}
+_IDS = {"request_id", "forward_id"}
+
+
+class Fault:
+    """A fault that was planted.
+
+    Attributes:
+        happened: The methods of the calls that it was done to, in order.
+    """
+
+    def __init__(self, concerns: Callable[[MethodDescriptor, Any], bool], happen: _Happen, times: int | None) -> None:
+        """See `Faults`, which makes faults."""
+        self.happened: list[str] = []
+        self._concerns = concerns
+        self._happen = happen
+        self._times = times
+
+    def is_due(self, method: MethodDescriptor, request: Any) -> bool:
+        """True if it is to be done to a call."""
+        is_left = self._times is None or len(self.happened) < self._times
+        return is_left and self._concerns(method, request)
+
+    def do(self, method: MethodDescriptor, handle: Handle) -> Handle:
+        """Returns a handle that does it to a call."""
+        self.happened.append(method.name)
+
+        def faulty(request: Any, call: Call) -> Awaitable[Any]:
+            return self._happen(handle, request, call)
+
+        return faulty
+
+
+class Faults:
+    """The faults of one server. Safe to use from any thread, while the server serves.
+
+    Each method plants a fault and returns it; the fault tells what it was done to. The server's methods have the names
+    that they have in the protos: "ApplyGradient", "TakeGradient", "PushPull", "BatchNormForward".
+    """
+
+    def __init__(self) -> None:
+        """Begins without faults."""
+        self._planted: list[Fault] = []
+        self._lock = threading.Lock()
+
+    def fail_at(self, worker: str, step: int, *, error: type[GradserveError] = InternalError) -> Fault:
+        """Fails a worker: the gradient that it computed at a step is not counted, and its call raises an error.
+
+        Only its next call with a gradient of that step fails.
+
+        Args:
+            worker: Its `worker_id`.
+            step: The `local_step` of the gradient.
+            error: What the call raises. Clients repeat a call by themselves after UnavailableError.
+        """
+
+        async def fail(_handle: Handle, _request: Any, _call: Call) -> None:
+            raise raised(f"fail_at({worker!r}, {step})")
+
+        def concerns(method: MethodDescriptor, request: Any) -> bool:
+            return (
+                method.name in {"ApplyGradient", "PushPull"}
+                and (request.worker_id, request.local_step) == (worker, step)
+            )  # fmt: skip
+
+        raised: type[errors.ServiceError] = getattr(errors, error.__name__, errors.InternalError)
+        return self._plant(Fault(concerns, fail, times=1))
+
+    def drop_reply(self, *methods: str, times: int | None = 1, probability: float = 1.0, seed: int = 0) -> Fault:
+        """Drops replies: calls are carried out, and their clients learn only that they failed (UnavailableError).
+
+        Args:
+            methods: The methods; none for all.
+            times: How many replies are dropped; None for no end.
+            probability: The share of replies that are dropped until then.
+            seed: The seed of the random choice.
+        """
+        chosen = random.Random(seed)
+
+        async def drop(handle: Handle, request: Any, call: Call) -> None:
+            await handle(request, call)
+            raise errors.UnavailableError("the reply was dropped")
+
+        named = _named(methods)
+        return self._plant(Fault(lambda method, _: method.name in named and chosen.random() < probability, drop, times))
+
+    def delay(self, seconds: float, *methods: str, times: int | None = 1) -> Fault:
+        """Delays calls before they are carried out.
+
+        Args:
+            seconds: By how much.
+            methods: The methods; none for all.
+            times: How many calls are delayed; None for no end.
+        """
+
+        async def wait(handle: Handle, request: Any, call: Call) -> Any:
+            await asyncio.sleep(seconds)
+            return await handle(request, call)
+
+        named = _named(methods)
+        return self._plant(Fault(lambda method, _: method.name in named, wait, times))
+
+    def duplicate(self, *methods: str, times: int | None = 1) -> Fault:
+        """Carries calls out twice, as if the network had repeated them; the client gets the second reply.
+
+        Args:
+            methods: The methods, which must be ones that count once: their requests have an id. None for all of these.
+            times: How many calls are repeated; None for no end.
+
+        Raises:
+            InvalidArgumentError: The requests of a method have no id.
+        """
+        named = _named(methods) if methods else {name for name in _METHODS if _has_id(name)}
+        for name in sorted(named):
+            if not _has_id(name):
+                raise InvalidArgumentError(f"expected methods whose requests have an id, got {name!r}")
+
+        async def repeat(handle: Handle, request: Any, call: Call) -> Any:
+            await handle(request, call)
+            return await handle(request, call)
+
+        return self._plant(Fault(lambda method, _: method.name in named, repeat, times))
+
+    def clear(self) -> None:
+        """Removes all faults: from now on the server does not fail."""
+        with self._lock:
+            self._planted.clear()
+
+    def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
+        """Returns a handle that does the faults that are due to a method's calls: this is an interceptor."""
+
+        def faulty(request: Any, call: Call) -> Awaitable[Any]:
+            due = handle
+            with self._lock:
+                for fault in self._planted:
+                    if fault.is_due(method, request):
+                        due = fault.do(method, due)
+            return due(request, call)
+
+        return faulty
+
+    def _plant(self, fault: Fault) -> Fault:
+        with self._lock:
+            self._planted.append(fault)
+        return fault
 
 
 class ServerThread:
@@ -70,3 +225,14 @@ def _configuration(settings: dict[str, Any]) -> ServerConfig:
     except ValidationError as error:
         first = error.errors()[0]
         raise InvalidArgumentError(f"{first['loc'][-1]}: {first['msg']}, got {first['input']!r}") from None
+
+
+def _named(methods: tuple[str, ...]) -> set[str]:
+    for name in methods:
+        if name not in _METHODS:
+            raise InvalidArgumentError(f"expected methods of the server such as 'PushPull', got {name!r}")
+    return set(methods or _METHODS)
+
+
+def _has_id(method: str) -> bool:
+    return not _IDS.isdisjoint(_METHODS[method].input_type.fields_by_name)

@@ -10,12 +10,9 @@ import numpy as np
 from gradserve.calls.exchange import Operation, Reply
 from gradserve.calls.progress import Progress
 from gradserve.calls.tensors import receive_results
-from gradserve.conversion.arrays import as_array
-from gradserve.conversion.casting import as_array_of, as_tensor_of
-from gradserve.conversion.dtypes import as_dtype
-from gradserve.conversion.handles import as_handle
-from gradserve.conversion.plain import as_choice, as_shape
-from gradserve.conversion.slices import as_slices
+from gradserve.conversion.arrays import as_array, as_dtype
+from gradserve.conversion.plain import as_choice, as_handle, as_shape
+from gradserve.conversion.tensors import as_array_of, as_slices, as_tensor_of
 from gradserve.conversion.trees import Structure, Tree, leaves_of, taken_apart
 from gradserve.results import DenseSpec, IndexedSlices, SparseSpec, TensorHandle, Value
 from gradserve_protocol.argument import Argument

@@ -17,7 +17,7 @@ from gradserve.calls.batch_norm.wire import (
 from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds, private_name
 from gradserve.calls.private_resources import PrivateResources
-from gradserve.conversion.dtypes import as_dtype
+from gradserve.conversion.arrays import as_dtype
 from gradserve.conversion.plain import as_shape, is_text
 from gradserve.results import DTypeLike, Shape
 from gradserve_protocol.argument import Argument, described

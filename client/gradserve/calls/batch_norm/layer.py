@@ -26,8 +26,8 @@ from gradserve.calls.batch_norm.wire import (
 from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.tensors import OpInput
-from gradserve.conversion.casting import as_array_of
 from gradserve.conversion.plain import as_flag, as_list, as_mapping, as_text
+from gradserve.conversion.tensors import as_array_of
 from gradserve.results import Tensor, TensorHandle, TensorLike
 from gradserve_protocol.argument import Argument, described
 from gradserve_protocol.arrays import DType

@@ -12,10 +12,9 @@ from gradserve.calls import tensors
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.combinators import tracked
 from gradserve.calls.exchange import Allocate, Operation
-from gradserve.conversion.dtypes import as_dtype
-from gradserve.conversion.gpu_arrays import as_output, as_tensor
-from gradserve.conversion.handles import as_handle, as_handles
-from gradserve.conversion.plain import as_list, as_shape, as_text
+from gradserve.conversion.arrays import as_dtype
+from gradserve.conversion.plain import as_handle, as_handles, as_list, as_shape, as_text
+from gradserve.conversion.tensors import as_output, as_tensor
 from gradserve.results import ArrayLike, DTypeLike, TensorHandle
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.arrays import Array

@@ -10,8 +10,7 @@ import numpy as np
 
 from gradserve.calls.accumulators.operations import HasAccumulatorRef
 from gradserve.calls.arguments import check_attribute, check_text_attribute, dtype_text, shape_text
-from gradserve.conversion.arrays import as_array
-from gradserve.conversion.dtypes import as_dtype
+from gradserve.conversion.arrays import as_array, as_dtype
 from gradserve.conversion.plain import as_text, is_text
 from gradserve.results import AccumulatorHandle, AccumulatorKind, ArrayLike, DTypeLike
 from gradserve_protocol.argument import Argument, described

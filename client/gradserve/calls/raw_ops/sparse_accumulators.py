@@ -21,8 +21,8 @@ from gradserve.calls.raw_ops.accumulator_arguments import (
     scalar,
 )
 from gradserve.calls.raw_ops.accumulators import AccumulatorOpsBase
-from gradserve.conversion.casting import as_array_or_numbers
 from gradserve.conversion.plain import is_bool
+from gradserve.conversion.tensors import as_array_or_numbers
 from gradserve.results import (
     AccumulatorHandle,
     AccumulatorKind,

@@ -1,7 +1,7 @@
-"""Finds arrays in the memory of a GPU: those of CuPy, PyTorch, JAX, and of whatever has one of two protocols.
+"""Converts arguments to tensors that calls send: NumPy arrays, or arrays that stay on their GPU, in the dtype needed.
 
-These are DLPack (https://dmlc.github.io/dlpack), and the CUDA Array Interface, version 3. Both tell which stream has to
-wait for which.
+Arrays on a GPU are those of CuPy, PyTorch, JAX, and any other library with one of two protocols: DLPack
+(https://dmlc.github.io/dlpack), and the CUDA Array Interface, version 3. Both say which stream has to wait for which.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradserve.conversion.arrays import as_array, detached
-from gradserve.conversion.dlpack import tensor_in
-from gradserve.conversion.dtypes import as_dtype
+from gradserve.conversion.arrays import as_array, as_dtype, detached, has_dtype, tensor_in
+from gradserve.results import IndexedSlices
 from gradserve_protocol.argument import Argument
-from gradserve_protocol.arrays import BFLOAT16, Array
+from gradserve_protocol.arrays import BFLOAT16, Array, DoesNotFitError, DType, converted, is_real
 from gradserve_protocol.frames import ALIGNMENT
 from gradserve_protocol.gpu import Gpu, GpuArray, GpuError, open_gpu
 
@@ -24,26 +23,10 @@ _BFLOAT = 4
 _ON_HOST = (np.ndarray, np.generic, list, tuple, bool, int, float, complex)
 
 
-class _Memory(NamedTuple):
-    """What a protocol says of an array.
-
-    Attributes:
-        dtype: A dtype of NumPy, or its name.
-        strides: The distances of neighbouring elements, in bytes; None in C order.
-        owner: What keeps the memory alive.
-    """
-
-    address: int
-    dtype: Any
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    owner: object
-
-
 def as_tensor(value: object, argument: Argument) -> Array | GpuArray:
-    """Returns a value as `as_array` does, but an array on a GPU as what it is, without copying it to the host.
+    """Converts a value like `as_array`, but keeps an array on its GPU.
 
-    An array that is not in C order, or begins at an odd place, is copied by its own library, on the GPU.
+    An array that is not in C order, or is misaligned, is copied on the GPU by its own library.
 
     Raises:
         InvalidArgumentError: See `as_array`.
@@ -54,11 +37,61 @@ def as_tensor(value: object, argument: Argument) -> Array | GpuArray:
     return as_array(value, argument) if found is None else found
 
 
-def as_output(value: object, argument: Argument) -> Array | GpuArray:
-    """Returns an array that a result is to be written to, of NumPy or on a GPU.
+def as_tensor_of(dtype: DType, value: object, argument: Argument) -> Array | GpuArray:
+    """Converts a value like `as_array_of`, but keeps an array of this dtype on its GPU.
 
     Raises:
-        InvalidArgumentError: It is neither; it cannot be written to; or it is not in C order.
+        InvalidArgumentError: See `as_array_of`.
+    """
+    if type(value) is np.ndarray:
+        return as_array_of(dtype, value, argument)
+    tensor = as_tensor(value, argument) if has_dtype(value) else value
+    if isinstance(tensor, GpuArray):
+        return tensor if tensor.dtype == dtype else as_array_of(dtype, tensor.to_host(), argument)
+    return as_array_of(dtype, tensor, argument)
+
+
+def as_tensor_or_numbers(value: object, default_dtype: DType, argument: Argument) -> Array | GpuArray:
+    """Converts a value like `as_array_or_numbers`, but keeps an array on its GPU.
+
+    Raises:
+        InvalidArgumentError: See `as_array_or_numbers`.
+    """
+    return as_tensor(value, argument) if has_dtype(value) else as_array_of(default_dtype, value, argument)
+
+
+def as_array_of(dtype: DType, value: object, argument: Argument) -> Array:
+    """Returns a value that `as_array` takes as an array of a given dtype.
+
+    Raises:
+        InvalidArgumentError: See `as_array`; or it is complex; or a finite value would become infinite, or an integer
+            another integer.
+    """
+    if type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous:
+        return value
+    array = as_array(value, argument)
+    if not is_real(array.dtype):
+        raise argument.error_saying("real numbers", f"an array of {array.dtype}")
+    try:
+        return converted(array, dtype)
+    except DoesNotFitError as error:
+        raise argument.error_saying(f"values of {dtype}", str(error)) from None
+
+
+def as_array_or_numbers(value: object, default_dtype: DType, argument: Argument) -> Array:
+    """Returns an array in its own dtype, and numbers, which have none, in a default one.
+
+    Raises:
+        InvalidArgumentError: See `as_array`, and for numbers `as_array_of`.
+    """
+    return as_array(value, argument) if has_dtype(value) else as_array_of(default_dtype, value, argument)
+
+
+def as_output(value: object, argument: Argument) -> Array | GpuArray:
+    """Returns the array to write a result to: a NumPy array, or one on a GPU.
+
+    Raises:
+        InvalidArgumentError: It is neither, read-only, or not in C order.
     """
     if isinstance(value, np.ndarray):
         if not (value.flags.writeable and value.flags.c_contiguous):
@@ -70,6 +103,38 @@ def as_output(value: object, argument: Argument) -> Array | GpuArray:
     if found is None:
         raise argument.error("an array of NumPy, or one in the memory of a GPU whose driver is there", value)
     return found
+
+
+def as_slices(value: Any) -> IndexedSlices | None:
+    """Returns rows with unchecked contents; None if the value is something else.
+
+    Takes IndexedSlices, also TensorFlow's, and sparse tensors of PyTorch whose first dimension alone is sparse, such as
+    the gradient of an embedding with sparse=True. Their equal indices are added up.
+    """
+    if isinstance(value, IndexedSlices):
+        return value
+    if getattr(value, "is_sparse", False) is True and value.sparse_dim() == 1:
+        rows = value.detach().coalesce()
+        return IndexedSlices(rows.values(), rows.indices()[0], tuple(rows.shape))
+    if type(value).__name__ == "IndexedSlices":
+        return IndexedSlices(value.values, value.indices, value.dense_shape)
+    return None
+
+
+class _Memory(NamedTuple):
+    """The memory of an array, as a protocol describes it.
+
+    Attributes:
+        dtype: A dtype of NumPy, or its name.
+        strides: The distances of neighbouring elements, in bytes; None in C order.
+        owner: The object that keeps the memory alive.
+    """
+
+    address: int
+    dtype: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    owner: object
 
 
 def _on_gpu(value: Any, argument: Argument, *, may_copy: bool) -> GpuArray | None:
@@ -140,7 +205,7 @@ def _in_capsule(capsule: Any) -> _Memory:
 
 
 def _is_usable(memory: _Memory) -> bool:
-    """Returns True if elements are in C order, from a place on where a segment of a payload can begin."""
+    """Returns True if elements are in C order, and begin where a segment of a payload can begin."""
     return memory.address % ALIGNMENT == 0 and (
         memory.strides is None or _are_in_order(memory.shape, memory.strides, np.dtype(memory.dtype).itemsize)
     )
@@ -158,7 +223,7 @@ def _are_in_order(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
 
 
 def _compact(value: Any) -> Any:
-    """Returns a copy of an array on its GPU, in C order and in memory of its own, by its library's own means."""
+    """Copies an array on its GPU to separate memory, in C order, through its own library."""
     if hasattr(value, "contiguous"):  # PyTorch
         contiguous = value.contiguous()
         return contiguous.clone() if contiguous.data_ptr() == value.data_ptr() else contiguous
@@ -166,6 +231,6 @@ def _compact(value: Any) -> Any:
 
 
 def _is_read_only(value: Any) -> bool:
-    """Returns True if an array says that its elements cannot be changed, as JAX's do."""
+    """Returns True if an array declares itself read-only, as JAX's do."""
     interface = getattr(value, "__cuda_array_interface__", None)
     return isinstance(interface, dict) and bool(interface["data"][1])
