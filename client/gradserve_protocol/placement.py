@@ -116,7 +116,6 @@ class _Servers:
     """The servers, with the bytes placed on each so far."""
 
     def __init__(self, order: Sequence[int], num_bytes: int) -> None:
-        """Takes the servers' indexes, in the order that breaks ties, and the bytes to distribute."""
         self._order = order
         self._share = -(-num_bytes // len(order))
         self._loads = [0] * len(order)

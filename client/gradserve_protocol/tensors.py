@@ -159,7 +159,7 @@ class Contents:
 class Serializable(Protocol):
     """A message, or its serialized form."""
 
-    def SerializeToString(self) -> bytes:  # noqa: D102, N802
+    def SerializeToString(self) -> bytes:  # noqa: N802
         ...
 
 
@@ -197,10 +197,10 @@ class Part(Protocol):
 
     chunk: bytes
 
-    def SerializeToString(self) -> bytes:  # noqa: D102, N802
+    def SerializeToString(self) -> bytes:  # noqa: N802
         ...
 
-    def WhichOneof(self, oneof_group: str, /) -> str | None:  # noqa: D102, N802
+    def WhichOneof(self, oneof_group: str, /) -> str | None:  # noqa: N802
         ...
 
 

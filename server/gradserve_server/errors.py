@@ -100,7 +100,6 @@ class request_fields:  # noqa: N801
     __slots__ = ("_paths",)
 
     def __init__(self, paths: Mapping[str, str] | Callable[[], Mapping[str, str]]) -> None:
-        """Takes the paths by the domain's name, which may be the beginning of a longer path, or what makes them."""
         self._paths = paths
 
     def __enter__(self) -> None:

@@ -76,7 +76,7 @@ def listed(names: Collection[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """See `gradserve_protocol.printing`."""
+    """Returns a text on one line, with control characters escaped, as `gradserve_protocol.printing.visible` does."""
     if text.isascii() and text.isprintable():
         return text
     from gradserve_protocol.printing import visible
@@ -85,5 +85,5 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """See `gradserve_protocol.printing`."""
+    """Returns a text of several lines, each made visible and all but the first indented."""
     return "\n  ".join(map(visible, text.split("\n")))

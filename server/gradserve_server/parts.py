@@ -122,7 +122,6 @@ class ServerState:
     """
 
     def __init__(self, store: StateStore, default: Durability) -> None:
-        """Takes the directory, and the default durability."""
         self._store = store
         self.accumulators = FileRecords(store, default)
         self.layers = FileLayerRecords(store, default)

@@ -26,7 +26,6 @@ class LocalServer:
     def __init__(
         self, config: ServerConfig | None = None, parts: Parts | None = None, *, address: str = "127.0.0.1:0"
     ) -> None:
-        """Takes a configuration, other parts, and what replaces the addresses of the configuration: a free port."""
         base = config if config is not None else ServerConfig()
         listen = base.listen.model_copy(update={"listen": (address,), "address_file": None})
         self._config = base.model_copy(update={"listen": listen})

@@ -51,7 +51,6 @@ class DelayingRelay:
     """Listens on some ports, in a thread, and passes connections on to the same ports of another host."""
 
     def __init__(self, host: str, target: str, ports: Iterable[int], delay: float, capacity: int) -> None:
-        """Takes the host to listen on, the target, the delay of each direction, and the most bytes under way."""
         self._host, self._target, self._ports = host, target, tuple(ports)
         self._delay, self._capacity = delay, capacity
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="delaying-relay")

@@ -32,7 +32,6 @@ class Fault:
     """
 
     def __init__(self, concerns: Callable[[MethodDescriptor, Any], bool], happen: _Happen, times: int | None) -> None:
-        """See `Faults`, which makes faults."""
         self.happened: list[str] = []
         self._concerns = concerns
         self._happen = happen

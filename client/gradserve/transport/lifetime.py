@@ -36,7 +36,6 @@ class Cleanup:
     """
 
     def __init__(self, owner: object, work: Callable[[], object]) -> None:
-        """Takes the object, and the work, which must not refer to it."""
         self._cleaner = _Cleaner.with_one_more()
         self._finalizer = weakref.finalize(owner, self._cleaner.put, work)
         self._finalizer.atexit = False

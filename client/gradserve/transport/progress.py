@@ -25,7 +25,6 @@ class TransferProgress:
         line: ProgressLine | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes what is told, None for nothing, and a line to end with the call."""
         self.failure: CallbackError | None = None
         self._callback = callback
         self._line = line
@@ -57,12 +56,10 @@ class TransferProgress:
             self._line.end()
 
     def sends(self, num_bytes: int, /) -> None:
-        """See `Progress`."""
         self._num_sent = self._num_bytes = num_bytes
         self._tell(0)
 
     def receives(self, num_bytes: int, /) -> None:
-        """See `Progress`."""
         if self._num_received is None:
             self._num_received = num_bytes
             self._num_bytes += num_bytes
@@ -70,27 +67,22 @@ class TransferProgress:
             self._tell(self._moved)
 
     def begin(self, overhead: int = 0, /) -> None:
-        """See `Progress`."""
         self._moved = (0 if self._num_received is None else self._num_sent) - overhead
 
     def moved(self, num_bytes: int, /) -> None:
-        """See `Progress`."""
         if self.add(num_bytes):
             self.tell()
 
     def add(self, num_bytes: int, /) -> bool:
-        """See `Progress`."""
         if self.failure is not None:
             raise self.failure  # another strand has ended the call
         self._moved += num_bytes
         return self._told < self._moved < self._num_bytes and self._clock() >= self._next
 
     def tell(self) -> None:
-        """See `Progress`."""
         self._tell(self._moved)
 
     def end(self) -> None:
-        """See `Progress`."""
         if not self._has_ended:
             self._has_ended = True
             self._tell(self._num_bytes)

@@ -21,7 +21,6 @@ class UploadParts:
     """
 
     def __init__(self, upload: Upload) -> None:
-        """Takes the upload, whose progress is told in between."""
         self._upload = upload
         self._left = sum(array.nbytes for array in upload.arrays)
         self.is_complete = not self._left
@@ -44,7 +43,6 @@ class DownloadParts:
     """Reads the messages of a GetTensors stream into arrays."""
 
     def __init__(self, progress: Progress | None = None) -> None:
-        """Takes what is told how many bytes have come."""
         self._arrays: list[Array] = []
         self._progress = progress
         if progress is not None:

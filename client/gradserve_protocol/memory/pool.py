@@ -26,7 +26,6 @@ class IdleMemory(Generic[MemoryT]):
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """Takes the approximate size limit."""
         self._max_bytes = max_bytes
         self._pieces: dict[int, deque[MemoryT]] = {}
         self.num_bytes = 0
@@ -62,7 +61,6 @@ class MappedMemory:
     __slots__ = ("__weakref__", "address", "is_writable", "map", "num_bytes")
 
     def __init__(self, memory: mmap.mmap) -> None:
-        """Takes a map."""
         view = np.frombuffer(memory, np.uint8)
         self.map = memory
         self.address: int = view.ctypes.data
@@ -108,7 +106,6 @@ class BufferPool:
     """
 
     def __init__(self, max_idle_bytes: int) -> None:
-        """Takes the approximate limit of unused memory; the rest is returned to the system."""
         self._idle: IdleMemory[MappedMemory] = IdleMemory(max_idle_bytes)
 
     @property

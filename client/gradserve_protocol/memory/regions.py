@@ -62,7 +62,6 @@ class RegionPool:
     """
 
     def __init__(self, max_idle_bytes: int) -> None:
-        """Takes the approximate limit of unused memory; the rest is returned to the system."""
         self._numbers = count(1)
         self._idle: IdleMemory[Region] = IdleMemory(max_idle_bytes)
         self._starts: list[int] = []

@@ -20,7 +20,6 @@ class DeviceWatch:
     """
 
     def __init__(self, device: Device, on_loss: Callable[[str], object]) -> None:
-        """Takes the device, and a function that is called once on the event loop if it is lost, with the reason."""
         self._device = device
         self._on_loss = on_loss
         self._is_lost = False

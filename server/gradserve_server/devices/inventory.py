@@ -86,7 +86,6 @@ class NoSuchDeviceError(Exception):
     """
 
     def __init__(self, message: str, setting: str = "device") -> None:
-        """Takes the message and the setting."""
         super().__init__(message)
         self.setting = setting
 

@@ -103,8 +103,7 @@ class Waiting:
         self._began = time.monotonic()
         return self
 
-    def served(self, step: int) -> None:
-        """See `Wait`."""
+    def served(self, step: int) -> None: ...
 
     def __exit__(self, *_: object) -> None:
         """Adds the time to the call's record."""

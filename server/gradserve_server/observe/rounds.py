@@ -139,7 +139,6 @@ class History:
         self._began = self._rated = totals.clock()
 
     def on_answer(self, contribution: Contribution, outcome: Outcome, num_bytes: int) -> None:
-        """See `AccumulatorObserver`."""
         totals = self._totals
         now = totals.clock()
         if outcome is Outcome.ACCEPTED:
@@ -164,17 +163,14 @@ class History:
             self.on_repeat()
 
     def on_repeat(self) -> None:
-        """See `AccumulatorObserver`."""
         self.duplicate += 1
         self._totals.duplicate += 1
 
     def on_refusal(self) -> None:
-        """See `AccumulatorObserver`."""
         self.refused += 1
         self._totals.refused += 1
 
     def on_round_end(self, ended: Round, num_required: int) -> None:
-        """See `AccumulatorObserver`."""
         totals, workers, times, rounds = self._totals, self.workers, self.times, self.rounds
         now = totals.clock()
         assert ended.step is not None, "the round has ended"
@@ -205,11 +201,9 @@ class History:
             )
 
     def on_close(self) -> None:
-        """See `AccumulatorObserver`."""
         self._histories.remove(self)
 
     def waiting(self) -> AbstractContextManager[Wait]:
-        """See `AccumulatorObserver`."""
         return Waiting()
 
     def forget_rounds(self) -> int:

@@ -66,7 +66,6 @@ class TracedRounds:
         self._ended: OrderedDict[int, SpanContext] = OrderedDict()
 
     def on_answer(self, contribution: Contribution, outcome: Outcome, num_bytes: int) -> None:
-        """See `AccumulatorObserver`."""
         self._observer.on_answer(contribution, outcome, num_bytes)
         if outcome is Outcome.ACCEPTED:
             if not self._num_gradients:
@@ -83,7 +82,6 @@ class TracedRounds:
             self._links.append(Link(context, {"gradserve.local_step": contribution.local_step, **sender}))
 
     def on_round_end(self, ended: Round, num_required: int) -> None:
-        """See `AccumulatorObserver`."""
         self._observer.on_round_end(ended, num_required)
         links, num_gradients = self._links, self._num_gradients
         self._links, self._num_gradients = [], 0
@@ -108,7 +106,6 @@ class TracedRounds:
             self._ended.popitem(last=False)
 
     def waiting(self) -> AbstractContextManager[Wait]:
-        """See `AccumulatorObserver`."""
         inner = self._observer.waiting()
         call = current_span()
         return inner if call is None or not call.is_recording() else _TracedWait(self, call, inner)
@@ -118,15 +115,12 @@ class TracedRounds:
         return self._ended.get(step)
 
     def on_repeat(self) -> None:
-        """See `AccumulatorObserver`."""
         self._observer.on_repeat()
 
     def on_refusal(self) -> None:
-        """See `AccumulatorObserver`."""
         self._observer.on_refusal()
 
     def on_close(self) -> None:
-        """See `AccumulatorObserver`."""
         self._observer.on_close()
 
 
@@ -145,7 +139,6 @@ class _TracedWait(AbstractContextManager[Wait]):
         return self
 
     def served(self, step: int) -> None:
-        """See `Wait`."""
         self._wait.served(step)
         self._span.set_attribute("gradserve.step", step)
         context = self._rounds.round_that_led_to(step)

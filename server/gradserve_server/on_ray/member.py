@@ -82,28 +82,23 @@ class Member:
         return not self._thread.is_alive()
 
     def hold_rounds(self) -> HeldRounds | None:
-        """See `Supervisor`."""
         return None if self._supervisor is None else self._supervisor.hold_rounds()
 
     def release_rounds(self) -> None:
-        """See `Supervisor`."""
         if self._supervisor is not None:
             self._supervisor.release_rounds()
 
     # The state directory, while the server does not run
 
     def contents(self, *, incoming: bool = False) -> Contents:
-        """See `MemberState`; without a state directory there is nothing."""
         return Contents({}, 0) if self._state is None else self._state.contents(incoming=incoming)
 
     def read(self, key: Key) -> MovableAccumulator:
-        """See `MemberState`."""
         return self._given().read(key)
 
     def read_parts(
         self, key: Key, parts: Collection[PartKey], wanted: Mapping[str, tuple[int, Rows]]
     ) -> dict[PartKey, Slices]:
-        """See `MemberState`."""
         return self._given().read_parts(key, parts, wanted)
 
     def part_digests(
@@ -115,52 +110,41 @@ class Member:
         *,
         incoming: bool,
     ) -> PartDigests:
-        """See `MemberState`."""
         return self._given().part_digests(key, parts, held, cuts, incoming=incoming)
 
     def note_number(self, number: int) -> None:
-        """See `MemberState`."""
         self._given().note_number(number)
 
     def begin(self, mark: ResizeMark) -> None:
-        """See `MemberState`."""
         self._given().begin(mark)
 
     def add(self, moved: MovableAccumulator, spec: str | None = None, *, is_home: bool = True) -> None:
-        """See `MemberState`."""
         self._given().add(moved, spec, is_home=is_home)
 
     def add_parts(
         self, key: Key, parts: Mapping[PartKey, Staged], names: Sequence[str], *given: Mapping[PartKey, Slices]
     ) -> None:
-        """See `MemberState`."""
         self._given().add_parts(key, parts, names, *given)
 
     def make_whole(self, key: Key) -> None:
-        """See `MemberState`."""
         self._given().make_whole(key)
 
     def decide(self, change: str, size: DecidedSize | None = None) -> None:
-        """See `MemberState`; without a state directory, the directory's actor alone knows."""
         if self._state is not None:
             self._state.decide(change, size)
 
     def holds(self, change: str) -> bool:
-        """See `MemberState`."""
         return self._given().holds(change)
 
     def decided_size(self) -> DecidedSize | None:
-        """See `MemberState`."""
         plan = self._directory.plan()
         return None if self._state is None else self._state.decided_size(plan.id)
 
     def cancel(self, change: str) -> None:
-        """See `MemberState`."""
         if self._state is not None:
             self._state.cancel(change)
 
     def settle(self, size: int) -> None:
-        """See `MemberState`."""
         if self._state is not None:
             self._state.settle(size)
 

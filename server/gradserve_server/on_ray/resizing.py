@@ -295,7 +295,6 @@ class RemoteState:
         self._member = member
 
     def contents(self, *, incoming: bool = False) -> Contents:
-        """See `MemberState`."""
         found: Contents = _reply(self._member.contents.remote(incoming=incoming))
         return found
 
@@ -316,45 +315,35 @@ class RemoteState:
         *,
         incoming: bool,
     ) -> PartDigests:
-        """See `MemberState`."""
         found: PartDigests = _reply(self._member.part_digests.remote(key, parts, held, cuts, incoming=incoming))
         return found
 
     def note_number(self, number: int) -> None:
-        """See `MemberState`."""
         _reply(self._member.note_number.remote(number))
 
     def begin(self, mark: ResizeMark) -> None:
-        """See `MemberState`."""
         _reply(self._member.begin.remote(mark))
 
     def add(self, moved: Any, spec: str | None = None, *, is_home: bool = True) -> None:
-        """See `MemberState`."""
         _reply(self._member.add.remote(moved, spec, is_home=is_home))
 
     def add_parts(self, key: Key, parts: Mapping[PartKey, Staged], names: Sequence[str], *given: Any) -> None:
-        """See `MemberState`."""
         _reply(self._member.add_parts.remote(key, parts, names, *given))
 
     def make_whole(self, key: Key) -> None:
-        """See `MemberState`."""
         _reply(self._member.make_whole.remote(key))
 
     def decide(self, change: str, size: DecidedSize | None = None) -> None:
-        """See `MemberState`."""
         _reply(self._member.decide.remote(change, size))
 
     def holds(self, change: str) -> bool:
-        """See `MemberState`."""
         holds: bool = _reply(self._member.holds.remote(change))
         return holds
 
     def cancel(self, change: str) -> None:
-        """See `MemberState`."""
         _reply(self._member.cancel.remote(change))
 
     def settle(self, size: int) -> None:
-        """See `MemberState`."""
         _reply(self._member.settle.remote(size))
 
 

@@ -27,14 +27,11 @@ class StateAccess(Protocol):
     What `read` and `read_parts` return goes to another one, and is not looked into.
     """
 
-    def contents(self, *, incoming: bool = False) -> Contents:
-        """See `MemberState`."""
+    def contents(self, *, incoming: bool = False) -> Contents: ...
 
-    def read(self, key: Key) -> Any:
-        """See `MemberState`."""
+    def read(self, key: Key) -> Any: ...
 
-    def read_parts(self, key: Key, parts: Collection[PartKey], wanted: Mapping[str, tuple[int, Rows]]) -> Any:
-        """See `MemberState`."""
+    def read_parts(self, key: Key, parts: Collection[PartKey], wanted: Mapping[str, tuple[int, Rows]]) -> Any: ...
 
     def part_digests(
         self,
@@ -44,35 +41,25 @@ class StateAccess(Protocol):
         cuts: Mapping[str, Collection[int]],
         *,
         incoming: bool,
-    ) -> PartDigests:
-        """See `MemberState`."""
+    ) -> PartDigests: ...
 
-    def note_number(self, number: int) -> None:
-        """See `MemberState`."""
+    def note_number(self, number: int) -> None: ...
 
-    def begin(self, mark: ResizeMark) -> None:
-        """See `MemberState`."""
+    def begin(self, mark: ResizeMark) -> None: ...
 
-    def add(self, moved: Any, spec: str | None = None, *, is_home: bool = True) -> None:
-        """See `MemberState`."""
+    def add(self, moved: Any, spec: str | None = None, *, is_home: bool = True) -> None: ...
 
-    def add_parts(self, key: Key, parts: Mapping[PartKey, Staged], names: Sequence[str], *given: Any) -> None:
-        """See `MemberState`."""
+    def add_parts(self, key: Key, parts: Mapping[PartKey, Staged], names: Sequence[str], *given: Any) -> None: ...
 
-    def make_whole(self, key: Key) -> None:
-        """See `MemberState`."""
+    def make_whole(self, key: Key) -> None: ...
 
-    def decide(self, change: str, size: DecidedSize | None = None) -> None:
-        """See `MemberState`."""
+    def decide(self, change: str, size: DecidedSize | None = None) -> None: ...
 
-    def holds(self, change: str) -> bool:
-        """See `MemberState`."""
+    def holds(self, change: str) -> bool: ...
 
-    def cancel(self, change: str) -> None:
-        """See `MemberState`."""
+    def cancel(self, change: str) -> None: ...
 
-    def settle(self, size: int) -> None:
-        """See `MemberState`."""
+    def settle(self, size: int) -> None: ...
 
 
 @dataclass(frozen=True)

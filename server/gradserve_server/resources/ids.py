@@ -37,7 +37,6 @@ class ServerRun:
     """
 
     def __init__(self, new_id: Callable[[], str]) -> None:
-        """Takes a source of ids that nothing else has."""
         self._new_id = new_id
         self.incarnation = new_id()
         self._prefix = self.incarnation[:_PREFIX_LENGTH]

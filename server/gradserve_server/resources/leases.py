@@ -76,7 +76,6 @@ class LeaseQueue(Generic[ItemT]):
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Takes a monotonic clock in seconds."""
         self._clock = clock
         self._heap: list[tuple[float, int, Lease[ItemT]]] = []
         # A heap of which most leases were cancelled. What is left of it moves to the other, a few leases at a time.

@@ -101,7 +101,6 @@ class ClientLeases:
     """
 
     def __init__(self, queue: LeaseQueue[End], seconds: float) -> None:
-        """Takes the length of leases in `seconds`."""
         self._queue = queue
         self._seconds = seconds
         self._clients: dict[str, Client] = {}
@@ -258,7 +257,6 @@ class Lifetimes:
     """
 
     def __init__(self, clock: Callable[[], float], client_lease_seconds: float) -> None:
-        """Takes a monotonic clock in seconds, and the length of the leases of clients."""
         self._queue: LeaseQueue[End] = LeaseQueue(clock)
         self.client_lease_seconds = client_lease_seconds
         self.clients = ClientLeases(self._queue, client_lease_seconds)

@@ -40,7 +40,6 @@ class DeviceMemory:
     """
 
     def __init__(self, quota: FairQuota, holds: Callable[[Array], bool]) -> None:
-        """Takes the quota, and what tells whether an array is there."""
         self.quota = quota
         self.holds = holds
         self._purposes = {purpose: PurposeQuota(quota) for purpose in Purpose}
@@ -67,7 +66,6 @@ class Room:
     __slots__ = ("device", "host", "owner")
 
     def __init__(self, host: Account, device: Account | None = None, owner: Identity = ANONYMOUS) -> None:
-        """Takes the accounts."""
         self.host = host
         self.device = Account(Quota(0, "bytes of no device")) if device is None else device
         self.owner = owner
@@ -124,7 +122,6 @@ class Memories:
     """
 
     def __init__(self, host: Quota, device: DeviceMemory | None = None, purpose: Purpose = Purpose.COMPUTING) -> None:
-        """Takes the memories, and the purpose for which device memory is reserved."""
         self.host = host
         self.device = device
         self._purpose = purpose

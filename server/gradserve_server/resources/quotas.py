@@ -137,7 +137,6 @@ class Account:
     __slots__ = ("_expected", "_quota", "used")
 
     def __init__(self, quota: Quota, used: int = 0) -> None:
-        """Takes the quota, and how much of it the holder has taken already."""
         self._quota = quota
         self._expected: list[tuple[Share, int]] | None = None
         self.used = used
@@ -340,7 +339,6 @@ class PurposeQuota(Quota):
     """
 
     def __init__(self, source: Quota) -> None:
-        """Takes the quota that everything counts against."""
         super().__init__(source.limit, source.unit)
         self.owners = source.owners
         self._source = source
@@ -348,11 +346,9 @@ class PurposeQuota(Quota):
 
     @property
     def whole(self) -> Quota:
-        """See `Quota`."""
         return self._source.whole
 
     def part(self, owner: Identity, container: str | None = None) -> Quota:
-        """See `Quota`."""
         source = self._source.part(owner, container)
         if source is self._source:
             return self
@@ -362,15 +358,12 @@ class PurposeQuota(Quota):
         return part
 
     def check(self, amount: int) -> None:
-        """See `Quota`."""
         self._source.check(amount)
 
     def check_left(self, amount: int) -> None:
-        """See `Quota`."""
         self._source.check_left(amount)
 
     def count(self, amount: int) -> None:
-        """See `Quota`."""
         self.used += amount
         self._source.change(amount)
 

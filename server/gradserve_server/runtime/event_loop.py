@@ -40,7 +40,6 @@ class LoopWatch:
     """
 
     def __init__(self, longest: float) -> None:
-        """Takes the most seconds for a turn."""
         self._longest = longest
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -132,7 +131,6 @@ class GcTuner:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes the clock."""
         self._clock = clock
         self._last_look = clock()
         self._left = 0

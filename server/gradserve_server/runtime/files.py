@@ -19,7 +19,6 @@ class OwnedFile:
     """A file that this server has made, and that another server may have replaced since."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        """See `moved`."""
         self.path = path
         # While it is open, no other file gets the same inode.
         self._descriptor = descriptor

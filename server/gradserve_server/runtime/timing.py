@@ -14,7 +14,6 @@ class ServiceClock:
     """
 
     def __init__(self, monotonic: Callable[[], float], longest_tick: float) -> None:
-        """Takes a clock, and the most seconds that count from one tick to the next."""
         self._monotonic = monotonic
         self._longest_tick = longest_tick
         self._last_tick = monotonic()
@@ -42,7 +41,6 @@ class Turn:
     __slots__ = ("_looks", "is_over")
 
     def __init__(self, looks: int) -> None:
-        """Takes the number of items that may be looked at."""
         self._looks = looks
         self.is_over = False
 

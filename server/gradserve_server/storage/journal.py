@@ -49,7 +49,6 @@ class IdWindow(Generic[IdT, RecordT]):
     """
 
     def __init__(self, size: int) -> None:
-        """Takes the number of ids to remember."""
         self.size = size
         self._records: OrderedDict[IdT, RecordT] = OrderedDict()
 

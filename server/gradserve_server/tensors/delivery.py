@@ -189,7 +189,6 @@ class TensorDeliverer:
         limits: DeliveryLimits,
         device: DeviceMemory | None = None,
     ) -> None:
-        """Takes the parts; `memory` and the device memory are those that the store uses."""
         self._store = store
         self._residence = residence
         self._memories = Memories(memory, device)

@@ -51,7 +51,6 @@ class Evictor:
     """
 
     def __init__(self, store: TensorStore, host: Quota, device: DeviceMemory, residence: Residence) -> None:
-        """Takes the store, the memories, and what copies tensors to the host."""
         self.device = device
         self._memories = Memories(host, device, Purpose.STORED)
         self._store = store

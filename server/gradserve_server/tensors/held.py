@@ -44,7 +44,6 @@ class HeldTensors:
     """
 
     def __init__(self, memories: Memories, *, release: bool = False) -> None:
-        """Takes the memories that tensors count against, and whether to delete the tensors after the call."""
         self._memories = memories
         self._entries: dict[str, Entry] = {}
         self._release = release

@@ -20,7 +20,6 @@ class InFlight:
     """
 
     def __init__(self, limit: int, least_rate: int = 0) -> None:
-        """Takes the limit in bytes, and the minimum rate in bytes per second while others wait."""
         self.senders = Senders(least_rate)
         self._limit = limit
         self._used = 0
@@ -123,7 +122,6 @@ class Senders:
     """
 
     def __init__(self, least_rate: int) -> None:
-        """Takes the minimum rate in bytes per second while others wait."""
         self._least_rate = least_rate
         self._senders: dict[_Sender, None] = {}
 

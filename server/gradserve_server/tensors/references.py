@@ -27,7 +27,6 @@ class Arrival:
     """
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
-        """Takes the memory, of which nothing has arrived yet."""
         self._loop = asyncio.get_running_loop()
         self._start = _address(memory)
         self._size = memory.size

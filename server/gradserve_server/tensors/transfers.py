@@ -99,7 +99,7 @@ class Landing(Protocol):
     """
 
     @property
-    def received_bytes(self) -> int: ...  # noqa: D102
+    def received_bytes(self) -> int: ...
 
     async def write(self, chunk: memoryview, /) -> None:
         """Adds the next bytes.
@@ -152,7 +152,6 @@ class DeviceLanding:
         compute: Compute,
         slots: Sequence[NDArray[np.uint8]],
     ) -> None:
-        """Takes the arrays, their size in bytes, what copies to them, and slots of one size."""
         self._expected_bytes = num_bytes
         self.received_bytes = 0
         self._device = device

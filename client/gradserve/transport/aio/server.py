@@ -36,7 +36,6 @@ class AsyncServer:
     """A gRPC channel to a server, and the sockets beside it."""
 
     def __init__(self, address: Address, target: int, settings: ConnectionSettings, memory: ClientMemory) -> None:
-        """Takes the server's address, its index among those of the transport, and the client's settings and memory."""
         self._settings = settings
         self._closed = False
         self._unclaimed: set[asyncio.Task[Any]] = set()

@@ -118,7 +118,6 @@ class ConcurrentSteps:
         perform: Callable[[Attempt | Pause | Background | Local], Awaitable[Any]],
         attempts: Callable[[Operation[Any]], Attempts[Any]],
     ) -> None:
-        """Takes the function that carries out a step, and the one that adds retries to an operation."""
         self._perform = perform
         self._attempts = attempts
         self._under_way: dict[Member, asyncio.Task[Any]] = {}
@@ -163,7 +162,6 @@ class AsyncNetworkTransport:
     """Runs operations on the event loop in which it is made."""
 
     def __init__(self, addresses: Sequence[Address], settings: ConnectionSettings) -> None:
-        """Takes the servers' addresses, in the order of exchanges' targets, and the settings."""
         self._settings = settings
         self._contact = Contact()
         self._process = ProcessGuard()

@@ -39,7 +39,6 @@ class BlockingServer:
     """A gRPC channel to a server, and the sockets beside it. Safe to use from several threads."""
 
     def __init__(self, address: Address, target: int, settings: ConnectionSettings, memory: ClientMemory) -> None:
-        """Takes the server's address, its index among those of the transport, and the client's settings and memory."""
         self._settings = settings
         self._closed = False
         shown = CallCredentials.to(address, settings)

@@ -41,7 +41,6 @@ class NetworkTransport:
     """Runs operations in the calling thread. Safe to use from several threads."""
 
     def __init__(self, addresses: Sequence[Address], settings: ConnectionSettings) -> None:
-        """Takes the servers' addresses, in the order of exchanges' targets, and the settings."""
         self._settings = settings
         self._contact = Contact()
         self._process = ProcessGuard()
@@ -208,7 +207,6 @@ class ThreadedCall:
     """A call that a thread makes, and another one can cancel."""
 
     def __init__(self, make: Callable[[Watch], Any]) -> None:
-        """Takes the function that makes the call. It says how to interrupt what it does next."""
         self._make = make
         self._lock = threading.Lock()
         self._interrupt: Callable[[], object] | None = None

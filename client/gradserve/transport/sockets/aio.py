@@ -238,11 +238,9 @@ class SecureAsyncConnection(AsyncConnection):
         return secured
 
     def is_usable(self) -> bool:
-        """See `Connection`."""
         return super().is_usable() and not self._socket.pending()
 
     async def add_strands(self, number: int) -> None:
-        """See `AsyncConnection`."""
         settings = self._settings.sockets
         peer = self._socket.getpeername()
         with contextlib.ExitStack() as on_failure:

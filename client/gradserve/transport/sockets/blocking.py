@@ -322,11 +322,9 @@ class SecureBlockingConnection(BlockingConnection):
         return secured
 
     def is_usable(self) -> bool:
-        """See `Connection`."""
         return super().is_usable() and not self._socket.pending()
 
     def add_strands(self, number: int) -> None:
-        """See `BlockingConnection`."""
         settings = self._settings.sockets
         with contextlib.ExitStack() as on_failure:
             strands = [on_failure.enter_context(socket.socket(self._socket.family)) for _ in range(number)]

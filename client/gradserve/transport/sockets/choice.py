@@ -77,7 +77,6 @@ class Choice:
     """
 
     def __init__(self, settings: ConnectionSettings, server: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes the settings, the server's address for logs, and a monotonic clock in seconds."""
         self._transport = transport = settings.transport
         self.ways: Sequence[Way] = _WAYS[transport]
         if transport is Transport.AUTO and settings.certificates is not None:

@@ -40,7 +40,6 @@ class TimeLimit:
     def __init__(
         self, seconds: float | None, settings: ConnectionSettings, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Takes the number of seconds from now on, None for no limit, and the settings of the connection."""
         self._seconds = math.inf if seconds is None else seconds
         self._clock = clock
         self._end = clock() + self._seconds

@@ -84,23 +84,19 @@ class RegionPayloads(Payloads):
 
     @property
     def lends_memory(self) -> bool:
-        """See `Payloads`."""
         return bool(self._lent) or self._lends_gpu
 
     @property
     def reads_in_place(self) -> bool:
-        """See `Payloads`."""
         return self._num_reads > len(self._ended)
 
     def welcomed(self, welcome: socket_messages_pb2.Welcome, /) -> None:
-        """See `Payloads`."""
         if self._shares_gpu:
             self._gpu = GpuRegions(welcome.gpu, welcome.why_no_gpu)
         else:
             self._gpu = GpuRegions(b"", "GRADSERVE_GPU_ARRAYS asks for copies")
 
     def outgoing(self, contents: Contents | None, progress: Progress | None = None, /) -> Outgoing:
-        """See `Payloads`."""
         self.returned()
         prefix = b"".join(self._gpu.gone())
         if self._gone or self._ended:
@@ -174,7 +170,6 @@ class RegionPayloads(Payloads):
         return Outgoing(prefix, tuple(segments), following, new)
 
     def handing_over(self, region: Region | GpuRegion, /) -> Send:
-        """See `Payloads`."""
         if isinstance(region, GpuRegion):
             with failures():
                 return Send((self._gpu.frame_of(region),))
@@ -182,7 +177,6 @@ class RegionPayloads(Payloads):
         return Send((header.pack(),), region.descriptor)
 
     def handed_over(self, region: Region | GpuRegion, refusal: GradserveError | None, /) -> None:
-        """See `Payloads`."""
         if isinstance(region, GpuRegion):
             self._gpu.handed_over(region, None if refusal is None else str(refusal))
         elif refusal is None:
@@ -192,17 +186,14 @@ class RegionPayloads(Payloads):
             self._refused.add(region.number)
 
     def returned(self) -> None:
-        """See `Payloads`."""
         self._lent, self._scratch, self._lends_gpu = (), None, False
 
     def withdraw(self) -> None:
-        """See `Payloads`."""
         for each in self._lent:
             self._regions.withdraw(each)
         self.returned()
 
     def notice(self, header: FrameHeader, descriptors: Sequence[int], /) -> None:
-        """See `Payloads`."""
         try:
             match header.kind, descriptors:
                 case FrameKind.REGION, [descriptor]:
@@ -227,7 +218,6 @@ class RegionPayloads(Payloads):
         *,
         in_place: bool,
     ) -> Incoming:
-        """See `Payloads`."""
         self._reads.clear()
         for number in {each.region for each in segments if each.region}:
             memory = self._mapped.get(number)
@@ -245,7 +235,6 @@ class RegionPayloads(Payloads):
             self._reads.clear()
 
     def farewells(self) -> Sequence[bytes]:
-        """See `Payloads`."""
         return [*self._gpu.surplus(), *(self._releases() if self._ended else ())]
 
     def _in_region(self, placed: Placed, progress: Progress | None) -> Array:

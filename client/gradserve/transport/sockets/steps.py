@@ -126,7 +126,6 @@ class ReportedBuffers(Buffers):
         self._progress = progress
 
     def next(self, num_bytes: int | None = None) -> list[bytes | memoryview]:
-        """See `Buffers`; never more than one piece."""
         return super().next(_PIECE_BYTES if num_bytes is None else min(num_bytes, _PIECE_BYTES))
 
     def advance(self, num_bytes: int) -> None:

@@ -30,7 +30,7 @@ class AverageMemory(Protocol):
     """
 
     @property
-    def takes_sums(self) -> bool: ...  # noqa: D102
+    def takes_sums(self) -> bool: ...
 
     def arrays(self, specs: Sequence[tuple[tuple[int, ...], DType]]) -> list[Array] | None:
         """Returns writable C-contiguous arrays in one block of memory, or None if nobody would read them in place.

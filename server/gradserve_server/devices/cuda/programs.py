@@ -230,7 +230,6 @@ class Programs(Generic[KeyT]):
     """The programs of a family on one device. Kernels are compiled when they are first needed, or all in advance."""
 
     def __init__(self, device: KernelDevice, program: Callable[[KeyT], Program], keys: Iterable[KeyT]) -> None:
-        """Takes a function that returns the program of a key, and the keys, in the order in which to prepare them."""
         self._device = device
         self._program = program
         self._keys = tuple(keys)

@@ -212,7 +212,6 @@ class CudaReducer:
     """
 
     def __init__(self, device: KernelDevice) -> None:
-        """Takes the GPU."""
         self._device = device
         self._programs: Programs[Key] = Programs(device, program, KEYS)
 

@@ -51,7 +51,6 @@ class CudaEvent:
         self._event = event
 
     def is_done(self) -> bool:
-        """See `SharedEvent`."""
         try:
             with self._device.computing():
                 status: int = self._runtime.eventQuery(self._event)
@@ -88,7 +87,6 @@ class CudaSharing:
         self._closer: threading.Thread | None = None
 
     def open_memory(self, handle: bytes, buffer_id: int, num_bytes: int) -> Array:
-        """See `GpuSharing`."""
         with self._lock:
             self._close_unused()
             known = self._open.get(handle)
@@ -101,7 +99,6 @@ class CudaSharing:
         return self._cupy.ndarray((num_bytes,), np.dtype(np.uint8), self._cupy.cuda.MemoryPointer(memory, 0))
 
     def open_event(self, handle: bytes) -> CudaEvent:
-        """See `GpuSharing`."""
         try:
             with self.device.computing():
                 event: int = self._runtime.ipcOpenEventHandle(handle)

@@ -139,7 +139,6 @@ class PreparedKernels(Generic[KernelsT]):
     """
 
     def __init__(self, *tables: KernelTable[KernelsT]) -> None:
-        """Takes the tables, in the order in which they are prepared."""
         self._tables = tables
         self._ready: dict[np.dtype[Any], KernelsT] = {}
 

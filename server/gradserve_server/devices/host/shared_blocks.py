@@ -63,7 +63,6 @@ class SharedMemory:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """Takes the limit."""
         self._max_bytes = max_bytes
         self._used = 0
         self._lock = threading.Lock()
@@ -120,7 +119,6 @@ class SharedAverages:
     takes_sums = True
 
     def __init__(self, memory: SharedMemory, readers: Readers) -> None:
-        """Takes the maker of blocks, and the readers: without any, averages stay in ordinary memory."""
         self._memory = memory
         self._readers = readers
         self._idle: list[SharedBlock] = []

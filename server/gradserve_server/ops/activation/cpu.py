@@ -71,7 +71,6 @@ class CpuActivation:
     """
 
     def __init__(self, parallel: ForkJoin, *, chunk_elements: int = _CHUNK_ELEMENTS) -> None:
-        """Takes the threads to compute with, and the number of elements of a chunk, which one thread computes."""
         self._parallel = parallel
         self._chunk_elements = chunk_elements
         self._kernels = PreparedKernels(IN_FLOAT32, IN_FLOAT64)

@@ -78,7 +78,6 @@ class CudaActivation:
     """Activation functions by a kernel for every function, gradient and dtype. Safe to use from several threads."""
 
     def __init__(self, device: KernelDevice) -> None:
-        """Takes the device to compute on."""
         self._device = device
         self._programs = Programs(device, program, MOST_USUAL_FIRST)
 

@@ -108,7 +108,6 @@ class CpuBatchNorm:
     """
 
     def __init__(self, device: CpuDevice, parallel: ForkJoin) -> None:
-        """Takes the device for outputs, and the threads for large calls."""
         self._device = device
         self._parallel = parallel
         self._kernels = PreparedKernels(FUSED_BATCH_NORM)

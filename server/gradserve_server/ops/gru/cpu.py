@@ -104,7 +104,6 @@ class CpuGRU:
     """
 
     def __init__(self, device: CpuDevice, parallel: ForkJoin, *, chunk_elements: int = _CHUNK_ELEMENTS) -> None:
-        """Takes the device for outputs, the threads to compute with, and the number of elements that one takes."""
         self._device = device
         self._chunk_elements = chunk_elements
         self._parallel = parallel

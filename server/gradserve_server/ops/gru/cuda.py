@@ -93,7 +93,6 @@ class CudaGRU:
     """
 
     def __init__(self, device: KernelDevice, xp: Any) -> None:
-        """Takes the device, and CuPy, or NumPy for an emulated device."""
         self._device = device
         self._xp = xp
         self._programs = Programs(device, program, (*ARITHMETIC, *CONVERTED))

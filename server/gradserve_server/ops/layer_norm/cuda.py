@@ -145,7 +145,6 @@ class CudaLayerNorm:
     """
 
     def __init__(self, device: KernelDevice) -> None:
-        """Takes the device to compute on."""
         self._device = device
         self._programs = Programs(device, program, MOST_USUAL_FIRST)
 

@@ -59,7 +59,6 @@ class ObservedCalls:
     """
 
     def __init__(self, calls: Calls, failures: FailureLog) -> None:
-        """Takes the counters of calls, and the log of failed ones."""
         self._calls = calls
         self._failures = failures
 
@@ -119,7 +118,6 @@ class TracedCalls:
     """
 
     def __init__(self, tracer: "Tracer") -> None:
-        """Takes the tracer that makes the spans."""
         self._tracer = tracer
 
     def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
@@ -183,7 +181,6 @@ class Faults:
     """
 
     def __init__(self, on_fault: Callable[[], object] = lambda: None) -> None:
-        """Takes a function to call after each fault of the server."""
         self._on_fault = on_fault
 
     def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
@@ -245,7 +242,6 @@ class FairCalls:
     """
 
     def __init__(self, max_calls: int, rules: ShareRules) -> None:
-        """Takes the limit for all callers together, and the rules for each identity's share."""
         self._under_way = Quota(max_calls, "calls under way")
         self._shares = Shares(self._under_way, rules, lambda limits: limits.max_calls, _RETRY_SECONDS)
         self._rates = CallRates(time.monotonic, rules.of_identity)
@@ -276,7 +272,6 @@ class AccessChecks:
     """Admits calls whose callers have the role that the method needs, and adds their identities."""
 
     def __init__(self, access: Access, calls: FairCalls) -> None:
-        """Takes the access policy, and the shares of calls of each identity."""
         self._access = access
         self._calls = calls
 

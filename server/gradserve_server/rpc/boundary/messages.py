@@ -78,7 +78,6 @@ class RequestReader:
     """Reads serialized requests of one type."""
 
     def __init__(self, message: Descriptor, decoder: Callable[[Callable[[bytes], Any]], Decode] | None = None) -> None:
-        """Takes the type, and the decoder of its method's codec, if there is one."""
         message_class = message_factory.GetMessageClass(message)
 
         def parse_long(data: bytes) -> Any:
@@ -174,7 +173,6 @@ class PartCounter:
     def __init__(
         self, message: Descriptor, *, unchecked_bytes: int = UNCHECKED_BYTES, max_parts: int = MAX_PARTS
     ) -> None:
-        """Takes the type, the length up to which requests need no check, and the most parts of longer ones."""
         self._shape = _shape_of(message, {})
         self._unchecked_bytes = unchecked_bytes
         self._max_parts = max_parts

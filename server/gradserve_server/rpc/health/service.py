@@ -20,7 +20,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     """
 
     def __init__(self, services: Iterable[str]) -> None:
-        """Takes the full names of the services; an empty name in a request means the server."""
         self._names = frozenset(("", *services))
         self._draining = asyncio.Event()
 

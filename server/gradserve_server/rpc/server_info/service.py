@@ -46,7 +46,6 @@ class ServerServicer:
         http_url: Callable[[], str],
         member: Member | None,
     ) -> None:
-        """Takes the parts of the server that it describes. `uptime` returns seconds."""
         self._http_url = http_url
         self._member = None
         if member is not None:

@@ -73,7 +73,6 @@ class TicketRegistry:
     """
 
     def __init__(self, clock: Callable[[], float], new_ticket: Callable[[int], bytes] = secrets.token_bytes) -> None:
-        """Takes a monotonic clock in seconds, and the source of random bytes."""
         self._clock = clock
         self._new_ticket = new_ticket
         self._issued: OrderedDict[bytes, tuple[Grant, float]] = OrderedDict()

@@ -75,7 +75,6 @@ class TensorServicer:
         stream_idle_seconds: float,
         max_message_bytes: int,
     ) -> None:
-        """Takes the store, the ways into and out of it, and the limits of pauses in streams and of gRPC replies."""
         self._store = store
         self._opener = opener
         self._in_flight = in_flight

@@ -252,7 +252,6 @@ class IdleConnections:
     """
 
     def __init__(self, limit: int, calls: OpenCalls, look_seconds: float = _LOOK_SECONDS) -> None:
-        """Takes the most connections, and the calls that are made over them."""
         self._keep = limit - limit // 4
         self._calls = calls
         self._look_seconds = look_seconds

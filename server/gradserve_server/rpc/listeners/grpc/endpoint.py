@@ -110,7 +110,6 @@ class LastingEndpoint:
     """
 
     def __init__(self, make: Callable[[], Endpoint], *, is_encrypted: bool = False) -> None:
-        """Takes a function that makes an unbound endpoint, and whether TCP ports use TLS."""
         self._make = make
         self._is_encrypted = is_encrypted
         self._current = make()
@@ -214,7 +213,6 @@ class Ports:
     def __init__(
         self, server: grpc.aio.Server, loopbacks: Sequence[str], credentials: grpc.ServerCredentials | None = None
     ) -> None:
-        """Takes the server, the addresses of localhost, and the credentials of TCP ports, if they use TLS."""
         self._server = server
         self._credentials = credentials
         self._loopbacks = loopbacks

@@ -162,7 +162,6 @@ class UnreadReplies:
     """
 
     def __init__(self, limit: int, idle_seconds: float, connections: Connections) -> None:
-        """Takes the memory for replies, how long a client may leave them unread, and the way to end connections."""
         self._limit = limit
         self._idle_seconds = idle_seconds
         self._connections = connections

@@ -58,7 +58,6 @@ class UnknownMethods(grpc.GenericRpcHandler):
     """Answers calls to unknown methods, after all other handlers, with the method and the server's version."""
 
     def __init__(self, version: str) -> None:
-        """Takes the version of the server."""
         self._version = version
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any]":

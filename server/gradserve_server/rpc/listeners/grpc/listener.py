@@ -164,7 +164,6 @@ class Arrivals(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, admission: Admission) -> None:
-        """Takes the admission of calls, which closes when the server drains."""
         self._admission = admission
         self._stopping = asyncio.Event()
         self._arrivals: deque[float] = deque(maxlen=_MANY_CALLS)

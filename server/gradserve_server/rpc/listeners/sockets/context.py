@@ -102,7 +102,6 @@ class FairSockets:
     def __init__(
         self, max_connections: int, region_bytes: Quota, gpu_bytes: Quota, regions: Quota, rules: ShareRules
     ) -> None:
-        """Takes the quotas of regions in host and GPU memory, and the rules for each identity's share."""
         self.region_bytes = region_bytes
         self.gpu_bytes = gpu_bytes
         self.regions = regions
@@ -186,7 +185,6 @@ class Strands:
     """The strands of one connection: further sockets over which its large payloads are split."""
 
     def __init__(self, quota: Quota) -> None:
-        """Takes the quota of the strands of all connections."""
         self._quota = quota
         self._streams: dict[int, FrameStream] = {}
 

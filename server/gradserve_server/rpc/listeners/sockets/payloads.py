@@ -32,7 +32,6 @@ class PayloadReceiver:
     """Receives the payloads of one connection, one at a time."""
 
     def __init__(self, stream: FrameStream, context: SocketContext, regions: ClientRegions) -> None:
-        """Takes the frames of the connection, the context of all connections, and the client's regions."""
         self._stream = stream
         self._context = context
         self._regions = regions

@@ -46,7 +46,6 @@ class ClientRegions:
     """
 
     def __init__(self, sockets: FairSockets) -> None:
-        """Takes the limits of all clients' regions."""
         self.owner = ANONYMOUS
         """The owner of the regions, known once the connection is open."""
         self._sockets = sockets

@@ -85,13 +85,11 @@ class SecureStream(FrameStream):
         self.peer = PeerCertificate.of_socket(self._secured.peer_certificate())
 
     async def write(self, pieces: Sequence[bytes | memoryview], descriptor: int | None = None) -> None:
-        """See `FrameStream`."""
         if self._is_shaking_hands:
             raise ConnectionAbortedError("the handshake has failed")
         await super().write(pieces, descriptor)
 
     def end_with(self, frame: bytes) -> None:
-        """See `FrameStream`."""
         if self._secured is not None and not self._is_shaking_hands:
             super().end_with(frame)
 

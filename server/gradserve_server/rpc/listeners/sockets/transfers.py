@@ -65,7 +65,6 @@ class Receiving:
     def __init__(
         self, sock: socket.socket | SecureSocket, memory: memoryview, on_bytes: Callable[[int], None] | None = None
     ) -> None:
-        """Takes the socket, the memory, and a function to call, in the moving thread, with the bytes of each step."""
         self.sock = sock
         self.num_moved = 0
         self._rest = memory
@@ -146,7 +145,6 @@ class InOrder:
     """
 
     def __init__(self, sizes: Sequence[int], on_bytes: Callable[[int], None]) -> None:
-        """Takes the sizes of the parts, and a function to call, in one thread at a time, with each progress."""
         self._left = list(sizes)
         self._ahead = [0] * len(sizes)
         self._on_bytes = on_bytes
@@ -287,7 +285,6 @@ class Transfers:
     """
 
     def __init__(self, num_threads: int, idle_seconds: float) -> None:
-        """Takes the number of threads, and how long a transfer may make no progress."""
         self._movers = [_Mover(f"gradserve-transfer-{index}", idle_seconds) for index in range(num_threads)]
 
     async def run(self, job: Job) -> None:
