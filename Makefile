@@ -124,6 +124,7 @@ coverage: $(INSTALLED) $(NODE_INSTALLED)  ## Run the tests and measure which lin
 lint: $(INSTALLED)  ## Check style, layers, protos, and what has changed since the newest release
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m deploy.english
 	$(BIN)/lint-imports --no-logo
 	$(BUF) lint
 	deploy/check_breaking.sh $(BUF)

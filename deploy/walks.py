@@ -45,7 +45,7 @@ _TABLE_START, _TABLE_END = "<!-- table -->", "<!-- end -->"
 
 @dataclass
 class Walk:
-    """What one call entered.
+    """The files that one call entered, and the numbers of its calls and switches.
 
     Attributes:
         files: The files, in order, without repetition.

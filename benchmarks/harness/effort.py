@@ -13,7 +13,7 @@ _LEAST_REPEATS = 3
 
 @dataclass(frozen=True)
 class Effort:
-    """How often a measurement is repeated, and for how long.
+    """The number of times that a measurement is repeated, and the time allowed for that.
 
     Attributes:
         repeats: The most repetitions.

@@ -1,1 +1,1 @@
-"""How fast this machine's memory and arithmetic let the kernels that missed a target be."""
+"""The speed limits that this machine's memory and arithmetic set for the kernels that missed a target."""

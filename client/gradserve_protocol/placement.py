@@ -53,7 +53,7 @@ class Component(Protocol):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether its gradients are rows of a table, which is never split."""
+        """True if its gradients are rows of a table, which is never split."""
 
 
 class Piece(NamedTuple):

@@ -15,7 +15,7 @@ _SECONDS = 1800
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a wheel in an environment.
+    """The outcome of trying a wheel in an environment.
 
     Attributes:
         python: The interpreter, as it was asked for.

@@ -35,7 +35,7 @@ _CSS_LOAD = re.compile(r"(?:@import\s+(?:url\()?|url\()\s*['\"]?\s*((?:https?:)?
 
 @dataclass
 class Page(HTMLParser):
-    """What one page refers to.
+    """The references and anchors of one page.
 
     Attributes:
         ids: The anchors of the page.

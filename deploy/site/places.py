@@ -1,4 +1,4 @@
-"""Where each file of the repository is on the site."""
+"""Maps each file of the repository to its place on the site."""
 
 import subprocess
 from pathlib import Path
@@ -19,7 +19,7 @@ _PLACES = {
     "server/gradserve_server/commands": "reference/commands.md",
     "server/gradserve_server/config/__init__.py": "reference/settings.md",
 }
-"""Where the site has a page about a file or a folder of the repository, by its path there."""
+"""The site's pages about files and folders of the repository, by path in the repository."""
 
 _SHOWN = {".cc", ".cpp", ".js", ".py", ".sh", ".toml", ".yaml", ".yml"}
 """The suffixes of files that are shown as pages of their own if a page links to them."""

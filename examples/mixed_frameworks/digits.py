@@ -1,4 +1,4 @@
-"""What the workers have in common: their data, the parameters of the model by name, and their command line."""
+"""The workers' shared code: their data, the parameters of the model by name, and their command line."""
 
 import argparse
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ SHAPES = {"0.weight": (32, 64), "0.bias": (32,), "2.weight": (10, 32), "2.bias":
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is told: the server, the name of the run, its share of the data, and where to save its weights."""
+    """A worker's task: the server, the name of the run, its share of the data, and where to save its weights."""
 
     address: str
     name: str

@@ -227,7 +227,7 @@ class Server:
         resources = ResourceCounts(quotas, self.registry, fair_sockets, self.lifetimes.clients, pool, device_memory)
         upstream = config.upstream
         self.counts = Counts()
-        """What an aggregator counts."""
+        """The counts of an aggregator."""
         self.status = StatusSource(
             ServerFacts(
                 version=gradserve.__version__,
@@ -343,7 +343,7 @@ class Server:
             self._watch = LoopWatch(config.runtime.event_loop_warning_seconds)
         self.summary = Summary(observed, resources.memory)
         self._lasting: list[asyncio.Task[None]] = []
-        """What goes on as long as the server."""
+        """Background tasks that run as long as the server."""
         self._trimming: asyncio.Task[None] | None = None
         self._address_file: OwnedFile | None = None
         self.round_hold: RoundHold | None = None

@@ -1,4 +1,4 @@
-"""What a server is assembled from: the replaceable parts with their defaults, its state directory, its counts."""
+"""Components of a server: the replaceable parts with their defaults, its state directory, its counts."""
 
 import logging
 import resource

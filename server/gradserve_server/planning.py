@@ -70,12 +70,12 @@ class Deployment:
 
     @property
     def capacity(self) -> float:
-        """What a server's link carries of tensors, in bytes a second."""
+        """The capacity of a server's link for tensors, in bytes a second."""
         return self.server_bandwidth * WIRE_EFFICIENCY
 
     @property
     def transfer_limit(self) -> float:
-        """What one transfer between a worker and a server can take of it: a worker talks to all servers at once."""
+        """The share of a worker's link for one transfer, in bytes a second: a worker talks to all servers at once."""
         return self.worker_bandwidth * WIRE_EFFICIENCY / self.num_servers
 
 
@@ -158,7 +158,7 @@ class _Simulation:
         self._up, self._down = SharedLink[Group](*link), SharedLink[Group](*link)
         self._hosts = Hosts(deployment)
         self._events: list[tuple[float, int, _Event, Group]] = []
-        """What happens next beside the ends of transfers, with numbers in the order in which it was decided."""
+        """Future events other than the ends of transfers, numbered in the order in which they were decided."""
         self._numbers = itertools.count()
         self._waiting: list[Group] = []
         self._step = 0
@@ -289,7 +289,7 @@ class Group:
 
 @dataclass(eq=False)
 class _Batch:
-    """What an aggregator has of one step.
+    """The gradients of one step at an aggregator.
 
     Attributes:
         count: The gradients that have come.
@@ -322,7 +322,7 @@ class SharedLink(Generic[WhoT]):
 
     @property
     def next_end(self) -> float:
-        """When the next transfer ends if none begins before; math.inf without any."""
+        """The time at which the next transfer ends if none begins before; math.inf without any."""
         return self._now + max(self._ends[0][0] - self._served, 0.0) / self._rate if self._ends else math.inf
 
     def end(self, now: float) -> WhoT:

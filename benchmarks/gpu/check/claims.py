@@ -1,4 +1,4 @@
-"""What only a GPU can settle about numbers, memory and threads, and the tests that settle it."""
+"""Claims about numbers, memory and threads that only a GPU can settle, and the tests that settle them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Machine:
-    """What the results depend on.
+    """The machine and the software that the results depend on.
 
     Attributes:
         device: The name of the first GPU.

@@ -1,4 +1,4 @@
-"""What a check has found, in a line."""
+"""Verdicts of a check, one line each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPORT_VARIABLE = "CHECK_GPU_REPORT"
 
 
 class Status(StrEnum):
-    """How a claim has fared."""
+    """The outcome of a claim."""
 
     PASS = "PASS"
     FAIL = "FAIL"

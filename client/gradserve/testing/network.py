@@ -33,7 +33,7 @@ class ConnectionFault(Enum):
 
 @dataclass
 class ConnectionFaults:
-    """When connections fail.
+    """Random failures of connections.
 
     Attributes:
         mean_reads: The average number of pieces of traffic before a connection fails; None if none fails.

@@ -52,7 +52,7 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """What it has written to its standard output and error."""
+        """The text that it has written to its standard output and error."""
         return self._log.read_text()
 
     @property

@@ -193,7 +193,7 @@ class ServerThread:
 
     @property
     def address(self) -> str:
-        """Where it listens: "127.0.0.1:PORT"."""
+        """The address on which it listens: "127.0.0.1:PORT"."""
         return self._local.address
 
     def __enter__(self) -> Self:

@@ -1,1 +1,1 @@
-"""What traces of client and server have in common."""
+"""Tracing code that client and server share."""

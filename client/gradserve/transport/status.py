@@ -30,10 +30,10 @@ _NO_CONNECTION = ("failed to connect", "errors resolving", "DNS resolution faile
 
 
 _NOBODY_LISTENS = ("Connection refused", "No such file or directory")
-"""What the system says of an address at which a server may be starting, of a port and of a Unix socket."""
+"""The system's errors for an address at which a server may still be starting: a port, and a Unix socket."""
 _NOT_ACCEPTED = re.compile("CERTIFICATE_VERIFY_FAILED(?:: (.*?))?(?:: OK)?$")
 _CUT_OFF = ("Socket closed", "Connection reset", "Broken pipe", "EOF")
-"""What gRPC says when the server ends a connection before it has answered anything."""
+"""Words of gRPC's messages when the server ends a connection before it has answered anything."""
 
 
 def explain(code: grpc.StatusCode, message: str | None, route: Route, *, is_encrypted: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""What the protos declare, with their comments."""
+"""Declarations in the protos, with their comments."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -71,7 +71,7 @@ class Declared:
 
 @dataclass(frozen=True)
 class Subject:
-    """What belongs to one service: the files with its messages, and the service itself.
+    """Everything that belongs to one service: the files with its messages, and the service itself.
 
     Attributes:
         name: The name of the service's file, without "_service.proto".

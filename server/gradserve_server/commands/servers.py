@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_ADDRESS = "localhost:50051"
 _ARGUMENT, _OPTION = "gradserve_protocol.address.argument", "gradserve_protocol.address.option"
-"""Where the callbacks of a command keep what was given as ADDRESS and as --address."""
+"""The keys under which the callbacks of a command keep the values of ADDRESS and of --address."""
 
 
 def keep_address_argument(context: click.Context, address: str) -> None:

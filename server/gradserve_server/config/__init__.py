@@ -164,7 +164,7 @@ class ListenConfig(Concern):
 
 
 class StateConfig(Concern):
-    """What the server keeps on disk."""
+    """The state on disk."""
 
     state_dir: Annotated[
         str | None,
@@ -414,7 +414,7 @@ class RuntimeConfig(Concern):
 
 
 class SecurityConfig(Concern):
-    """Who may use the server."""
+    """The access to the server."""
 
     access: Annotated[
         str | None,

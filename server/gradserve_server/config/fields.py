@@ -1,4 +1,4 @@
-"""What settings are made of: their types, and the words for messages about them."""
+"""The types of settings, and the words for messages about them."""
 
 from dataclasses import dataclass
 from typing import Annotated

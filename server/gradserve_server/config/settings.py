@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _PREFIX = "GRADSERVE_"
 _OF_COMMANDS = ("address", "config", "tls", "tls_ca", "tls_client_certificate", "tls_client_key")
-"""What other commands take from the environment."""
+"""Settings that other commands take from the environment."""
 
 _KUBERNETES = re.compile(_PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _KUBERNETES_URL = re.compile(r"(tcp|udp|sctp)://.+")
@@ -47,7 +47,7 @@ _METAVARS = {
     "tls_key": "FILE",
     "upstream": "ADDRESS",
 }
-"""What the help says in place of values whose type and name do not tell it."""
+"""Placeholders in the help for values that their type and name do not explain."""
 _METAVAR_BY_TYPE: dict[object, str] = {ByteSize: "SIZE", int: "N", float: "SECONDS", bool: "BOOLEAN"}
 
 

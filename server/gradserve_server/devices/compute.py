@@ -76,7 +76,7 @@ waits: while three wait, the fourth prepares more. Each has a stream and what Cu
 or a stream: more of them would take more memory, and not make the GPU faster, which is full with the work of a few."""
 
 PIECE_BYTES = 1 << 12
-"""What Python does for one of many small things takes as long as element-wise work on this many bytes."""
+"""The bytes of element-wise work that take as long as Python's overhead for one of many small things."""
 FEW_PIECES = INLINE_BYTES // PIECE_BYTES
 """The most small things that are done at once; more take a thread."""
 

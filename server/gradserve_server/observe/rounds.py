@@ -214,7 +214,7 @@ class History:
 
     @property
     def last_round_ended(self) -> float:
-        """When the last round ended; 0 if none is kept."""
+        """The time at which the last round ended; 0 if none is kept."""
         return self.rounds[-1].ended if self.rounds else 0.0
 
     @property
@@ -272,7 +272,7 @@ class RoundRecord:
 
     @property
     def began(self) -> float:
-        """When its first gradient arrived."""
+        """The time at which its first gradient arrived."""
         return self.times[0] if self.times else self.ended
 
     def with_late(self, worker_ids: Sequence[str], now: float) -> Self:

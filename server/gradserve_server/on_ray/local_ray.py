@@ -25,7 +25,7 @@ _HEAD_PROCESS = "gcs_server"
 _STARTED = "Ray runtime started"
 _LOOK_SECONDS = 0.1
 _STOP_SECONDS = 10.0
-"""How long its processes have to end in order: Ray would wait for actors that others have left there."""
+"""Seconds for its processes to end in order: Ray would wait for actors that others have left there."""
 _LOG_TAIL = 2000
 _OWN_FILES = 0o077
 """The umask under which the token is made: whoever reads it can run code as this user."""

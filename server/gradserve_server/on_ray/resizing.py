@@ -289,7 +289,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 class RemoteState:
-    """See `StateAccess`. Accumulators go from one actor to another, past this process."""
+    """The state directory of an actor. Accumulators go from actor to actor directly, not through this process."""
 
     def __init__(self, member: Any) -> None:
         self._member = member

@@ -124,7 +124,7 @@ class Supervisor:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a server is, and how it starts.
+    """The node of a server, and the way to start the server there.
 
     Attributes:
         index: The number of the server.
@@ -215,7 +215,7 @@ class ServerProcess:
 
     @property
     def last_words(self) -> str:
-        """How it ended, with the last lines that it has written."""
+        """Its exit status, with the last lines that it has written."""
         self._reader.join(1.0)  # A process of its own, such as a debugger, may still have the pipe.
         lines = "\n".join(self._last)
         return f"exit status {self._process.returncode}" + (f"; its last words:\n{lines}" if lines else "")

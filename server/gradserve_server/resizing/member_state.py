@@ -52,7 +52,7 @@ PartDigests: TypeAlias = dict[PartKey, dict[tuple[str, int], str]]
 
 @dataclass(frozen=True)
 class Sharded:
-    """What a state directory has of an accumulator of which each server has some parts.
+    """The part of a sharded accumulator in one server's state directory.
 
     Attributes:
         incarnation: Its incarnation there.
@@ -69,7 +69,7 @@ class Sharded:
 
 @dataclass(frozen=True)
 class Contents:
-    """What is in a state directory.
+    """The contents of a state directory.
 
     Attributes:
         digests: The accumulators, each with the digest of all that there is of it, but for gradients that are held.

@@ -186,7 +186,7 @@ def _holds(first: StateAccess, change: str, before: int, after: int, error: Base
 
 
 class _Moving:
-    """What is to move, and where it is.
+    """Moves accumulators to their new servers, and decides that the change holds.
 
     Attributes:
         may_be_decided: True once the change may hold.

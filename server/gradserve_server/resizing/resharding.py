@@ -1,4 +1,4 @@
-"""What becomes of a sharded accumulator when its cluster gets another number of servers."""
+"""Plans the redistribution of sharded accumulators when their cluster gets another number of servers."""
 
 import json
 from collections import defaultdict
@@ -29,7 +29,7 @@ class _Planned:
 
 
 class Division:
-    """Which server has which rows of an accumulator.
+    """The division of an accumulator's rows among servers.
 
     Attributes:
         rows: The rows of each component that a server has something of, in the order of the components, by server.

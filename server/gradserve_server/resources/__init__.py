@@ -1,1 +1,1 @@
-"""What the server's resources have in common: names, leases, ids, and the memory and counts that they may take."""
+"""Common parts of the server's resources: names, leases, ids, and quotas of memory and counts."""

@@ -1,4 +1,4 @@
-"""What ends resources that nobody deletes: the leases of the clients that own them, and idle leases."""
+"""Ends resources that nobody deletes: by the leases of the clients that own them, and by idle leases."""
 
 import asyncio
 import math

@@ -103,7 +103,7 @@ class Quota:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one unit of something costs in a quota."""
+    """The cost of one unit of something in a quota."""
 
     quota: Quota
     amount: int

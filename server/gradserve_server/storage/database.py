@@ -126,10 +126,10 @@ _UPGRADES: dict[int, str] = {0: _FIRST, 1: _SECOND, 2: _THIRD}
 
 
 _BESIDE = ("-wal", "-shm", "-journal")
-"""What SQLite adds to the name of a database for the files that belong to it."""
+"""The suffixes that SQLite adds to the name of a database for the files that belong to it."""
 
 UNREADABLE = (sqlite3.DatabaseError, UnicodeDecodeError)
-"""What reading a damaged database raises; the names in some messages of SQLite are bytes of the file."""
+"""The errors of reading a damaged database; the names in some messages of SQLite are bytes of the file."""
 
 
 FIRST_WITH_ID = 3

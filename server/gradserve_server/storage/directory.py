@@ -42,7 +42,7 @@ _TEXT = "This directory belongs to a gradserve server. Do not change it.\n"
 _WITH_ID = re.compile(re.escape(_TEXT) + "id ([0-9a-f]{32})\n")
 _UNFINISHED = "A gradserve server makes this directory. Nothing is in it yet.\n"
 _OTHERS = (_LOCK, f".{_MARK}", "lost+found")
-"""What may be in a folder before it becomes a state directory."""
+"""Names that may be in a folder before it becomes a state directory."""
 
 
 class StateDirectory:

@@ -28,7 +28,7 @@ class NoJournal:
 
 
 class Durability(Enum):
-    """What survives a crash or a loss of power; see the enum of the protos."""
+    """The changes that survive a crash or a loss of power; see the enum of the protos."""
 
     NONE = "NONE"
     """Nothing."""

@@ -25,7 +25,7 @@ _SEGMENT_BYTES = 64 << 20
 _BLOCK_BYTES = 4096
 """Extents are whole blocks, so that no write touches what another one has written."""
 _OTHERS = ("commits", ".commits")
-"""What is in the folder of the segments beside them: see `CommitFile`."""
+"""The other files in the folder of the segments; see `CommitFile`."""
 _IO_BYTES = 8 << 20
 """The most bytes of one system call."""
 
@@ -279,7 +279,7 @@ _CHECKSUM = np.dtype("<u8")
 
 @dataclass(frozen=True)
 class StoredArrays:
-    """Where some arrays are.
+    """Describes arrays that are on disk.
 
     Attributes:
         specs: The dtype and shape of each.

@@ -57,7 +57,7 @@ class _Arrays:
 
 @dataclass
 class Change:
-    """What is written together: all of it, or nothing."""
+    """A change of the state that is written as a whole or not at all."""
 
     statements: list[tuple[str, Sequence[Any]]] = field(default_factory=list)
     arrays: list[_Arrays] = field(default_factory=list)

@@ -18,7 +18,7 @@ from gradserve_server.tensors.store import TensorStore
 T = TypeVar("T")
 
 _ATTEMPTS = 4
-"""How often work is begun for which the device has no memory."""
+"""Attempts at work for which the device has no memory."""
 _MOVED_AT_ONCE = 1024
 """Tensors that are chosen in one turn of the event loop."""
 

@@ -28,7 +28,7 @@ class Entry:
     place: Account
     """Its account in the quota of handles."""
     shared: bool
-    """Whether the memory is referenced from outside the store."""
+    """True if the memory is referenced from outside the store."""
     owner: str
     """The name of the identity that owns it."""
     users: int = 0

@@ -23,7 +23,7 @@ from gradserve_server.tensors.spec import num_bytes_of
 from gradserve_server.tensors.store import Upload
 
 SLOT_BYTES = 4 << 20
-"""What is copied to or from a GPU at a time. The bus takes a tenth of a millisecond, as long as a thread to wake up."""
+"""Bytes copied to or from a GPU at a time. The bus takes a tenth of a millisecond, as long as a thread to wake up."""
 _NUM_SLOTS = 2
 _BYTE = np.dtype(np.uint8)
 
@@ -126,7 +126,7 @@ class HostLanding:
 
     @property
     def received_bytes(self) -> int:
-        """How much has arrived."""
+        """The number of bytes that have arrived."""
         return self._assembly.received_bytes
 
     async def write(self, chunk: memoryview) -> None:

@@ -108,7 +108,7 @@ class Connection:
         self._strands: list[ConnectedSocket] = []
         self._has_decided = False
         self._has_ended = False
-        """Whether the server has closed its side. It does so only when it no longer reads this client's memory."""
+        """True once the server has closed its side. It does so only when it no longer reads this client's memory."""
         self.is_interrupted = False
         """True once `interrupt` has ended its call: that it broke says nothing about the server or the way."""
         self._socket = connected

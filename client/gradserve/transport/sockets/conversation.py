@@ -1,4 +1,4 @@
-"""What client and server say to each other on a socket, step by step: without I/O, for both transports."""
+"""Conversations of client and server on a socket, step by step: without I/O, for both transports."""
 
 import math
 import struct

@@ -63,7 +63,7 @@ class GpuRegions:
         self._gpu: Gpu | None = None
         self._event = 0
         self._has_event = False
-        """Whether the server has the event: it came with the first region that was accepted."""
+        """True once the server has the event, which comes with the first region that it accepts."""
         self._open: OrderedDict[tuple[int, int], GpuRegion] = OrderedDict()
         self._waiting: dict[tuple[int, int], GpuRegion] = {}
         """Regions that are not handed over yet, or were and are not answered."""

@@ -52,7 +52,7 @@ class Outgoing:
 
 
 NOTHING = Outgoing()
-"""What to send for a call without a payload."""
+"""An empty payload, for calls without one."""
 
 
 @dataclass(frozen=True)

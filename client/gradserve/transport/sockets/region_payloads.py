@@ -72,7 +72,7 @@ class RegionPayloads(Payloads):
         self._scratch: Array | None = None
         """Copies that this call lends."""
         self._lends_gpu = False
-        """Whether it lends memory of a GPU."""
+        """True if the current call lends memory of a GPU."""
         self._mapped: dict[int, mmap] = {}
         self._reads: dict[int, _Read] = {}
         """The reads that the current reply has begun, by region."""

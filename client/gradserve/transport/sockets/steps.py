@@ -18,7 +18,7 @@ _PIECE_BYTES = 1 << 20
 _NUM_BYTES = 1 << 15
 """Room for a small reply, header and message, so that one system call receives it."""
 _FAREWELL = bytes((FrameKind.REPLY, grpc.StatusCode.UNAVAILABLE.value[0]))
-"""How the frame begins with which a server ends a connection."""
+"""The first bytes of the frame with which a server ends a connection."""
 T = TypeVar("T")
 
 
@@ -129,7 +129,7 @@ class ReportedBuffers(Buffers):
         return super().next(_PIECE_BYTES if num_bytes is None else min(num_bytes, _PIECE_BYTES))
 
     def advance(self, num_bytes: int) -> None:
-        """See `Buffers`.
+        """Takes away the next bytes, and reports their number to the progress.
 
         Raises:
             CallbackError: The callback of the progress has raised an exception.

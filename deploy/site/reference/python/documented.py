@@ -1,4 +1,4 @@
-"""What a public name of the client is, and what its docstring says."""
+"""The public names of the client, with their kinds and docstrings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

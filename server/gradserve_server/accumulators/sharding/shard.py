@@ -248,7 +248,7 @@ class Shard:
         elif (known.parts.ids, known.parts.weights, known.parts.sums) != (parts.ids, parts.weights, parts.sums):
             raise InvalidArgumentError(
                 f"expected the gradients with which round {number + 1} of accumulator {self._name!r} was reduced here, "
-                f" {len(known.parts.ids)} of them, got {len(parts.ids)} others",
+                f"{len(known.parts.ids)} of them, got {len(parts.ids)} others",
                 field=_PARTS_FIELD,
             )
         average = await asyncio.shield(known.answer)

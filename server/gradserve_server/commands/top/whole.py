@@ -20,7 +20,7 @@ from gradserve_server.commands.servers import Answer
 
 @dataclass(frozen=True)
 class Rates:
-    """What happened each second between two pictures: nothing, for the first one and after a restart.
+    """Rates per second between two pictures; zero for the first picture and after a restart.
 
     Attributes:
         rounds: Rounds of all accumulators.

@@ -154,7 +154,7 @@ class CudaDevice:
 
     @property
     def memory_bytes(self) -> int:
-        """How much of its memory CuPy's pool may take; CUDA needs the rest."""
+        """The bytes of its memory that CuPy's pool may take; CUDA needs the rest."""
         return self._memory.usable_bytes
 
     def limit_memory(self, num_bytes: int) -> None:

@@ -38,7 +38,7 @@ ROW_WORDS = 4
 """The words of a row without sources."""
 POSITION_BITS = 44
 NOTHING = (1 << 64) - 1
-"""What has been found when nothing is."""
+"""The value of a check that has found no element."""
 
 
 _CONSTANTS = {

@@ -231,8 +231,8 @@ class ThreadCopies:
 
 
 _POLLING_SECONDS = 50e-6
-"""How long a thread polls whether its work is done, which takes a core. Then it sleeps: waking up takes some tens of
-microseconds, as much as a small kernel."""
+"""Seconds for which a thread polls whether its work is done, which takes a core. Then it sleeps: waking up takes some
+tens of microseconds, as much as a small kernel."""
 
 
 class DeviceThread:

@@ -7,7 +7,7 @@ CALLS = 1
 """The number of times that there was work for Python, in the first row."""
 
 STATE = 0
-"""Whether a job is open, in its row."""
+"""The state of a job, 1 while it is open, in its row."""
 
 INSIDE = 1
 """The number of helpers that work on a job, or look whether they may."""

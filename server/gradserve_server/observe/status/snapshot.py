@@ -136,7 +136,7 @@ class AccumulatorSnapshot(NamedTuple):
 
     @property
     def last_round_ended(self) -> float:
-        """When the last round ended; 0 if none is kept."""
+        """The time at which the last round ended; 0 if none is kept."""
         return self.rounds[-1].ended if self.rounds else 0.0
 
     def described(self, started: float, max_rounds: int) -> AccumulatorStatus:

@@ -26,7 +26,7 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.operation import Family
 
 FLOAT32_ELEMENTS, FLOAT16_ELEMENTS, BFLOAT16_ELEMENTS = range(3)
-"""How float32 kernels on the host are told the way in which the elements of their arrays are stored."""
+"""Codes that tell float32 kernels on the host how the elements of their arrays are stored."""
 
 NAMES = (
     "relu",

@@ -49,7 +49,7 @@ _KINDS = {
 _SPAN_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 """The codes that mark a server's span as failed, by OpenTelemetry's conventions; others are the client's mistakes."""
 _RETRY_SECONDS = 0.5
-"""When a client with too many calls may try again."""
+"""Seconds after which a client with too many calls may try again."""
 
 
 class ObservedCalls:
@@ -214,7 +214,7 @@ class Admission:
 
     def __init__(self) -> None:
         self.is_open = True
-        """Whether calls are admitted."""
+        """True while calls are admitted."""
 
     def check(self) -> None:
         """Raises UnavailableError while the server drains."""

@@ -1,4 +1,4 @@
-"""How much of the limits is in use, by identities, in containers, and on the device of the ops."""
+"""Reports the use of the limits: by identities, in containers, and on the device of the ops."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

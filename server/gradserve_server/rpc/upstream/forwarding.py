@@ -43,7 +43,7 @@ GradientLeaf = Leaf[GradientRequest, Answer]
 
 
 class Aggregated:
-    """What is the same for all calls on an accumulator, and the gradients on their way.
+    """The state that all calls on an accumulator share, and the gradients on their way.
 
     Attributes:
         name: Its name, for messages.

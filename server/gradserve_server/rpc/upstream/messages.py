@@ -53,7 +53,7 @@ def answer_of(message: Any, average: Average | None) -> Answer:
 _Waits = TypeVar("_Waits", messages_pb2.TakeGradientRequest, messages_pb2.ReadAverageRequest)
 
 _LEFT_OUT = ("gradient", "placement", "timeout", "release_handles")
-"""What is the aggregator's own: where tensors are, and how long it waits."""
+"""Fields that concern only the aggregator: the place of the tensors, and the time that it waits."""
 
 
 def without_tensors(request: GradientRequest, user: Identity) -> GradientRequest:

@@ -38,7 +38,7 @@ _SERVICE = "AccumulatorService"
 
 
 class UpstreamShards:
-    """What each server upstream has of one accumulator, and the calls on it: those of a client of all servers."""
+    """An accumulator's shards on the servers upstream, and the calls on them: those of a client of all servers."""
 
     def __init__(
         self, info: accumulator_pb2.AccumulatorInfo, spec: AccumulatorSpec, link: UpstreamLink, compute: Compute

@@ -37,12 +37,12 @@ _FORGOTTEN_AT_ONCE = 2
 _RESERVE = 8
 """One part in this many, on top of all calls, is reserved for health checks."""
 _GIVEN_UP_PER_SECOND = 50.0
-"""How many calls a client may give up per second in the long run."""
+"""Calls per second that a client may give up in the long run."""
 _MAPPED = "::ffff:"
 """The prefix of an IPv4 address at a socket for both versions."""
 _LOOK_SECONDS = 2.0
 _IDLE_SECONDS = 60.0
-"""How long after its last call a client counts as idle."""
+"""Seconds from a client's last call until it counts as idle."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 

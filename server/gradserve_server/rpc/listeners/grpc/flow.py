@@ -29,13 +29,13 @@ wait for room."""
 SMALL_BYTES = 4096
 """Replies of up to this size do not wait for room: a call takes more than that."""
 _REFUSAL_SECONDS = 5.0
-"""How long a client that was too slow may take to read that; then its connection ends."""
+"""Seconds that a client refused for its slowness gets to read why; then its connection ends."""
 _COPIES = 2
 """Python and gRPC's core each hold a copy until the reply has left."""
 _SHARE = 4
 """One client may take one part in this many of the room for replies."""
 _LONGEST_TIMES = 10
-"""How many times longer a single reply may take, if others leave over the same connection in the meantime."""
+"""A single reply may take this many times longer while others leave over the same connection."""
 _CHECK_SECONDS = 0.5
 
 

@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 _MIN_PING_INTERVAL_MS = 10_000
 """The shortest interval of pings without a call in flight. gRPC's default of 5 minutes outlasts most firewalls."""
 _PENDING = 8
-"""How many clients may fill their connections with calls at once. The calls wait in one queue, and once that is full,
-gRPC cancels calls of everybody."""
+"""The number of clients that may fill their connections with calls at once. The calls wait in one queue, and once that
+is full, gRPC cancels calls of all clients."""
 _HANDSHAKE_MS = 20_000
-"""How long a client may take for its handshake; gRPC's default is 2 minutes."""
+"""Milliseconds that a client may take for its handshake; gRPC's default is 2 minutes."""
 
 _QUIET_SECONDS = (0.05, 0.5)
 """Seconds without a new call before the drain continues: normally, and after many calls."""
@@ -54,7 +54,7 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
 @dataclass(frozen=True)
 class ClientKeepalive:
-    """How the server detects that the machine or the network of a client is gone.
+    """Keepalive settings, by which the server detects that the machine or the network of a client is gone.
 
     Otherwise its calls would go on waiting, and would take rounds that nobody receives. The default interval of gRPC is
     two hours.

@@ -88,7 +88,7 @@ class Connection:
         self._is_strand = False
         self._payloads = PayloadReceiver(stream, context, self._client_regions)
         self.is_idle = True
-        """Whether no call is in flight."""
+        """True while no call is in flight."""
 
     async def serve(self) -> None:
         """Answers calls until the connection ends, or the server drains. Expects `close` afterwards."""

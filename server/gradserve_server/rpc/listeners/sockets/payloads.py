@@ -39,7 +39,7 @@ class PayloadReceiver:
         self._arrival: Arrival | None = None
         self._payload = NO_PAYLOAD
         self._is_copied = False
-        """Whether parts of the latest payload are copied from the client's memory."""
+        """True if parts of the latest payload are copied from the client's memory."""
         self._is_free = asyncio.Event()
         self._is_free.set()
 

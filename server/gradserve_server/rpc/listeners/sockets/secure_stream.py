@@ -15,7 +15,7 @@ from gradserve_server.security.identity import PeerCertificate
 _HANDSHAKE = 22
 """The first byte that a client with TLS sends."""
 _REASON_SECONDS = 1.0
-"""How long a client may take to read why the handshake failed."""
+"""Seconds that a client may take to read why the handshake failed."""
 _UNREAD_BYTES = 1 << 16
 
 
