@@ -35,7 +35,7 @@ PACKAGES = {
     ROOT / "server" / "gradserve_server": "server",
     ROOT / "server" / "gradserve_demo": "server",
 }
-GENERATED = ROOT / "client" / "gradserve" / "v1"
+GENERATED = {ROOT / "client" / package / "v1" for package in ("gradserve", "gradserve_protocol")}
 SUFFIXES = (".py", ".pyi", ".cu", ".cuh", ".js")
 _SETTLING_SECONDS = 0.3
 """The time for background work that a call leaves."""
@@ -232,7 +232,7 @@ def sizes() -> dict[str, int]:
         for package in PACKAGES
         if package.exists()
         for file in package.rglob("*")
-        if file.suffix in SUFFIXES and GENERATED not in file.parents and "__pycache__" not in file.parts
+        if file.suffix in SUFFIXES and GENERATED.isdisjoint(file.parents) and "__pycache__" not in file.parts
     ]
     modules = [file for file in files if file.suffix == ".py" and file.name != "__init__.py"]
     server = ROOT / "server" / "gradserve_server"
