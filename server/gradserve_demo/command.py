@@ -10,8 +10,7 @@ from typing import NoReturn
 
 import click
 
-from gradserve_demo.errors import DemoError
-from gradserve_demo.options import DemoOptions
+from gradserve_demo.options import DemoError, DemoOptions
 from gradserve_server.config.settings import SettingsError
 from gradserve_server.runtime.extras import install_command
 from gradserve_server.runtime.process import silence_grpc

@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
@@ -12,22 +12,24 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 import gradserve
-from gradserve_demo.arrays import Weights
-from gradserve_demo.batch_norm import BatchNormLayer
-from gradserve_demo.batches import Batches
-from gradserve_demo.digits import Digits, load_digits
-from gradserve_demo.errors import DemoError
-from gradserve_demo.hidden_layer import HiddenLayer
-from gradserve_demo.messages import Finished, Message, Ready, Stepped, WorkerTask
-from gradserve_demo.network import TANH, accuracy, initial_weights, max_difference, mean_loss
-from gradserve_demo.options import DemoOptions
-from gradserve_demo.plot import save_plot
-from gradserve_demo.pool import WorkerPool
-from gradserve_demo.replica import create_accumulators
-from gradserve_demo.report import AccuracyPoint, DemoReport, TrainingResult, WorkerResult
-from gradserve_demo.served_batch_norm import create_layer
-from gradserve_demo.server_process import ServerProcess
-from gradserve_demo.single import train_in_one_process
+from gradserve_demo.digits import Batches, Digits, load_digits
+from gradserve_demo.network import (
+    TANH,
+    BatchNormLayer,
+    HiddenLayer,
+    Weights,
+    accuracy,
+    descend,
+    initial_weights,
+    loss_and_gradients,
+    max_difference,
+    mean_loss,
+)
+from gradserve_demo.options import DemoError, DemoOptions
+from gradserve_demo.processes import ServerProcess, WorkerPool
+from gradserve_demo.replica import create_accumulators, create_layer
+from gradserve_demo.report import AccuracyPoint, DemoReport, TrainingResult, WorkerResult, save_plot
+from gradserve_demo.worker import Finished, Message, Ready, Stepped, WorkerTask
 
 _CLASSES = 10
 PLOT_NAME = "training.png"
@@ -64,7 +66,7 @@ def run_demo(options: DemoOptions, *, console: Console | None = None) -> DemoRep
                 address = options.address
             distributed, workers = _train_with_workers(options, plan, digits, address, progress)
         bar = progress.add_task("in one process", total=plan.num_steps, loss=np.nan)
-        single = train_in_one_process(
+        single = _train_in_one_process(
             digits,
             plan.batches,
             plan.weights,
@@ -255,3 +257,53 @@ class _Course:
             if not all(np.array_equal(first[name], finished.weights[name]) for name in first):
                 raise DemoError(f"worker-{index} ended with other weights than worker-0")
         return first
+
+
+def _train_in_one_process(
+    digits: Digits,
+    batches: Batches,
+    weights: Weights,
+    layer: HiddenLayer,
+    *,
+    num_steps: int,
+    learning_rate: float,
+    on_step: Callable[[int, float], None],
+) -> TrainingResult:
+    """Trains on the joint batches of all workers.
+
+    Args:
+        digits: The data.
+        batches: Determines the examples of each step.
+        weights: The initial weights.
+        layer: The hidden layer.
+        num_steps: Steps to take.
+        learning_rate: Step size of plain gradient descent.
+        on_step: Called after every step with the steps taken so far and the loss of the batch.
+    """
+
+    def test_accuracy() -> float:
+        return accuracy(weights | layer.state(), digits.test_images, digits.test_labels, layer)
+
+    losses: list[float] = []
+    accuracies = [AccuracyPoint(0, test_accuracy())]
+    begin = time.perf_counter()
+    for step in range(num_steps):
+        examples = batches.joint(step)
+        images, labels = digits.train_images[examples], digits.train_labels[examples]
+        loss, gradients = loss_and_gradients(weights, images, labels, layer)
+        weights = descend(weights, gradients, learning_rate)
+        layer.end_step(weights)
+        losses.append(loss)
+        if (step + 1) % batches.steps_per_epoch == 0:
+            accuracies.append(AccuracyPoint(step + 1, test_accuracy()))
+        on_step(step + 1, loss)
+    seconds = time.perf_counter() - begin
+    weights = weights | layer.state()
+    return TrainingResult(
+        losses=tuple(losses),
+        accuracies=tuple(accuracies),
+        weights=weights,
+        final_loss=mean_loss(weights, digits.train_images, digits.train_labels, layer),
+        final_accuracy=test_accuracy(),
+        seconds=seconds,
+    )

@@ -1,18 +1,126 @@
 """A small neural network: one hidden layer, softmax cross-entropy.
 
-Functions on a dict of arrays, in NumPy except for the hidden layer, which the server may compute.
+Functions on a dict of arrays, in NumPy except for the hidden layer: that one is tanh, batch normalization in NumPy, or
+batch normalization by the server (`replica.ServedBatchNormLayer`), with which the one in NumPy is compared.
 Every result has the element type of the weights: the demo trains in float32, and a test checks the
 gradients in float64.
 """
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from gradserve_demo.arrays import FloatArray, IntArray, Weights
-from gradserve_demo.hidden_layer import HiddenLayer, TanhLayer
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
+Weights: TypeAlias = dict[str, FloatArray]
+Backward: TypeAlias = Callable[[FloatArray], tuple[FloatArray, Weights]]
+"""Takes the gradient of the outputs; returns the gradients of the inputs and of each of the layer's weights."""
+
+
+class HiddenLayer(Protocol):
+    """A layer from [batch, units] to [batch, units], whose weights are among the network's."""
+
+    def forward(self, weights: Mapping[str, FloatArray], inputs: FloatArray) -> tuple[FloatArray, Backward]:
+        """Returns the outputs in training, and the function that computes their gradients."""
+        ...
+
+    def infer(self, weights: Mapping[str, FloatArray], inputs: FloatArray) -> FloatArray:
+        """Returns the outputs outside training; the weights include the layer's `state`."""
+        ...
+
+    def end_step(self, weights: Mapping[str, FloatArray]) -> None:
+        """Takes the new weights, once the gradients of all workers have been applied."""
+        ...
+
+    def state(self) -> Weights:
+        """Returns what the layer has learnt in addition to the weights."""
+        ...
+
+
+class TanhLayer:
+    """A bias and tanh, without state."""
+
+    def forward(self, weights: Mapping[str, FloatArray], inputs: FloatArray) -> tuple[FloatArray, Backward]:
+        """Returns the outputs and the function that computes their gradients."""
+        outputs = self.infer(weights, inputs)
+
+        def backward(d_outputs: FloatArray) -> tuple[FloatArray, Weights]:
+            d_inputs = d_outputs * (1 - outputs * outputs)
+            return d_inputs, {"hidden_bias": d_inputs.sum(axis=0)}
+
+        return outputs, backward
+
+    def infer(self, weights: Mapping[str, FloatArray], inputs: FloatArray) -> FloatArray:
+        """Returns the same as in training."""
+        outputs: FloatArray = np.tanh(inputs + weights["hidden_bias"])
+        return outputs
+
+    def end_step(self, weights: Mapping[str, FloatArray]) -> None:
+        """Does nothing."""
+
+    def state(self) -> Weights:
+        """Returns an empty dict: there is no state."""
+        return {}
+
+
+DECAY = 0.95
+"""Decay of the moving averages: they forget a batch after about twenty updates, so a short training is enough."""
+
+EPSILON = 0.001
+
+
+class BatchNormLayer:
+    """relu(gamma x' + beta), where x' is x with mean 0 and variance 1 in every worker's share of the batch.
+
+    A worker sees only its own share and normalises by the moments of that share, and so does this class. The formulas
+    are those of Ioffe and Szegedy (https://arxiv.org/abs/1502.03167). As in TensorFlow's fused implementation, the
+    moving variance is updated with the sample variance (Bessel's correction).
+    """
+
+    def __init__(self, units: int, num_shares: int, dtype: npt.DTypeLike = np.float32) -> None:
+        self._num_shares = num_shares
+        self._mean: FloatArray = np.zeros(units, dtype)
+        self._variance: FloatArray = np.ones(units, dtype)
+        self._batch_mean: FloatArray = np.zeros((0, units), dtype)
+        self._batch_variance: FloatArray = np.zeros((0, units), dtype)
+
+    def forward(self, weights: Mapping[str, FloatArray], inputs: FloatArray) -> tuple[FloatArray, Backward]:
+        """Normalises each share by its own moments."""
+        shares = inputs.reshape(self._num_shares, -1, inputs.shape[-1])
+        count = shares.shape[1]
+        mean, variance = shares.mean(axis=1, keepdims=True), shares.var(axis=1, keepdims=True)
+        self._batch_mean, self._batch_variance = mean[:, 0], variance[:, 0] * (count / max(count - 1, 1))
+        inverse = 1 / np.sqrt(variance + EPSILON)
+        normalized = (shares - mean) * inverse
+        outputs = np.maximum(weights["gamma"] * normalized + weights["beta"], 0)
+
+        def backward(d_outputs: FloatArray) -> tuple[FloatArray, Weights]:
+            d_scaled = d_outputs.reshape(shares.shape) * (outputs > 0)
+            along = d_scaled * normalized
+            centered = d_scaled - d_scaled.mean(axis=1, keepdims=True)
+            d_inputs = weights["gamma"] * inverse * (centered - normalized * along.mean(axis=1, keepdims=True))
+            return d_inputs.reshape(inputs.shape), {"beta": d_scaled.sum(axis=(0, 1)), "gamma": along.sum(axis=(0, 1))}
+
+        return outputs.reshape(inputs.shape), backward
+
+    def infer(self, weights: Mapping[str, FloatArray], inputs: FloatArray) -> FloatArray:
+        """Normalises by the moving averages, which are among the weights."""
+        normalized = (inputs - weights["moving_mean"]) / np.sqrt(weights["moving_variance"] + EPSILON)
+        outputs: FloatArray = np.maximum(weights["gamma"] * normalized + weights["beta"], 0)
+        return outputs
+
+    def end_step(self, weights: Mapping[str, FloatArray]) -> None:
+        """Moves the averages by each share of the last inputs, one after the other."""
+        for mean, variance in zip(self._batch_mean, self._batch_variance, strict=True):
+            self._mean = self._mean - (self._mean - mean) * (1 - DECAY)
+            self._variance = self._variance - (self._variance - variance) * (1 - DECAY)
+
+    def state(self) -> Weights:
+        """Returns the moving averages."""
+        return {"moving_mean": self._mean, "moving_variance": self._variance}
+
 
 TANH: Final = TanhLayer()
 

@@ -1,7 +1,11 @@
-"""The settings of the demo."""
+"""The settings of the demo, and its exception."""
 
 from dataclasses import dataclass
 from pathlib import Path
+
+
+class DemoError(Exception):
+    """The demo could not finish; the message says why."""
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,27 @@
-"""One worker's copy of the weights, kept equal to all other copies through the server.
-
-One rule keeps the copies equal, bit for bit: every copy starts from the same weights and applies the
-average of every round exactly once, in order. No copy ever applies its own gradient alone.
-
-A worker whose gradient comes too late (a stale push) has missed one or more rounds. It reads their
-averages, which the server keeps for a while, and applies them one by one. If some of them are already
-gone, it loads a snapshot of the weights and continues from there. Snapshots live in a second
-accumulator: every `snapshot_interval` steps, each worker pushes its weights to a round that needs one
-gradient; the first push is the snapshot, the others are stale.
-"""
+"""The state that a worker keeps in step with the others through the server: its weights, and its hidden layer."""
 
 from collections.abc import Mapping
 from typing import cast
 
+import numpy as np
+
 import gradserve
-from gradserve_demo.arrays import FloatArray, Weights
-from gradserve_demo.errors import DemoError
-from gradserve_demo.network import descend
+from gradserve_demo.network import DECAY, EPSILON, Backward, FloatArray, Weights, descend
+from gradserve_demo.options import DemoError
+
+_WEIGHTS = ("beta", "gamma")
 
 
 class Replica:
-    """The weights of one worker.
+    """One worker's copy of the weights, kept equal to all other copies through the server.
+
+    One rule keeps the copies equal, bit for bit: every copy starts from the same weights and applies the average of
+    every round exactly once, in order. No copy ever applies its own gradient alone.
+
+    A worker whose gradient comes too late (a stale push) has missed one or more rounds. It reads their averages, which
+    the server keeps for a while, and applies them one by one. If some of them are already gone, it loads a snapshot of
+    the weights and continues from there. Snapshots live in a second accumulator: every `snapshot_interval` steps, each
+    worker pushes its weights to a round that needs one gradient; the first push is the snapshot, the others are stale.
 
     Attributes:
         weights: The current weights.
@@ -155,3 +156,79 @@ def create_accumulators(
 def _arrays(average: gradserve.Average) -> Weights:
     """Returns the components of an average, all of which are dense here."""
     return cast(Weights, dict(average))
+
+
+class ServedBatchNormLayer:
+    """One worker's view of a layer on the server, batch normalization and relu, that all workers share.
+
+    The layer holds beta, gamma and the moving averages. The round of gradients that ends every step keeps it in step
+    with the workers: the round is complete when every worker has pushed, and therefore after every forward and backward
+    of the step. Each worker then, before it continues,
+
+    1. sets beta and gamma to its own values, which are the same for all workers;
+    2. runs the updates of the step's forwards, in the order of the workers. The forwards' ids follow from the step and
+       the worker, so each worker knows all of them.
+
+    All workers do both with the same values: the first one makes the change, and for the others nothing is left to
+    change. The server runs the updates of a forward only once, however often it is named. No worker can be so late that
+    it undoes something: until it has pushed its next gradient, there is no next round and no other beta and gamma. So
+    no worker has to wait for a leader, and there is no second barrier. This requires rounds that need a gradient from
+    every worker: with backup workers, a step could end before some of its forwards.
+    """
+
+    def __init__(self, client: gradserve.Client, run_name: str, units: int, *, worker: int, num_workers: int) -> None:
+        """Finds or creates the layer of a run.
+
+        Args:
+            client: Connection to the server.
+            run_name: Name of the run, the same for all of its workers.
+            units: Channels of the layer.
+            worker: Index of this worker, from 0.
+            num_workers: Number of workers that share the layer.
+        """
+        self._layer = create_layer(client, run_name, units)
+        self._worker = worker
+        self._num_workers = num_workers
+        self._step = 0
+
+    def forward(self, weights: Mapping[str, FloatArray], inputs: FloatArray) -> tuple[FloatArray, Backward]:
+        """Lets the server normalise by the moments of the inputs, with its own beta and gamma."""
+        forward = self._layer.forward(inputs, forward_id=self._forward_id(self._worker))
+
+        def backward(d_outputs: FloatArray) -> tuple[FloatArray, Weights]:
+            gradients = self._layer.backward(d_outputs, forward)
+            return gradients.inputs, {name: getattr(gradients, name) for name in _WEIGHTS}
+
+        return forward.outputs, backward
+
+    def infer(self, weights: Mapping[str, FloatArray], inputs: FloatArray) -> FloatArray:
+        """Lets the server normalise by its moving averages."""
+        outputs: FloatArray = self._layer(inputs, is_training=False)
+        return outputs
+
+    def end_step(self, weights: Mapping[str, FloatArray]) -> None:
+        """Brings the layer in step with the workers; see the docstring of the class."""
+        self._layer.set_variables({name: weights[name] for name in _WEIGHTS})
+        self._layer.run_updates([self._forward_id(worker) for worker in range(self._num_workers)])
+        self._step += 1
+
+    def state(self) -> Weights:
+        """Returns all variables, including beta and gamma: the training is judged by the server's values."""
+        return self._layer.get_variables()
+
+    def _forward_id(self, worker: int) -> str:
+        """Returns the id of a worker's forward at the current step."""
+        return f"step-{self._step}/worker-{worker}"
+
+
+def create_layer(client: gradserve.Client, run_name: str, units: int) -> gradserve.BatchNormLayer:
+    """Finds or creates the layer of a run; its beta starts at 0 and its gamma at 1, like those of the workers."""
+    return client.batch_norm(
+        decay=DECAY,
+        scale=True,
+        epsilon=EPSILON,
+        activation_fn="relu",
+        scope=f"{run_name}/batch_norm",
+        input_shape=(None, units),
+        dtype=np.float32,
+    )

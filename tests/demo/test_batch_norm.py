@@ -11,13 +11,12 @@ from rich.console import Console
 
 import gradserve
 from gradserve_demo import network
-from gradserve_demo.arrays import Weights
-from gradserve_demo.batch_norm import DECAY, EPSILON, BatchNormLayer
 from gradserve_demo.command import demo
 from gradserve_demo.coordinator import run_demo
+from gradserve_demo.network import DECAY, EPSILON, BatchNormLayer, Weights
 from gradserve_demo.options import DemoOptions
+from gradserve_demo.replica import ServedBatchNormLayer, create_layer
 from gradserve_demo.report import WEIGHT_TOLERANCE
-from gradserve_demo.served_batch_norm import ServedBatchNormLayer, create_layer
 
 
 def small_network(dtype: type[np.floating]) -> Weights:

@@ -13,17 +13,15 @@ from rich.console import Console
 
 import gradserve
 from gradserve_demo import coordinator, network
-from gradserve_demo.arrays import FloatArray
-from gradserve_demo.batches import Batches
 from gradserve_demo.command import demo
 from gradserve_demo.coordinator import run_demo
-from gradserve_demo.digits import load_digits
-from gradserve_demo.errors import DemoError
-from gradserve_demo.messages import Message
-from gradserve_demo.options import DemoOptions
+from gradserve_demo.digits import Batches, load_digits
+from gradserve_demo.network import FloatArray
+from gradserve_demo.options import DemoError, DemoOptions
+from gradserve_demo.processes import ServerProcess
 from gradserve_demo.replica import Replica
 from gradserve_demo.report import DemoReport, TrainingResult, WorkerResult, render
-from gradserve_demo.server_process import ServerProcess
+from gradserve_demo.worker import Message
 from gradserve_server.runtime.extras import install_command
 from tests.servers.polling import PATIENCE_SECONDS
 
