@@ -19,7 +19,7 @@ from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making
 from gradserve.local_aggregator import aggregator_for
 from gradserve.public_names import shown
 from gradserve.raw_ops import RawOps
-from gradserve.tracing.client import Tracing
+from gradserve.tracing import Tracing
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.driving import BlockingTransport
 from gradserve.transport.settings import ConnectionSettings, TransportName

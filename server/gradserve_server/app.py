@@ -53,8 +53,7 @@ from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.listeners.sockets.context import FairSockets, GpuAccess, SocketContext, methods_of
 from gradserve_server.rpc.listeners.sockets.listener import SocketListener, bind_sockets
 from gradserve_server.rpc.listeners.sockets.regions import max_regions
-from gradserve_server.rpc.server_info.service import ServerServicer
-from gradserve_server.rpc.server_info.usage import DeviceFigures, Usage
+from gradserve_server.rpc.server_info.service import DeviceFigures, ServerServicer, Usage
 from gradserve_server.rpc.services import Services
 from gradserve_server.rpc.sockets.service import SocketAddresses, SocketServicer, TicketRegistry
 from gradserve_server.rpc.tensors.service import TensorServicer

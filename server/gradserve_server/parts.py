@@ -4,14 +4,16 @@ import logging
 import resource
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from gradserve_protocol.address import Address
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_protocol.server_status import MemoryStatus
+from gradserve_protocol.tls import CertificateFiles
 from gradserve_server.accumulators.durable.records import FileRecords
 from gradserve_server.accumulators.places.device_place import ConvertingReducer
 from gradserve_server.accumulators.registry import AccumulatorRegistry
@@ -21,14 +23,15 @@ from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.inventory import Inventory, choose_device, sharing_of, take_inventory
 from gradserve_server.layers.batch_norm.computation import make_layer_families
 from gradserve_server.layers.batch_norm.file_records import FileLayerRecords
+from gradserve_server.observe.calls import Way
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
 from gradserve_server.resources.ids import RandomIds
 from gradserve_server.resources.lifetimes import ClientLeases
 from gradserve_server.resources.memory import DeviceMemory, ServerQuotas
-from gradserve_server.rpc.boundary.chain import Interceptor
+from gradserve_server.rpc.boundary.chain import Interceptor, Service
+from gradserve_server.rpc.boundary.interceptors import Admission
 from gradserve_server.rpc.listeners.grpc.listener import GrpcListener
-from gradserve_server.rpc.listeners.listener import MakeListener
 from gradserve_server.rpc.listeners.sockets.context import FairSockets
 from gradserve_server.rpc.listeners.sockets.regions import max_regions
 from gradserve_server.runtime.files import reason_of
@@ -40,8 +43,53 @@ from gradserve_server.storage.store import StateStore
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
+
+
 _LONGEST_TICK_SECONDS = 5.0
 """If the server did not check leases for longer than this, it could not hear its clients either."""
+
+
+class Listener(Protocol):
+    """Listens for calls to services. Made and used on one event loop; serves once."""
+
+    def bind(self, addresses: Sequence[Address]) -> list[Address]:
+        """Binds to addresses; returns them with the ports picked for port 0, and with absolute paths.
+
+        Raises:
+            OSError: One of them cannot be bound; the message says which and why.
+        """
+        ...
+
+    async def serve(self) -> None:
+        """Starts taking calls, and returns."""
+        ...
+
+    async def drain(self, grace: float) -> None:
+        """Stops: closes the ports, lets calls in flight go on for `grace` seconds, then ends them with UNAVAILABLE.
+
+        By then, no more calls are admitted. Also releases addresses that were bound but never served.
+        """
+        ...
+
+
+class MakeListener(Protocol):
+    """Makes a listener."""
+
+    def __call__(
+        self,
+        services: Sequence[Service],
+        admission: Admission,
+        limits: LimitsConfig,
+        certificates: CertificateFiles | None,
+        way: Way,
+        /,
+    ) -> Listener:
+        """Returns an unbound listener for services.
+
+        `admission` admits calls until the server drains. With certificates, connections over TCP are encrypted. The
+        listener counts its bytes and calls in `way`.
+        """
+        ...
 
 
 def make_all_families(device: Device, parallel: ForkJoin) -> Mapping[str, Family]:

@@ -13,7 +13,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve.calls.accumulators import watch
+from gradserve.calls.accumulators import session
 from gradserve.calls.retries import RetryPolicy
 from gradserve.transport.blocking import transport
 from gradserve.transport.settings import TransportName
@@ -79,7 +79,7 @@ async def test_gradients_of_the_current_round_are_sent_again_aio(server: Restart
 def test_gradients_are_sent_again_while_the_program_does_nothing(
     server: RestartingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "_INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr(session, "_INTERVAL_SECONDS", 0.02)
     with gradserve.connect(server.address) as client, gradserve.connect(server.address) as other:
         client.conditional_accumulator("float32", (LARGE,), "sum").apply_grad(np.ones(LARGE))
         server.restart()

@@ -13,7 +13,7 @@ import gradserve.aio
 from gradserve_server import commands
 from gradserve_server.commands.servers import Answer
 from gradserve_server.commands.top.app import TopApp
-from gradserve_server.commands.top.whole import Picture
+from gradserve_server.commands.top.picture import Picture
 from gradserve_server.config import ListenConfig, ServerConfig, StateConfig
 from gradserve_server.observe.logs import JsonFormatter, TextFormatter
 from gradserve_server.testing import LocalServer

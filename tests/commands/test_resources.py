@@ -5,7 +5,7 @@ import pytest
 
 import gradserve
 from gradserve_protocol.server_status import AccumulatorStatus, ArrivalStatus, RoundStatus
-from gradserve_server.commands import show
+from gradserve_server.commands import resources
 from tests.commands.conftest import CommandLine
 
 
@@ -136,7 +136,7 @@ def test_who_is_missing_is_said_of_a_round_alone_that_lasts_longer_than_others(
 ) -> None:
     client.conditional_accumulator("float32", (), shared_name="missing/net")
     (info,) = (each for each in client.list_accumulators() if each.name == "missing/net")
-    lines = show._accumulator(info, _status(opened), 100.0)
+    lines = resources._accumulator(info, _status(opened), 100.0)
     assert ("  missing from the round before: b" in lines) == names_b
 
 

@@ -8,7 +8,7 @@ import pytest
 from opentelemetry import trace
 
 import gradserve
-from gradserve.tracing.client import wanted_tracer
+from gradserve.transport.settings import wanted_tracer
 from gradserve_server.observe.observed import wanted_tracer as wanted_server_tracer
 from gradserve_server.runtime.extras import MissingExtraError
 from tests.tracing.spans import Spans

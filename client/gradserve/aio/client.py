@@ -20,7 +20,7 @@ from gradserve.face import AsyncFace, BriefErrors, awaiting, awaiting_making
 from gradserve.local_aggregator import aggregator_for
 from gradserve.public_names import shown
 from gradserve.results import AccumulatorHandle
-from gradserve.tracing.client import Tracing
+from gradserve.tracing import Tracing
 from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.driving import AsyncTransport
 from gradserve.transport.settings import ConnectionSettings, TransportName

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from gradserve.calls.exchange import Background, Local, Operation, Pause, Together
 from gradserve.calls.retries import Attempt, Attempts, Contact, with_retries
 from gradserve.errors import CallCancelledError, GradserveError
-from gradserve.tracing.client import traced
+from gradserve.tracing import traced
 from gradserve.transport.settings import ConnectionSettings
 
 StepT = TypeVar("StepT")

@@ -1,4 +1,4 @@
-"""The settings of a connection."""
+"""The settings of a connection, as the arguments of `connect` and the environment variables ask for them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,19 +9,24 @@ from gradserve.calls.accumulators.kept import DEFAULT_KEPT_BYTES
 from gradserve.calls.exchange import TimeLimits, check_timeout
 from gradserve.calls.retries import RetryPolicy
 from gradserve.conversion.plain import as_choice
-from gradserve.tracing.client import CallTracer, wanted_tracer
+from gradserve.tracing import CallTracer
 from gradserve.variables import (
     BULK_SOCKETS_VARIABLE,
     GPU_ARRAYS_VARIABLE,
     KEPT_BYTES_VARIABLE,
     TOKEN_VARIABLE,
+    TRACING_VARIABLE,
     TRANSPORT_VARIABLE,
 )
 from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import InvalidArgumentError
 from gradserve_protocol.frames import MAX_STRANDS
 from gradserve_protocol.tls import CertificateFiles, client_certificates
 
 _MAX_CHARACTERS = 1024
+_TRACER = "gradserve"
+_ON = ("1", "on", "true", "yes")
+_OFF = ("", "0", "off", "false", "no")
 TransportName: TypeAlias = Literal["auto", "shared_memory", "bulk", "grpc"]
 """The words for transports."""
 
@@ -243,6 +248,38 @@ class ConnectionSettings:
         return self.transport in (Transport.AUTO, Transport.SHARED_MEMORY)
 
 
+def wanted_tracer(tracing: object, environment: Mapping[str, str]) -> "CallTracer | None":
+    """Returns the tracer that the argument asks for, else GRADSERVE_TRACING; None for no traces.
+
+    Args:
+        tracing: True for OpenTelemetry's global provider of tracers, a provider, False for no traces; None if the
+            argument was not given.
+        environment: The environment variables.
+
+    Raises:
+        InvalidArgumentError: It is none of these, or OpenTelemetry is not installed.
+    """
+    source = "tracing"
+    if tracing is None:
+        source, tracing = TRACING_VARIABLE, _is_on(environment.get(TRACING_VARIABLE, ""))
+    if tracing is False:
+        return None
+    import gradserve
+
+    try:
+        from opentelemetry import trace
+    except ModuleNotFoundError:
+        raise InvalidArgumentError(
+            f"{source}: traces need OpenTelemetry; in a checkout of gradserve: pip install '.[tracing]'",
+            field="tracing",
+        ) from None
+    if tracing is True:
+        return trace.get_tracer(_TRACER, gradserve.__version__)
+    if isinstance(tracing, trace.TracerProvider):
+        return tracing.get_tracer(_TRACER, gradserve.__version__)
+    raise Argument("tracing").error("True, False or a TracerProvider of OpenTelemetry", tracing)
+
+
 def _kept_bytes(environment: Mapping[str, str]) -> int:
     text = environment.get(KEPT_BYTES_VARIABLE)
     if not text:
@@ -259,3 +296,10 @@ def _checked(token: object, argument: Argument) -> str:
     if not 0 < len(token) <= _MAX_CHARACTERS or not all("!" <= character <= "~" for character in token):
         raise argument.error_saying(expected, f"other text of {len(token)} characters")
     return token
+
+
+def _is_on(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in (*_ON, *_OFF):
+        raise Argument(TRACING_VARIABLE).error("on or off", text)
+    return word in _ON

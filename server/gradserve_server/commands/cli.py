@@ -9,14 +9,11 @@ from gradserve_demo.command import demo
 from gradserve_server.commands.bench import bench
 from gradserve_server.commands.cluster import cluster
 from gradserve_server.commands.credentials import certificates, token
-from gradserve_server.commands.health import health
-from gradserve_server.commands.info import info
+from gradserve_server.commands.info import health, info
 from gradserve_server.commands.kernels import kernels
-from gradserve_server.commands.ls import ls
 from gradserve_server.commands.plan import plan
-from gradserve_server.commands.rm import rm
+from gradserve_server.commands.resources import ls, rm, show
 from gradserve_server.commands.serve import serve
-from gradserve_server.commands.show import show
 from gradserve_server.commands.state import state
 from gradserve_server.commands.top.command import top
 from gradserve_server.limits import visible_lines

@@ -55,8 +55,7 @@ def bytes_of(label: str, num_bytes: int) -> Iterator[Callable[[int], object] | N
     if not shows_progress():
         yield None
         return
-    from gradserve.progress_line import ProgressLine
-    from gradserve.transport.progress import TransferProgress
+    from gradserve.transport.progress import ProgressLine, TransferProgress
 
     line = ProgressLine(sys.stderr, label)
     with TransferProgress(line, line) as progress:

@@ -16,10 +16,9 @@ import gradserve
 from gradserve.calls.exchange import TimeLimits, Track
 from gradserve.calls.progress import CallbackError
 from gradserve.face import BlockingFace
-from gradserve.progress_line import ProgressLine
 from gradserve.testing import FaultyProxy
 from gradserve.transport import progress
-from gradserve.transport.progress import TransferProgress
+from gradserve.transport.progress import ProgressLine, TransferProgress
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport
 from gradserve_protocol.tls import client_certificates
 from gradserve_server.config import ServerConfig

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 
 import gradserve
-from gradserve.calls.accumulators.sharding import parts
+from gradserve.calls.accumulators.sharding import shard
 from gradserve_protocol import placement
 from gradserve_server.testing import LocalServer
 from tests.cluster.servers import addresses_of
@@ -32,7 +32,7 @@ def small_pieces() -> Iterator[None]:
 @contextmanager
 def all_sharded() -> Iterator[None]:
     """Shards whatever can be, and divides it, until the end of the block."""
-    with small_pieces(), patch.object(parts, "SMALLEST_BYTES", 0):
+    with small_pieces(), patch.object(shard, "SMALLEST_BYTES", 0):
         yield
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradserve.calls.accumulators.components import Component
-from gradserve.calls.accumulators.sharding.parts import Parts
+from gradserve.calls.accumulators.sharding.shard import Parts
 from gradserve.results import IndexedSlices
 from gradserve_protocol.placement import Piece
 

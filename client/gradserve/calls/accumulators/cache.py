@@ -19,11 +19,9 @@ from gradserve.calls.accumulators.creation import (
     list_accumulators,
 )
 from gradserve.calls.accumulators.kept import KeptMemory
-from gradserve.calls.accumulators.session import AccumulatorSession
-from gradserve.calls.accumulators.sharding.parts import Parts, add_plan, as_wish, is_sharded
-from gradserve.calls.accumulators.sharding.shard import Uncounted, is_of_earlier
+from gradserve.calls.accumulators.session import AccumulatorSession, Watch, not_durable, settle
+from gradserve.calls.accumulators.sharding.shard import Parts, Uncounted, add_plan, as_wish, is_of_earlier, is_sharded
 from gradserve.calls.accumulators.sharding.wire import ShardedWire
-from gradserve.calls.accumulators.watch import Watch, not_durable, settle
 from gradserve.calls.accumulators.wire import AccumulatorWire
 from gradserve.calls.combinators import all_ended, at_target, together
 from gradserve.calls.exchange import Operation
@@ -145,7 +143,7 @@ class AccumulatorCache:
         return sorted(at_home, key=lambda info: info.name)
 
     def settle(self, seconds: float) -> Operation[None]:
-        """Waits until no gradient is kept on any server; see `gradserve.calls.accumulators.watch`."""
+        """Waits until no gradient is kept on any server; see `gradserve.calls.accumulators.session`."""
         if self._cluster.size == 1:
             return (yield from settle(self._servers[0].watch, seconds))
         yield from all_ended(*[at_target(each.target, settle(each.watch, seconds)) for each in self._servers])

@@ -59,7 +59,7 @@ class ClientCalls(AccumulatorsOfClient, LayersOfClient, TensorsOfClient):
         return server_status(container, name_contains, order, max_accumulators, max_rounds, max_workers)
 
     def settle(self, timeout: float | None) -> Operation[None]:
-        """Waits until the gradients that the client keeps are durable; see `gradserve.calls.accumulators.watch`."""
+        """Waits until the gradients that the client keeps are durable; see `gradserve.calls.accumulators.session`."""
         return self._accumulators.settle(self._closing if timeout is None else check_timeout(timeout))
 
     def note_on(self, error: BaseException) -> None:

@@ -13,8 +13,10 @@ from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, Tab
 
 from gradserve_protocol.printing import visible
 from gradserve_protocol.server_status import AccumulatorStatus, ServerStatus
-from gradserve_server.commands.top.panels import (
+from gradserve_server.commands.top.picture import (
     COLUMNS,
+    Picture,
+    Rates,
     cells,
     errors_panel,
     full_name,
@@ -22,9 +24,9 @@ from gradserve_server.commands.top.panels import (
     rounds_panel,
     server_panel,
     servers_panel,
+    whole,
     workers_panel,
 )
-from gradserve_server.commands.top.whole import Picture, Rates, whole
 
 ORDERS = ("latest", "name", "rate", "waiting", "bytes")
 _PANELS = ("rounds", "workers", "server", "errors")

@@ -43,7 +43,7 @@ def top(address: str, timeout: float, interval: float, name: str, as_json: bool,
         tell_problems(answers)
         return
     if not sys.stdout.isatty():
-        from gradserve_server.commands.top.panels import plain_text
+        from gradserve_server.commands.top.picture import plain_text
 
         tell(*plain_text(address, answers).splitlines())
         tell_problems(answers)
@@ -83,7 +83,7 @@ async def _look(
 
 
 def _described(answers: "tuple[Answer[ServerStatus], ...]") -> dict[str, Any]:
-    from gradserve_server.commands.top.whole import totals
+    from gradserve_server.commands.top.picture import totals
 
     statuses = [each.value for each in answers if each.value is not None]
     return {

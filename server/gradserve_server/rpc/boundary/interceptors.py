@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor import MethodDescriptor
 
-from gradserve.tracing.spans import ERROR_TYPE, STATUS_CODE, call_attributes, message_attributes
+from gradserve.tracing import ERROR_TYPE, STATUS_CODE, call_attributes, context_in, message_attributes
 from gradserve_protocol.tensors import WithContents
 from gradserve_server.errors import (
     InternalError,
@@ -123,8 +123,6 @@ class TracedCalls:
     def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
         """Returns a handle that opens a span for each call."""
         from opentelemetry.trace import SpanKind
-
-        from gradserve.tracing.spans import context_in
 
         tracer = self._tracer
         name = f"{method.containing_service.full_name}/{method.name}"

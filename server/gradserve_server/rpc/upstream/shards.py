@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from gradserve.calls.accumulators.components import Component, Sent
 from gradserve.calls.accumulators.creation import create, describe
-from gradserve.calls.accumulators.sharding.parts import Parts, add_plan, is_sharded
-from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Shard, Step, Uncounted
+from gradserve.calls.accumulators.sharding.shard import (
+    LOST_FIELD,
+    PATIENCE_SECONDS,
+    Parts,
+    Shard,
+    Step,
+    Uncounted,
+    add_plan,
+    is_sharded,
+)
 from gradserve.calls.accumulators.sharding.wire import EPOCH_FIELD, USES_PER_LEASE
 from gradserve.calls.combinators import aimed_call, all_ended, at_target, together, with_beside
 from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole

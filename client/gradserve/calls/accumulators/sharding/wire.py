@@ -12,8 +12,7 @@ from google.protobuf.message import Message
 from gradserve.calls.accumulators.components import Sent, arrays_of
 from gradserve.calls.accumulators.creation import delete, describe
 from gradserve.calls.accumulators.session import RequestOfAccumulator
-from gradserve.calls.accumulators.sharding.parts import Parts
-from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Shard, Uncounted
+from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Parts, Shard, Uncounted
 from gradserve.calls.accumulators.wire import AccumulatorWire, Awaiting, Given
 from gradserve.calls.combinators import aimed_call, all_ended, at_target, together, with_beside
 from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole

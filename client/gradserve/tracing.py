@@ -1,26 +1,91 @@
-"""The traces of a client's calls: the tracer that the user asks for, and a span around each attempt of a call."""
+"""The traces of calls: spans around the attempts of a client's calls, and what the spans of client and server share.
+
+That is their attributes, and their context in metadata (W3C Trace Context). OpenTelemetry is imported only when a trace
+is written.
+"""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from google.protobuf.descriptor import Descriptor
 
 from gradserve.calls.combinators import map_steps
 from gradserve.calls.exchange import DescribeTransport, Download, Unary, Upload, Whole
 from gradserve.calls.retries import Attempt, Attempts, Step
-from gradserve.tracing.spans import (
-    ERROR_TYPE,
-    STATUS_CODE,
-    AttributeValue,
-    call_attributes,
-    message_attributes,
-    metadata_of,
-)
-from gradserve.variables import TRACING_VARIABLE
-from gradserve_protocol.argument import Argument
-from gradserve_protocol.errors import CODE_NAMES, GradserveError, InvalidArgumentError
+from gradserve_protocol.errors import CODE_NAMES, GradserveError
+from gradserve_protocol.frames import Metadata
 from gradserve_protocol.tensors import WithContents
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from opentelemetry.trace import Span, Tracer, TracerProvider
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+AttributeValue: TypeAlias = str | int | float | bool
+SYSTEM = "rpc.system.name"
+METHOD = "rpc.method"
+STATUS_CODE = "rpc.response.status_code"
+ERROR_TYPE = "error.type"
+_SUBJECTS = ("accumulator", "layer")
+_VALUES = ("worker_id", "local_step", "num_required", "step", "global_step")
+
+
+def call_attributes(method: str) -> dict[str, AttributeValue]:
+    """Returns the attributes of every call; `method` is "package.Service/Method"."""
+    return {SYSTEM: "grpc", METHOD: method}
+
+
+def message_attributes(message: Any) -> dict[str, AttributeValue]:
+    """Returns the accumulator, layer, worker and steps of a request or a response.
+
+    Attributes are named like the fields, after "gradserve."; an accumulator or a layer has its name and container.
+    """
+    subjects, values = _fields_of(message.DESCRIPTOR)
+    attributes: dict[str, AttributeValue] = {f"gradserve.{name}": getattr(message, name) for name in values}
+    for name in subjects:
+        subject = getattr(message, name)
+        if subject.name:
+            attributes[f"gradserve.{name}"] = subject.name
+        if subject.container:
+            attributes["gradserve.container"] = subject.container
+    return {name: value for name, value in attributes.items() if value != ""}
+
+
+@cache
+def _fields_of(descriptor: Descriptor) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the fields of a message that refer to a resource, and those with plain values."""
+    fields = descriptor.fields_by_name
+    subjects = tuple(name for name in _SUBJECTS if name in fields and _is_reference(fields[name].message_type))
+    return subjects, tuple(name for name in _VALUES if name in fields and fields[name].message_type is None)
+
+
+def _is_reference(descriptor: Descriptor | None) -> bool:
+    return descriptor is not None and {"name", "container"} <= set(descriptor.fields_by_name)
+
+
+def metadata_of(span: "Span") -> Metadata:
+    """Returns the metadata with which a call continues the trace of a span."""
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+
+    carrier: dict[str, str] = {}
+    _propagator().inject(carrier, trace.set_span_in_context(span, Context()))
+    return tuple(carrier.items())
+
+
+def context_in(metadata: Mapping[str, str]) -> "Context":
+    """Returns the context that the metadata of a call continues; an empty one if they name no valid context."""
+    from opentelemetry.context import Context
+
+    return _propagator().extract(metadata, Context())
+
+
+@cache
+def _propagator() -> "TraceContextTextMapPropagator":
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator()
 
 
 CallTracer: TypeAlias = "Tracer"
@@ -31,41 +96,6 @@ T = TypeVar("T")
 _PACKAGE = "gradserve.v1"
 _PUT = f"{_PACKAGE}.TensorService/PutTensors"
 _GET = f"{_PACKAGE}.TensorService/GetTensors"
-_NAME = "gradserve"
-_ON = ("1", "on", "true", "yes")
-_OFF = ("", "0", "off", "false", "no")
-
-
-def wanted_tracer(tracing: object, environment: Mapping[str, str]) -> "CallTracer | None":
-    """Returns the tracer that the argument asks for, else GRADSERVE_TRACING; None for no traces.
-
-    Args:
-        tracing: True for OpenTelemetry's global provider of tracers, a provider, False for no traces; None if the
-            argument was not given.
-        environment: The environment variables.
-
-    Raises:
-        InvalidArgumentError: It is none of these, or OpenTelemetry is not installed.
-    """
-    source = "tracing"
-    if tracing is None:
-        source, tracing = TRACING_VARIABLE, _is_on(environment.get(TRACING_VARIABLE, ""))
-    if tracing is False:
-        return None
-    import gradserve
-
-    try:
-        from opentelemetry import trace
-    except ModuleNotFoundError:
-        raise InvalidArgumentError(
-            f"{source}: traces need OpenTelemetry; in a checkout of gradserve: pip install '.[tracing]'",
-            field="tracing",
-        ) from None
-    if tracing is True:
-        return trace.get_tracer(_NAME, gradserve.__version__)
-    if isinstance(tracing, trace.TracerProvider):
-        return tracing.get_tracer(_NAME, gradserve.__version__)
-    raise Argument("tracing").error("True, False or a TracerProvider of OpenTelemetry", tracing)
 
 
 def traced(steps: Attempts[T], tracer: CallTracer) -> Attempts[T]:
@@ -81,13 +111,6 @@ def traced(steps: Attempts[T], tracer: CallTracer) -> Attempts[T]:
         return (yield step)
 
     return map_steps(steps, spanned)
-
-
-def _is_on(text: str) -> bool:
-    word = text.strip().lower()
-    if word not in (*_ON, *_OFF):
-        raise Argument(TRACING_VARIABLE).error("on or off", text)
-    return word in _ON
 
 
 def _with_span(attempt: Attempt, exchange: Unary | Whole | Upload | Download, tracer: CallTracer) -> Attempts[object]:

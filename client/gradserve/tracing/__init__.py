@@ -1,1 +1,0 @@
-"""Tracing code that client and server share."""
