@@ -7,7 +7,7 @@ import sys
 def _serves(arguments: list[str]) -> bool:
     """Answers `gradserve health` if a server serves; False if the command has to do it."""
     try:
-        from gradserve_server.rpc.health.quick import line_if_serving
+        from gradserve_server.rpc.health.check import line_if_serving
 
         line = line_if_serving(arguments)
     except ModuleNotFoundError:  # The command says which extra is missing.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradserve.testing import ServerProcess
-from gradserve_server.rpc.health import quick
+from gradserve_server.rpc.health import check
 from tests.servers.connecting import no_server
 from tests.servers.polling import PATIENCE_SECONDS
 
@@ -46,7 +46,7 @@ def test_the_address_is_given_as_to_the_command(process: ServerProcess, form: li
     arguments = [each.replace("ADDRESS", process.address) for each in form]
     variables = {} if form else {"GRADSERVE_ADDRESS": process.address}
     timeout = ["--timeout", str(PATIENCE_SECONDS)]
-    assert quick.line_if_serving([*arguments, *timeout], variables) == f"{process.address}: SERVING"
+    assert check.line_if_serving([*arguments, *timeout], variables) == f"{process.address}: SERVING"
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ def test_the_rest_is_left_to_the_command(
     process: ServerProcess, arguments: list[str], variables: dict[str, str]
 ) -> None:
     given = [each.replace("SERVER", process.address) for each in arguments]
-    assert quick.line_if_serving(given, variables) is None
+    assert check.line_if_serving(given, variables) is None
 
 
 def test_a_failure_is_left_to_the_command_which_says_more(tmp_path: Path) -> None:
     with no_server() as address:
-        assert quick.line_if_serving([address], {}) is None
-    assert quick.line_if_serving([f"unix:{tmp_path}/nobody"], {}) is None
+        assert check.line_if_serving([address], {}) is None
+    assert check.line_if_serving([f"unix:{tmp_path}/nobody"], {}) is None

@@ -45,7 +45,7 @@ _MOST_ACCUMULATORS = 1000
 _MOST_NAMED = 20
 _MUCH_LONGER = 3
 _LONGER_SECONDS = 2.0
-_TIMEOUT_SECONDS = 1.0
+_COMPLETION_SECONDS = 1.0
 """The longest wait for a server after a key press."""
 _IN_WORDS = "_@%+=:,./-"
 """Characters without a meaning to shells within a word."""
@@ -89,7 +89,7 @@ def complete_names(context: click.Context, _parameter: click.Parameter, incomple
     address = options.pop("address", None) or DEFAULT_ADDRESS
     tls = {name: value for name, value in options.items() if name == "uses_tls" or name.startswith("tls_")}
     try:
-        with connected(address, _TIMEOUT_SECONDS, **tls) as client:
+        with connected(address, _COMPLETION_SECONDS, **tls) as client:
             names = _names(client, kind, container)
     except Exception:  # even an invalid settings file
         return []
