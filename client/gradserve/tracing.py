@@ -1,7 +1,7 @@
 """The traces of calls: spans around the attempts of a client's calls, and what the spans of client and server share.
 
-That is their attributes, and their context in metadata (W3C Trace Context). OpenTelemetry is imported only when a trace
-is written.
+That is their attributes, and their context in metadata (W3C Trace Context). OpenTelemetry is imported only where traces
+are wanted.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,8 @@ from google.protobuf.descriptor import Descriptor
 from gradserve.calls.combinators import map_steps
 from gradserve.calls.exchange import DescribeTransport, Download, Unary, Upload, Whole
 from gradserve.calls.retries import Attempt, Attempts, Step
-from gradserve_protocol.errors import CODE_NAMES, GradserveError
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import CODE_NAMES, GradserveError, InvalidArgumentError
 from gradserve_protocol.frames import Metadata
 from gradserve_protocol.tensors import WithContents
 
@@ -27,6 +28,7 @@ SYSTEM = "rpc.system.name"
 METHOD = "rpc.method"
 STATUS_CODE = "rpc.response.status_code"
 ERROR_TYPE = "error.type"
+_NAME = "gradserve"
 _SUBJECTS = ("accumulator", "layer")
 _VALUES = ("worker_id", "local_step", "num_required", "step", "global_step")
 
@@ -96,6 +98,31 @@ T = TypeVar("T")
 _PACKAGE = "gradserve.v1"
 _PUT = f"{_PACKAGE}.TensorService/PutTensors"
 _GET = f"{_PACKAGE}.TensorService/GetTensors"
+
+
+def tracer_of(wanted: object, source: str, version: str) -> CallTracer:
+    """Returns the tracer of this version of the client that a user wants: True is that of the global provider.
+
+    Args:
+        wanted: True, or a provider of tracers.
+        source: The argument or variable that says so.
+        version: The version.
+
+    Raises:
+        InvalidArgumentError: It is neither, or OpenTelemetry is not installed.
+    """
+    try:
+        from opentelemetry import trace
+    except ModuleNotFoundError:
+        raise InvalidArgumentError(
+            f"{source}: traces need OpenTelemetry; in a checkout of gradserve: pip install '.[tracing]'",
+            field="tracing",
+        ) from None
+    if wanted is True:
+        return trace.get_tracer(_NAME, version)
+    if isinstance(wanted, trace.TracerProvider):
+        return wanted.get_tracer(_NAME, version)
+    raise Argument("tracing").error("True, False or a TracerProvider of OpenTelemetry", wanted)
 
 
 def traced(steps: Attempts[T], tracer: CallTracer) -> Attempts[T]:

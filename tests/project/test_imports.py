@@ -23,7 +23,7 @@ OF_EXTRAS = {
     "discovery": {"dns", "ray"},
     "jax": {"jax", "optax"},
     "torch": {"torch"},
-    "tracing": {"opentelemetry"},
+    "tracing.py": {"opentelemetry"},
     "testing": {"psutil", "pydantic", "pytest"},
 }
 """What parts of the client need beyond that; they come with an extra."""

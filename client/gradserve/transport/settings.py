@@ -9,7 +9,7 @@ from gradserve.calls.accumulators.kept import DEFAULT_KEPT_BYTES
 from gradserve.calls.exchange import TimeLimits, check_timeout
 from gradserve.calls.retries import RetryPolicy
 from gradserve.conversion.plain import as_choice
-from gradserve.tracing import CallTracer
+from gradserve.tracing import CallTracer, tracer_of
 from gradserve.variables import (
     BULK_SOCKETS_VARIABLE,
     GPU_ARRAYS_VARIABLE,
@@ -19,12 +19,10 @@ from gradserve.variables import (
     TRANSPORT_VARIABLE,
 )
 from gradserve_protocol.argument import Argument
-from gradserve_protocol.errors import InvalidArgumentError
 from gradserve_protocol.frames import MAX_STRANDS
 from gradserve_protocol.tls import CertificateFiles, client_certificates
 
 _MAX_CHARACTERS = 1024
-_TRACER = "gradserve"
 _ON = ("1", "on", "true", "yes")
 _OFF = ("", "0", "off", "false", "no")
 TransportName: TypeAlias = Literal["auto", "shared_memory", "bulk", "grpc"]
@@ -266,18 +264,7 @@ def wanted_tracer(tracing: object, environment: Mapping[str, str]) -> "CallTrace
         return None
     import gradserve
 
-    try:
-        from opentelemetry import trace
-    except ModuleNotFoundError:
-        raise InvalidArgumentError(
-            f"{source}: traces need OpenTelemetry; in a checkout of gradserve: pip install '.[tracing]'",
-            field="tracing",
-        ) from None
-    if tracing is True:
-        return trace.get_tracer(_TRACER, gradserve.__version__)
-    if isinstance(tracing, trace.TracerProvider):
-        return tracing.get_tracer(_TRACER, gradserve.__version__)
-    raise Argument("tracing").error("True, False or a TracerProvider of OpenTelemetry", tracing)
+    return tracer_of(tracing, source, gradserve.__version__)
 
 
 def _kept_bytes(environment: Mapping[str, str]) -> int:
