@@ -22,7 +22,7 @@ from playwright.async_api import Browser, FloatRect, async_playwright
 
 import gradserve
 from gradserve import aio
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 
 ROOT = Path(__file__).parents[1]
 NUM_WORKERS = 16

@@ -25,7 +25,7 @@ import numpy as np
 import gradserve
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.config.servers import ClusterConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -33,6 +33,8 @@ PACKAGES = {
     ROOT / "client" / "gradserve_protocol": "client",
     ROOT / "client" / "gradserve": "client",
     ROOT / "server" / "gradserve_server": "server",
+    ROOT / "server" / "gradserve_testing": "server",
+    ROOT / "server" / "gradserve_ray": "server",
     ROOT / "server" / "gradserve_demo": "server",
 }
 GENERATED = {ROOT / "client" / package / "v1" for package in ("gradserve", "gradserve_protocol")}

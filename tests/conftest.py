@@ -14,7 +14,7 @@ import gradserve
 from gradserve.transport.route import PROXY_VARIABLES
 from gradserve_server.devices.host.products import use_one_blas_thread
 from gradserve_server.observe import call_record
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.accumulators.bench import Bench
 from tests.collection import few_collections_of_garbage, first_alone
 from tests.devices.cuda.gpu import has_gpu

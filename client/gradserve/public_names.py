@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_PACKAGES = ("gradserve.", "gradserve_protocol.", "gradserve_testing.")
 _SECTION = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
 _ENTRY = re.compile(r"^    (\w+): .*(?:\n {8,}.*)*", re.MULTILINE)
 
@@ -88,7 +89,7 @@ def publish(module: str, contents: Mapping[str, Any], names: Iterable[str]) -> N
     """
     for name in names:
         public = contents[name]
-        if not getattr(public, "__module__", "").startswith(("gradserve.", "gradserve_protocol.")):
+        if not getattr(public, "__module__", "").startswith(_PACKAGES):
             continue  # an alias of someone else's type
         if isinstance(public, type):
             _publish_class(module, public)

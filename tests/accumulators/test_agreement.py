@@ -12,7 +12,7 @@ import gradserve.aio
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_server.accumulators.spec import agreement_differences
 from gradserve_server.config import ServerConfig, StateConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.bad_input.requests import Create, component, ref, spec
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import RawCalls

@@ -19,7 +19,7 @@ from gradserve.testing import ConnectionFault, ConnectionFaults, Faults
 from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.announcing import behind
 from tests.servers.connecting import NO_RETRIES, connect_with, without_retries
 from tests.servers.held import Held, held_by

@@ -10,7 +10,7 @@ import pytest
 
 import gradserve
 from gradserve_server.config import ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.accumulators.doomed_worker import COMPONENT, SIZE, STAGES, Round, Way, accumulator, work_until_killed
 from tests.accumulators.forks import FORKS
 from tests.servers.held import Held, held_by

@@ -17,7 +17,7 @@ import gradserve.aio
 from gradserve.calls.identity import CallId, OpenCalls, RequestIds
 from gradserve_protocol.v1 import accumulator_pb2
 from gradserve_server.config import LimitsConfig, ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 from tests.servers.runtime import NOT_WARMED_UP
 

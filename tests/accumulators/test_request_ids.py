@@ -10,7 +10,7 @@ import pytest
 import gradserve
 from gradserve.calls.identity import RequestIds
 from gradserve_protocol.v1 import accumulator_pb2
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS
 
 KEY = ("default", "net")

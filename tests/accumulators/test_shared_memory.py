@@ -14,7 +14,7 @@ import gradserve
 import gradserve.aio
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.processes import ended
 

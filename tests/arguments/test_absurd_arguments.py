@@ -8,7 +8,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.arguments.absurd import ABSURD
 from tests.arguments.calls import Things, make_ready, make_things, methods, value_of
 from tests.servers.polling import PATIENCE_SECONDS

@@ -9,7 +9,7 @@ from google.protobuf.descriptor import MethodDescriptor
 import gradserve
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.chain import Handle
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.arguments.calls import make_ready, make_things, methods, ones
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import METHODS

@@ -8,7 +8,7 @@ import pytest
 
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_server.config import ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.bad_input.layer_tables import LAYER_CALLS
 from tests.bad_input.requests import BEGIN, OK, SPECS, USED, Apply, Create, Take, dense, ref, state
 from tests.servers.polling import eventually

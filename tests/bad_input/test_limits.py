@@ -10,7 +10,7 @@ from pydantic import ByteSize
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import tensor_messages_pb2, tensor_pb2
 from gradserve_server.config import LimitsConfig, ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.bad_input.requests import (
     ABORTED,
     EXHAUSTED,

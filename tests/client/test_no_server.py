@@ -16,7 +16,7 @@ from gradserve.calls.exchange import TimeLimits
 from gradserve.testing import FaultyProxy, ServerProcess
 from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.client.every_call import CALLS, failure_of, failure_of_aio, make_things, make_things_aio
 from tests.servers.connecting import change_times, connect_with, no_server
 from tests.servers.polling import PATIENCE_SECONDS, eventually

@@ -20,7 +20,7 @@ from gradserve.transport.driving import attempts, drive
 from gradserve.transport.settings import ConnectionSettings
 from gradserve_protocol.address import Address
 from gradserve_server.config import ServerConfig, StateConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.runtime import NOT_WARMED_UP
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from gradserve_protocol.placement import home_of
 from gradserve_server.config import ServerConfig
 from gradserve_server.config.servers import ClusterConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.runtime import NOT_WARMED_UP
 
 

@@ -12,7 +12,7 @@ import gradserve
 import gradserve.aio
 from gradserve.testing import ServerThread
 from gradserve.transport.settings import TransportName
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, name_at, running_cluster
 
 SIZE = 3

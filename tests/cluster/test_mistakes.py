@@ -9,7 +9,7 @@ import pytest
 import gradserve
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, accumulator_service_pb2_grpc
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, member, name_at, running_cluster
 from tests.servers.connecting import no_server
 

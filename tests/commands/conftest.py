@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 import gradserve
 from gradserve_server.commands.cli import cli
 from gradserve_server.config import ListenConfig, ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.runtime import NOT_WARMED_UP
 
 

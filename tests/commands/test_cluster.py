@@ -12,7 +12,7 @@ from gradserve_server.commands.cli import cli
 def test_a_missing_ray_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("gradserve_server.on_ray.")]:
+    for name in [name for name in sys.modules if name.startswith("gradserve_ray.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     done = CliRunner().invoke(cli, ["cluster", *command])

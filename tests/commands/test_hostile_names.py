@@ -16,7 +16,7 @@ from gradserve_server.commands.top.app import TopApp
 from gradserve_server.commands.top.picture import Picture
 from gradserve_server.config import ListenConfig, ServerConfig, StateConfig
 from gradserve_server.observe.logs import JsonFormatter, TextFormatter
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.commands.conftest import CommandLine
 from tests.commands.test_completion import complete
 from tests.commands.test_top import shows

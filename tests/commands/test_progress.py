@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import gradserve
 from gradserve_server.commands.cli import cli
 from gradserve_server.config import ServerConfig, StateConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.commands.conftest import CommandLine
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.runtime import NOT_WARMED_UP

@@ -26,7 +26,7 @@ from gradserve_protocol.server_status import (
 from gradserve_server.commands.servers import Answer
 from gradserve_server.commands.top.app import TopApp
 from gradserve_server.commands.top.picture import Picture, whole
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, member, name_at, running_cluster
 from tests.commands.conftest import CommandLine
 from tests.commands.test_top import shows, text_of

@@ -12,7 +12,7 @@ from gradserve_protocol.server_status import ServerStatus
 from gradserve_server.commands.servers import Answer
 from gradserve_server.commands.top.app import TopApp
 from gradserve_server.commands.top.picture import Picture, Rates
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.commands.conftest import CommandLine
 from tests.servers.polling import eventually_async
 

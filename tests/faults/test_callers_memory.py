@@ -27,7 +27,7 @@ from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_protocol.address import Address
 from gradserve_server.config import ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, running_cluster
 from tests.cluster.sharding.clients import all_sharded
 from tests.servers.connecting import NO_RETRIES, change_times

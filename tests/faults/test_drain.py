@@ -13,7 +13,7 @@ import gradserve
 from gradserve.transport.settings import Transport
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.parts import Parts
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.faults.gate import Gate
 from tests.faults.operations import OPERATIONS, WAITING, Operation, Place
 from tests.servers.connecting import connect_with_aio, without_retries

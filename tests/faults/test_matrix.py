@@ -17,7 +17,7 @@ from gradserve.testing import Faults, FaultyProxy
 from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.parts import Parts
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.faults.gate import Gate
 from tests.faults.operations import METHODS, OPERATIONS, WAITING, Operation, Place
 from tests.servers.announcing import behind

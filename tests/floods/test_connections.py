@@ -18,7 +18,7 @@ from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.rpc.health.check import check_health
 from gradserve_server.rpc.listeners.grpc import calls as calls_under_way
 from gradserve_server.rpc.listeners.grpc.calls import IdleConnections, OpenCalls
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.floods.contexts import OneCall
 from tests.servers.certificates import Certificates
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async

@@ -12,7 +12,7 @@ from gradserve_protocol.v1 import accumulator_messages_pb2, tensor_messages_pb2,
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.rpc.boundary.messages import MAX_PARTS, UNCHECKED_BYTES, PartCounter
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.raw_calls import RawCalls
 

@@ -19,7 +19,7 @@ from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.tensors.inflight import LOOKS, InFlight
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.announcing import announce, bulk_address
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import PATIENCE_SECONDS, eventually

@@ -27,7 +27,7 @@ from gradserve_server.observe.port import Budget
 from gradserve_server.observe.status.request import StatusRequest
 from gradserve_server.rpc.listeners.sockets import listener
 from gradserve_server.security.tls import context_of, server_certificates
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.floods.work import calls_of
 from tests.observe.http_client import connect, get, url_of
 from tests.servers.certificates import Certificates

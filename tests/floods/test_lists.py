@@ -14,7 +14,7 @@ from gradserve_server.config import LeaseConfig
 from gradserve_server.resources.quotas import Quota
 from gradserve_server.tensors.held import Serials
 from gradserve_server.tensors.store import TensorStore
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.bad_input.layer_tables import config, create_request
 from tests.bad_input.requests import Create, component, ref, spec
 from tests.floods.work import calls_of

@@ -20,7 +20,7 @@ from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.layer_norm.spec import ForwardOutputs
 from gradserve_server.ops.operation import Family
 from gradserve_server.parts import Parts, make_all_families
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.connecting import connect_with, without_retries
 from tests.servers.polling import PATIENCE_SECONDS, eventually, growing_limits
 

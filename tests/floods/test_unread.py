@@ -17,7 +17,7 @@ from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.rpc.listeners.grpc.calls import Connections, shut_down
 from gradserve_server.rpc.listeners.grpc.flow import UnreadReplies
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.accumulators.bench import turns
 from tests.floods.contexts import OneCall
 from tests.servers.polling import eventually

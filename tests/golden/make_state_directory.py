@@ -11,7 +11,7 @@ from pathlib import Path
 
 import gradserve
 from gradserve_server.storage.database import FORMAT
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.golden.state_directory import APPLY, archive_of, config_of, fill
 from tests.servers.raw_calls import RawCalls
 

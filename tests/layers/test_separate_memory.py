@@ -11,7 +11,7 @@ from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve_protocol.v1 import layer_pb2, tensor_pb2
 from gradserve_server.parts import Parts
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import RawCalls
 from tests.servers.separate_device import SeparateDevice, separate_families

@@ -20,7 +20,7 @@ from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.parts import Parts
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.connecting import connect_with, without_retries
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import RawCalls

@@ -15,7 +15,7 @@ from pydantic import ByteSize
 import gradserve
 from deploy.grafana.dashboard import dashboard
 from gradserve_server.config import LimitsConfig, ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.monitoring.prometheus import Prometheus, needs_prometheus, scraping
 from tests.observe.http_client import url_of
 from tests.servers.polling import eventually

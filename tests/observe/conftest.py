@@ -6,7 +6,7 @@ import pytest
 
 from gradserve_server.observe.call_record import current_call
 from gradserve_server.observe.http import pictures as latest
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.security.serving import all_entries, serving
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import gradserve
 from gradserve_server.config import ListenConfig, RuntimeConfig, ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.observe.http_client import connect, get, url_of
 from tests.security.serving import TOKENS, all_entries, entry, serving
 from tests.servers.certificates import make_certificates

@@ -15,7 +15,7 @@ from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2
 from gradserve_server.config import ServerConfig
 from gradserve_server.observe.call_record import CallRecord, Origin
 from gradserve_server.observe.logs import FailureLog, JsonFormatter, TextFormatter
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.security.serving import TOKENS
 from tests.servers.command_line import run_cli
 from tests.servers.polling import eventually

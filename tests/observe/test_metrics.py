@@ -13,7 +13,7 @@ from pydantic import ByteSize
 
 import gradserve
 from gradserve_server.config import LimitsConfig, ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.observe.http_client import get, url_of
 from tests.servers.runtime import NOT_WARMED_UP
 from tests.trees.servers import aggregator

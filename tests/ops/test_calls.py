@@ -9,7 +9,7 @@ import pytest
 from gradserve_protocol.tensors import to_data_type
 from gradserve_protocol.v1 import fused_batch_norm_messages_pb2 as batch_norm_pb2
 from gradserve_protocol.v1 import server_messages_pb2, tensor_messages_pb2, tensor_pb2
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.bad_input.requests import tensor, zeros
 from tests.servers.polling import eventually
 from tests.servers.raw_calls import RawCalls

@@ -16,7 +16,7 @@ from gradserve_server.commands.wording import figure
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.devices.compute import DEVICE_THREADS
 from gradserve_server.parts import Parts
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.separate_device import SeparateDevice, separate_families
 

@@ -9,7 +9,7 @@ import pytest
 
 import gradserve
 from gradserve_server.parts import Parts
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.separate_device import SeparateDevice, separate_families
 

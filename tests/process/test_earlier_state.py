@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import gradserve
 from gradserve_server.commands.cli import cli
 from gradserve_server.storage.database import FORMAT
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.golden.state_directory import APPLY, X, archive_of, config_of
 from tests.servers.raw_calls import RawCalls
 

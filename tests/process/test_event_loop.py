@@ -7,7 +7,7 @@ import pytest
 
 import gradserve
 from gradserve_server.runtime.event_loop import new_event_loop
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="uvloop is not made for Windows")

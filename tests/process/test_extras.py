@@ -92,7 +92,7 @@ def test_the_command_says_it_in_a_line(plain: Path) -> None:
     assert (done.returncode, done.stderr) == (1, f"gradserve: {NEEDS}'gradserve[server]'\n")
 
 
-@pytest.mark.parametrize("module", ["gradserve_server.testing", "gradserve.testing"])
+@pytest.mark.parametrize("module", ["gradserve_testing", "gradserve_server.testing", "gradserve.testing"])
 def test_importing_what_needs_it_says_it(plain: Path, module: str) -> None:
     done = run(plain, "-c", f"import {module}")
     assert done.stderr.endswith(f"gradserve_server.runtime.extras.MissingExtraError: {NEEDS}'gradserve[server]'\n")

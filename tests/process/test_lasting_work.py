@@ -22,7 +22,7 @@ from gradserve_server.rpc.listeners.sockets.transfers import _Mover
 from gradserve_server.runtime.event_loop import LoopWatch
 from gradserve_server.runtime.timing import ServiceClock, Turn
 from gradserve_server.security.access import Access
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.security.serving import TOKENS, entry
 from tests.servers.polling import PATIENCE_SECONDS
 

@@ -8,7 +8,7 @@ import pytest
 
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.runtime.event_loop import LoopWatch
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import eventually, eventually_async
 
 LONGEST = 0.05

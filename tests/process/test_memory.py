@@ -23,7 +23,7 @@ from gradserve_protocol.v1 import (
     tensor_service_pb2_grpc,
 )
 from gradserve_server.config import ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually_async
 from tests.servers.runtime import NOT_WARMED_UP
 

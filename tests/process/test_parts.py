@@ -18,7 +18,7 @@ from gradserve_server.errors import ResourceExhaustedError, UnavailableError
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.chain import Call, Handle, Service
 from gradserve_server.rpc.boundary.interceptors import Admission
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.clocks import SkippingClock
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP

@@ -16,7 +16,7 @@ import gradserve
 from gradserve_server.commands.cli import cli
 from gradserve_server.config import RuntimeConfig, ServerConfig, StateConfig
 from gradserve_server.storage.directory import StateError
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.accumulators.durable.disk import Disk as AccumulatorDisk
 from tests.layers.durable.disk import LayerDisk
 from tests.servers.command_line import run_cli

@@ -9,13 +9,13 @@ BEGINS = ("create_task", "ensure_future", "Thread")
 
 ELSEWHERE = {
     "client/gradserve_protocol/lasting.py": "begins work again after a failure",
-    "client/gradserve/testing/network.py": "a test kit",
     "client/gradserve/transport/aio/server.py": "one upload, whose caller gets its error, or has gone",
     "client/gradserve/transport/aio/transport.py": "lasting work, and steps of an operation, which waits for them",
     "client/gradserve/transport/blocking/background.py": "begins again by itself, and ends during forks",
     "client/gradserve/transport/blocking/transport.py": "one call, whose caller gets its error",
     "client/gradserve/transport/lifetime.py": "logs errors of each piece of work, and goes on",
     "client/gradserve/transport/sockets/aio.py": "steps of one call, which waits for them",
+    "server/gradserve_ray/supervision.py": "copies the lines of one server until it ends",
     "server/gradserve_server/accumulators/durable/records.py": "writes one ledger, whose events stay until it has",
     "server/gradserve_server/app.py": "gives memory of the device back, once; the next expiry tries again",
     "server/gradserve_server/commands/benchmark.py": "one measurement, whose command waits for it",
@@ -28,7 +28,6 @@ ELSEWHERE = {
     "server/gradserve_server/observe/http/port.py": "one connection; its errors are logged",
     "server/gradserve_server/observe/port.py": "makes the HTTP port once, and logs why it cannot",
     "server/gradserve_server/observe/tracing.py": "sends the last spans, once",
-    "server/gradserve_server/on_ray/supervision.py": "copies the lines of one server until it ends",
     "server/gradserve_server/ops/runner.py": "prepares kernels once, and logs failures",
     "server/gradserve_server/runtime/tasks.py": "work of one call, whose caller gets its error",
     "server/gradserve_server/rpc/listeners/grpc/flow.py": "ends one call",
@@ -40,7 +39,8 @@ ELSEWHERE = {
     "server/gradserve_server/runtime/process.py": "waits for one signal, and ends the process",
     "server/gradserve_server/storage/store.py": "after an error of any kind, ends the server",
     "server/gradserve_server/tensors/transfers.py": "one upload or download",
-    "server/gradserve_server/testing.py": "a test kit",
+    "server/gradserve_testing/local_server.py": "a test kit",
+    "server/gradserve_testing/network.py": "a test kit",
 }
 """The files that begin tasks and threads themselves, and what becomes of a failure there."""
 
@@ -53,7 +53,13 @@ def begins(path: Path) -> int:
 
 
 def test_whatever_else_begins_a_task_or_a_thread_has_a_reason() -> None:
-    folders = ("client/gradserve", "client/gradserve_protocol", "server/gradserve_server")
+    folders = (
+        "client/gradserve",
+        "client/gradserve_protocol",
+        "server/gradserve_ray",
+        "server/gradserve_server",
+        "server/gradserve_testing",
+    )
     files = [file for folder in folders for file in ROOT.glob(f"{folder}/**/*.py")]
     found = {str(each.relative_to(ROOT)) for each in files if begins(each)}
     assert found == ELSEWHERE.keys(), "use gradserve_protocol.lasting, or say here what becomes of a failure"

@@ -73,6 +73,8 @@ def test_the_wheel_is_the_packages_and_the_protos(wheel: Path) -> None:
         "gradserve": "client/gradserve",
         "gradserve_protocol": "client/gradserve_protocol",
         "gradserve_server": "server/gradserve_server",
+        "gradserve_testing": "server/gradserve_testing",
+        "gradserve_ray": "server/gradserve_ray",
         "gradserve_demo": "server/gradserve_demo",
         "gradserve/proto": "proto",
     }

@@ -24,7 +24,6 @@ OF_EXTRAS = {
     "jax": {"jax", "optax"},
     "torch": {"torch"},
     "tracing.py": {"opentelemetry"},
-    "testing": {"psutil", "pydantic", "pytest"},
 }
 """What parts of the client need beyond that; they come with an extra."""
 

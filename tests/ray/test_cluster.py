@@ -22,8 +22,8 @@ from gradserve.discovery.ray import NAMESPACE, directory_name
 from gradserve_demo.coordinator import run_demo
 from gradserve_demo.options import DemoOptions
 from gradserve_demo.report import DemoReport
+from gradserve_ray.directory import Directory, MemberRecord
 from gradserve_server.commands.cli import cli
-from gradserve_server.on_ray.directory import Directory, MemberRecord
 from tests.cluster.servers import name_at
 from tests.project.blocks.reading import read_blocks
 from tests.ray.conftest import RayCluster

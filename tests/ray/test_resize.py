@@ -15,7 +15,7 @@ import gradserve
 from gradserve_protocol.placement import home_of
 from gradserve_server.commands.cli import cli
 from gradserve_server.config import ServerConfig, StateConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.servers import name_at
 from tests.kubernetes.test_cluster import Training
 from tests.ray.conftest import RayCluster
@@ -51,7 +51,7 @@ def leave_server(index: int) -> None:
     import ray
 
     from gradserve.discovery.ray import NAMESPACE, connected_to_ray
-    from gradserve_server.on_ray.member import Member, directory_of, member_name
+    from gradserve_ray.member import Member, directory_of, member_name
 
     with connected_to_ray():
         where: Any = {"name": member_name(NAME, index), "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
@@ -61,7 +61,7 @@ def leave_server(index: int) -> None:
 
 def check_none_is_left() -> None:
     from gradserve.discovery.ray import connected_to_ray
-    from gradserve_server.on_ray.member import member_indexes
+    from gradserve_ray.member import member_indexes
 
     with connected_to_ray():
         assert member_indexes(NAME) == []

@@ -5,8 +5,8 @@ import subprocess
 import psutil
 import pytest
 
-from gradserve_server.on_ray.directory import LocalRay
-from gradserve_server.on_ray.local_ray import stop_local_ray
+from gradserve_ray.directory import LocalRay
+from gradserve_ray.local_ray import stop_local_ray
 
 
 def test_a_process_that_ends_just_before_it_would_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gradserve_server.on_ray.directory import Directory, MemberRecord, MemberState
-from gradserve_server.on_ray.supervision import Place, Supervisor
+from gradserve_ray.directory import Directory, MemberRecord, MemberState
+from gradserve_ray.supervision import Place, Supervisor
 from gradserve_server.rpc.health.check import check_health
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
@@ -71,7 +71,7 @@ def test_a_directory_that_was_started_again_learns_the_size_before_a_server_star
 
 
 def test_a_server_waits_until_its_cluster_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradserve_server.on_ray.supervision._WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("gradserve_ray.supervision._WAIT_SECONDS", 0.01)
     begun = threading.Event()
 
     class Watched(Directory):
@@ -101,7 +101,7 @@ def test_a_server_says_what_its_disk_knows_of_the_size() -> None:
 
 def test_a_port_that_was_taken_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is of more use at another port than not at all."""
-    monkeypatch.setattr("gradserve_server.on_ray.supervision._PORT_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("gradserve_ray.supervision._PORT_PATIENCE_SECONDS", 0.0)
     directory = Directory(1, None)
     with socket.socket() as other:
         other.bind((HOST, 0))
@@ -114,7 +114,7 @@ def test_a_port_that_was_taken_is_replaced(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_server_that_cannot_start_is_tried_again_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last words say why."""
-    monkeypatch.setattr("gradserve_server.on_ray.supervision._LONGEST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("gradserve_ray.supervision._LONGEST_PAUSE_SECONDS", 0.01)
     directory = Directory(1, None)
     with supervised(directory, "--max-bytes", "lots"):
         (heard,) = eventually(directory.members, lambda seen: bool(seen[0].record.restarts and seen[0].record.problem))

@@ -5,10 +5,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import gradserve
+from gradserve_ray.states.member_state import Contents, MemberState
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.config.servers import ClusterConfig
-from gradserve_server.resizing.member_state import Contents, MemberState
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of
 from tests.servers.runtime import NOT_WARMED_UP
 

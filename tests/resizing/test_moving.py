@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 import gradserve
 from gradserve_protocol.placement import home_of
+from gradserve_ray.states.mark import DecidedSize, ResizeMark, decide, holds
+from gradserve_ray.states.member_state import Contents, MemberState, MoveError
+from gradserve_ray.states.moving import move_accumulators
 from gradserve_server.accumulators.durable.movable import Key, MovableAccumulator
 from gradserve_server.config import ServerConfig, StateConfig
-from gradserve_server.resizing.mark import DecidedSize, ResizeMark, decide, holds
-from gradserve_server.resizing.member_state import Contents, MemberState, MoveError
-from gradserve_server.resizing.moving import move_accumulators
 from gradserve_server.storage.directory import StateError
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.resizing.folders import cluster, contents, settle, states
 from tests.servers.runtime import NOT_WARMED_UP
 

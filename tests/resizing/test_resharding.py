@@ -16,15 +16,15 @@ import pytest
 import gradserve
 from gradserve.calls.client import state as client_state
 from gradserve_protocol.placement import home_of
+from gradserve_ray.states.mark import DecidedSize, ResizeMark
+from gradserve_ray.states.member_state import AnnouncementError, MemberState, MoveError, UnknownOutcomeError
+from gradserve_ray.states.moving import Move, move_accumulators
+from gradserve_ray.states.resharding import Division
 from gradserve_server.accumulators.durable import records
 from gradserve_server.accumulators.durable.movable import Slices
 from gradserve_server.accumulators.durable.serialization import spec_of
 from gradserve_server.accumulators.gradient import SparseSlices
 from gradserve_server.accumulators.journal import PartKey
-from gradserve_server.resizing.mark import DecidedSize, ResizeMark
-from gradserve_server.resizing.member_state import AnnouncementError, MemberState, MoveError, UnknownOutcomeError
-from gradserve_server.resizing.moving import Move, move_accumulators
-from gradserve_server.resizing.resharding import Division
 from gradserve_server.storage.directory import StateError
 from tests.cluster.sharding.clients import MODEL, all_sharded, gradient, same
 from tests.resizing.folders import cluster, contents, settle, states

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve_server.resizing.moving import move_accumulators
+from gradserve_ray.states.moving import move_accumulators
 from tests.cluster.sharding.clients import all_sharded
 from tests.resizing.folders import cluster, settle, states
 from tests.trees.servers import aggregator

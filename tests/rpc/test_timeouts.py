@@ -26,7 +26,7 @@ from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.chain import Call, Handle
 from gradserve_server.rpc.boundary.fields import wait_timeout
 from gradserve_server.rpc.listeners.grpc.listener import ClientKeepalive, GrpcListener
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.connecting import connect_with, connect_with_aio
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 from tests.servers.runtime import NOT_WARMED_UP

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.security.serving import all_entries, serving
 from tests.servers.certificates import Certificates, make_certificates
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gradserve_server.config import ListenConfig, RuntimeConfig, SecurityConfig, ServerConfig
 from gradserve_server.security.identity import digest_of, new_token
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 
 ROLES: Mapping[str, Mapping[str, str]] = {
     "idle": {},

@@ -9,7 +9,7 @@ import pytest
 
 from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.security.identity import Credentials, digest_of, in_authorization
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.observe.http_client import connect, url_of
 from tests.security.serving import TOKENS, all_entries, serving
 

@@ -8,7 +8,7 @@ import pytest
 
 import gradserve
 from gradserve_server.config import SecurityConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.security.serving import TOKENS, entry
 from tests.servers.certificates import Certificates
 from tests.servers.polling import PATIENCE_SECONDS

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 import gradserve
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.security.serving import TOKENS, entry, replace_file, serving
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 

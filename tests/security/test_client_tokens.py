@@ -9,7 +9,7 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve.transport.settings import ConnectionSettings, Token
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.security.serving import TOKENS
 from tests.servers.polling import PATIENCE_SECONDS
 

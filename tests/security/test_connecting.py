@@ -24,7 +24,7 @@ from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.chain import Call, Handle
 from gradserve_server.rpc.sockets.service import Grant
 from gradserve_server.security.identity import PeerCertificate
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.announcing import announce, bulk_address
 from tests.servers.certificates import Certificates
 from tests.servers.connecting import NO_RETRIES, connect_with, connect_with_aio

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from gradserve_server.rpc.listeners.sockets import connection as connections
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.announcing import bulk_address
 from tests.servers.certificates import Certificates
 from tests.servers.polling import PATIENCE_SECONDS, eventually

@@ -10,7 +10,7 @@ import pytest
 import gradserve
 from gradserve_protocol.v1 import server_messages_pb2, server_service_pb2_grpc
 from gradserve_server.config import RuntimeConfig, ServerConfig, StateConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import gradserve
 from gradserve_server.commands.cli import cli
 from gradserve_server.config import LimitsConfig, RuntimeConfig, SecurityConfig, ServerConfig, StateConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.bad_input.requests import EXHAUSTED, PushPull, Read, Take, dense, ref, zeros
 from tests.security.serving import TOKENS, entry
 from tests.servers.polling import PATIENCE_SECONDS, eventually

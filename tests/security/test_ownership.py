@@ -13,7 +13,7 @@ from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as layers_pb2
 from gradserve_protocol.v1 import lease_messages_pb2 as leases_pb2
 from gradserve_protocol.v1 import tensor_messages_pb2 as tensors_pb2
 from gradserve_protocol.v1 import tensor_pb2
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.security.serving import TOKENS
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import PATIENCE_SECONDS

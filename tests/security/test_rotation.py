@@ -14,7 +14,7 @@ import pytest
 
 import gradserve
 from gradserve_server.security.authority import Authority
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.observe.http_client import connect, get, url_of
 from tests.servers.certificates import HOSTS, Certificates, make_certificates
 from tests.servers.polling import PATIENCE_SECONDS, eventually

@@ -13,7 +13,7 @@ from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.interceptors import AccessChecks, FairCalls
 from gradserve_server.security.access import RULES
 from gradserve_server.security.shares import ShareRules
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.security.serving import TOKENS
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import PATIENCE_SECONDS

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.accumulators.scenarios.faces import Face, open_face
 from tests.accumulators.test_scenarios import (  # noqa: F401
     test_blocked_take,

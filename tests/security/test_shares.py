@@ -18,7 +18,7 @@ from gradserve_server.rpc.boundary.interceptors import FairCalls
 from gradserve_server.rpc.listeners.sockets.context import FairSockets
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.shares import NO_LIMITS, CallRates, OwnLimits, ShareRules, Shares
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.bad_input.requests import Take, ref
 from tests.security.serving import TOKENS, entry
 from tests.servers.polling import PATIENCE_SECONDS, eventually

@@ -11,7 +11,7 @@ import pytest
 import gradserve
 from gradserve_server.config import ListenConfig, RuntimeConfig, SecurityConfig, ServerConfig
 from gradserve_server.config.servers import UpstreamConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.security.serving import TOKENS, all_entries
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.training.replicas import Replica

@@ -21,7 +21,7 @@ from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
 from gradserve_server.config import LeaseConfig, ListenConfig, RuntimeConfig, SecurityConfig, ServerConfig
 from gradserve_server.parts import Parts
 from gradserve_server.security.access import LIFETIME_SECONDS
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.resources.clients.aging_server import num_held
 from tests.security.serving import TOKENS, entry, replace_file
 from tests.servers.clocks import SkippingClock

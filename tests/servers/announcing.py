@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from gradserve.testing import ConnectionFaults, FaultyProxy
 from gradserve.transport.settings import Transport
 from gradserve_protocol.address import Address
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 
 
 def announce(server: LocalServer, *, tcp: Sequence[str] = (), unix_path: str = "") -> None:

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 from typing import Self
 
 from gradserve_server.app import Server
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import eventually
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradserve_server.accumulators.sums.round_sum import RoundSum
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import eventually
 
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Self
 
-from gradserve.testing.ports import free_port
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.config.servers import ClusterConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
+from gradserve_testing.ports import free_port
 from tests.servers.runtime import NOT_WARMED_UP
 
 

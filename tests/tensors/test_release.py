@@ -11,7 +11,7 @@ from gradserve_protocol.frames import HEADER_BYTES, FrameHeader
 from gradserve_protocol.v1 import tensor_messages_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP

@@ -8,6 +8,8 @@ import psutil
 import pytest
 
 import gradserve
+import gradserve_server.testing
+import gradserve_testing
 from gradserve.testing import FaultyProxy, ServerProcess, ServerThread
 from gradserve.transport.settings import Transport
 from tests.servers.connecting import connect_with, without_retries
@@ -87,3 +89,7 @@ def test_a_process_that_does_not_start(tmp_path: Path) -> None:
         ServerProcess(tmp_path, "--max-handles", "0"),
     ):
         pass
+
+
+def test_the_local_server_has_two_names() -> None:
+    assert gradserve_server.testing.LocalServer is gradserve_testing.LocalServer

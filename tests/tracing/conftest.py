@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.runtime import NOT_WARMED_UP
 from tests.tracing.spans import Spans
 

@@ -15,7 +15,7 @@ from gradserve.testing import Faults
 from gradserve.transport.settings import TransportName
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.runtime import NOT_WARMED_UP
 from tests.tracing.spans import ACCUMULATORS, TENSORS, WAIT, Spans, context_of, is_child
 

@@ -8,7 +8,7 @@ from opentelemetry.trace import SpanKind
 
 import gradserve
 from gradserve.transport.settings import TransportName
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import eventually
 from tests.tracing.spans import ACCUMULATORS, ROUND, WAIT, Spans, context_of, ids, is_child, linked
 

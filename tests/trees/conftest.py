@@ -8,7 +8,7 @@ import pytest
 
 from gradserve import local_aggregator
 from gradserve_server.config import ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.processes import end_process
 from tests.servers.runtime import NOT_WARMED_UP
 from tests.trees.processes import IDLE_SECONDS, running_in

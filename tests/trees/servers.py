@@ -7,7 +7,7 @@ from typing import Any
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
 from gradserve_server.config.servers import UpstreamConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, running_cluster
 from tests.cluster.sharding.clients import all_sharded
 from tests.servers.polling import eventually

@@ -10,7 +10,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually_async, growing_limits
 from tests.trees.servers import running_tree, running_tree_on
 from tests.trees.workers import at_once, clients_of

@@ -17,7 +17,7 @@ from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.chain import Call, Handle
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import eventually
 from tests.servers.raw_calls import RawCalls
 from tests.servers.runtime import NOT_WARMED_UP

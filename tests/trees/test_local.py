@@ -12,7 +12,7 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve import local_aggregator
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, running_cluster
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.processes import end_process

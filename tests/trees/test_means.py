@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.trees.servers import running_tree_on
 from tests.trees.workers import at_once, clients_of
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import gradserve
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.project.blocks.reading import read_blocks
 
 

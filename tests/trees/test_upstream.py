@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import gradserve
 from gradserve_server.commands.cli import cli
 from gradserve_server.config import ListenConfig, SecurityConfig, ServerConfig, TlsConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, name_at, running_cluster
 from tests.servers.runtime import NOT_WARMED_UP
 from tests.trees.servers import aggregator, running_tree

@@ -10,14 +10,16 @@ def test_the_others_go_on_without_a_worker():
 `pytest_plugins = ["gradserve.testing.fixtures"]` in a conftest.py has the same as fixtures.
 """
 
-import gradserve_server.runtime.installed  # noqa: F401, I001  says which extra is missing, before anything else is imported
-
 from gradserve.public_names import publish as _publish
-from gradserve.testing.network import ConnectionFault, ConnectionFaults
-from gradserve.testing.network import FaultyProxy
-from gradserve.testing.server_thread import Fault, Faults
-from gradserve.testing.server_process import ServerProcess
-from gradserve.testing.server_thread import ServerThread
+from gradserve_testing import (
+    ConnectionFault,
+    ConnectionFaults,
+    Fault,
+    Faults,
+    FaultyProxy,
+    ServerProcess,
+    ServerThread,
+)
 
 __all__ = ["ConnectionFault", "ConnectionFaults", "Fault", "Faults", "FaultyProxy", "ServerProcess", "ServerThread"]
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradserve_ray.directory import SeenMember
 from gradserve_server.commands.servers import connection_options, tls_of
 from gradserve_server.commands.wording import echo_json, json_option, table, tell, tell_problem
 from gradserve_server.config.settings import Setting, SettingsError, make_config
-from gradserve_server.on_ray.directory import SeenMember
 from gradserve_server.runtime.extras import install_command
 from gradserve_server.runtime.process import silence_grpc
 
@@ -33,7 +33,7 @@ ray_address_option = click.option(
 @contextmanager
 def ray_errors() -> Iterator[None]:
     """Turns errors of clusters and a missing extra into messages."""
-    from gradserve_server.on_ray.directory import ClusterError
+    from gradserve_ray.directory import ClusterError
 
     try:
         yield
@@ -101,14 +101,14 @@ def up(
     """
     _check_plan(name, servers, flags)
     with ray_errors():
-        from gradserve_server.on_ray.local_ray import runs_here, start_local_ray, stop_local_ray
+        from gradserve_ray.local_ray import runs_here, start_local_ray, stop_local_ray
 
         local_ray = None
         if address == "local" or (address is None and not runs_here()):
             address, local_ray = start_local_ray(servers * cpus_per_server, timeout)
 
-        from gradserve_server.on_ray.cluster import command_on_ray, start_cluster
-        from gradserve_server.on_ray.directory import ClusterPlan
+        from gradserve_ray.cluster import command_on_ray, start_cluster
+        from gradserve_ray.directory import ClusterPlan
 
         path = None if state_dir is None else state_dir.absolute()
         plan = ClusterPlan(name, servers, cpus_per_server, gpus_per_server, path, flags, timeout)
@@ -149,9 +149,9 @@ def down(name: str | None, timeout: float, address: str | None) -> None:
     A Ray that was started by `gradserve cluster up` ends with its last cluster. State directories stay.
     """
     with ray_errors():
-        from gradserve_server.on_ray.cluster import command_on_ray, stop_cluster
-        from gradserve_server.on_ray.local_ray import stop_local_ray
-        from gradserve_server.on_ray.member import only_cluster
+        from gradserve_ray.cluster import command_on_ray, stop_cluster
+        from gradserve_ray.local_ray import stop_local_ray
+        from gradserve_ray.member import only_cluster
 
         with command_on_ray(address):
             name = name or only_cluster()
@@ -184,9 +184,9 @@ def resize(name: str | None, servers: int, timeout: float, drop_volatile: bool, 
     """
     make_config({"cluster": Setting("x", "NAME"), "cluster_size": Setting(servers, "--servers")})
     with ray_errors():
-        from gradserve_server.on_ray.cluster import command_on_ray
-        from gradserve_server.on_ray.member import only_cluster
-        from gradserve_server.on_ray.resizing import resize_cluster
+        from gradserve_ray.cluster import command_on_ray
+        from gradserve_ray.member import only_cluster
+        from gradserve_ray.resizing import resize_cluster
 
         with command_on_ray(address):
             name = name or only_cluster()
@@ -212,8 +212,8 @@ def status(name: str | None, as_json: bool, address: str | None, timeout: float,
     """
     silence_grpc()
     with ray_errors():
-        from gradserve_server.on_ray.cluster import command_on_ray, look_at_cluster
-        from gradserve_server.on_ray.member import only_cluster
+        from gradserve_ray.cluster import command_on_ray, look_at_cluster
+        from gradserve_ray.member import only_cluster
 
         with command_on_ray(address):
             name = name or only_cluster()

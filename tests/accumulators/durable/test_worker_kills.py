@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import gradserve
 from gradserve_server.config import ServerConfig, StateConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.accumulators.busy_worker import LEVELS, NUM_WORKERS, accumulator, total_of, work
 from tests.accumulators.forks import FORKS
 from tests.servers.polling import PATIENCE_SECONDS, eventually

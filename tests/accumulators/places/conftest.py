@@ -7,7 +7,7 @@ import pytest
 
 import gradserve
 from gradserve_server.config import RuntimeConfig, ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.devices.cuda.stand_in.gpu.settings import Settings
 from tests.devices.cuda.stand_in.installing import installed
 from tests.servers.polling import PATIENCE_SECONDS

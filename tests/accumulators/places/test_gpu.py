@@ -12,7 +12,7 @@ from gradserve_server.devices.cuda.reduction import SUMS, CudaReducer, SumsKey
 from gradserve_server.devices.device import Place
 from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.devices.cuda.reduction.test_emulated import SIZES, arrays, assert_same_bits
 
 pytestmark = pytest.mark.cuda

@@ -15,7 +15,7 @@ from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_protocol.v1.accumulator_service_pb2_grpc import AccumulatorServiceStub
 from gradserve_server.app import Server
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS
 
 F32 = np.float32

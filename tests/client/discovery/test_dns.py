@@ -14,7 +14,7 @@ import gradserve.aio
 from gradserve.discovery import dns as discovery
 from gradserve_server.config import ServerConfig
 from gradserve_server.config.servers import ClusterConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.client.discovery.name_server import NameServer, name_server
 from tests.cluster.servers import name_at
 from tests.servers.runtime import NOT_WARMED_UP

@@ -18,7 +18,7 @@ from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.config import ServerConfig
 from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.tensors.store import TensorStore
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 from tests.servers.runtime import NOT_WARMED_UP
 

@@ -22,7 +22,7 @@ from gradserve.transport.progress import ProgressLine, TransferProgress
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport
 from gradserve_protocol.tls import client_certificates
 from gradserve_server.config import ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.certificates import Certificates, make_certificates
 from tests.servers.connecting import connect_with, connect_with_aio
 from tests.servers.polling import PATIENCE_SECONDS, eventually

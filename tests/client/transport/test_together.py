@@ -21,7 +21,7 @@ from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.settings import ConnectionSettings
 from gradserve_protocol.address import Address
 from gradserve_protocol.v1 import server_messages_pb2
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 
 T = TypeVar("T")

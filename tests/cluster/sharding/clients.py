@@ -10,7 +10,7 @@ import numpy as np
 import gradserve
 from gradserve.calls.accumulators.sharding import shard
 from gradserve_protocol import placement
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of
 
 WAYS: Sequence[Any] = ("grpc", "bulk", "shared_memory")

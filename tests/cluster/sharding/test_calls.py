@@ -11,7 +11,7 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve import ACCEPTED, STALE, IndexedSlices, Outcome
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, name_at, running_cluster
 from tests.cluster.sharding.clients import MODEL, WAYS, gradient, same, shards_of, small_pieces
 from tests.servers.polling import growing_limits

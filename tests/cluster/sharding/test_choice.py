@@ -8,7 +8,7 @@ import pytest
 
 import gradserve
 from gradserve import DenseSpec, SparseSpec
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, running_cluster
 
 MIB = {"w": DenseSpec("float32", (1 << 18,))}

@@ -16,8 +16,8 @@ import pytest
 import gradserve
 from gradserve.calls.accumulators.sharding import wire
 from gradserve.calls.accumulators.sharding.shard import LOST_FIELD
-from gradserve.testing.server_process import ServerProcess
 from gradserve_server.config.servers import ClusterConfig
+from gradserve_testing.server_process import ServerProcess
 from tests.cluster.servers import name_at
 from tests.cluster.sharding.clients import small_pieces
 from tests.cluster.sharding.stages import NUM_SERVERS, STAGES, stopping_client

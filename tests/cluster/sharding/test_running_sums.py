@@ -14,7 +14,7 @@ from gradserve.calls.accumulators.wire import Given
 from gradserve.calls.identity import RequestIds
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.sharding.running_sum import RunningSum
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, running_cluster
 from tests.servers.polling import PATIENCE_SECONDS
 

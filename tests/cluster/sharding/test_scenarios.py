@@ -10,7 +10,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.accumulators.scenarios.faces import Acc, AioAcc, BlockingAcc, Face, Shape, rows
 from tests.accumulators.test_scenarios import *  # noqa: F403  all of them, with the faces of this module
 from tests.cluster.servers import addresses_of, running_cluster

@@ -33,7 +33,7 @@ from gradserve_server.ops.cudnn_rnn.cuda.family import ContentTags, CudaCudnnRnn
 from gradserve_server.ops.cudnn_rnn.declaration import plan_forward as plan_network
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import ForwardAttributes as NetworkAttributes
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.ops.cudnn_rnn.cuda.test_gpu import LENGTHS, make_call, put
 from tests.ops.cudnn_rnn.cuda.test_tag import expected as expected_tag
 from tests.servers.polling import PATIENCE_SECONDS

@@ -14,7 +14,7 @@ import gradserve
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.chain import Call, Handle, Interceptor
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import METHODS
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 import grpc
 import psutil
 
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.fuzz.targets import recording
 from tests.fuzz.targets.target import Found
 from tests.servers.polling import PATIENCE_SECONDS, eventually

@@ -15,7 +15,7 @@ from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.layers.batch_norm.computation import make_layer_families
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.golden.batch_norm_layer import LayerCase, assert_call, load_layer_cases
 from tests.layers.bench import LayerBench
 from tests.layers.recorded import GRADIENTS, check_recorded

@@ -8,7 +8,7 @@ from playwright.async_api import expect
 
 import gradserve
 from gradserve_server.config import ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.observe.http_client import url_of
 from tests.observe.page.open_page import OpenPage
 from tests.servers.polling import PATIENCE_SECONDS

@@ -12,7 +12,7 @@ from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.listeners.grpc.listener import ClientKeepalive, GrpcListener
 from gradserve_server.runtime.timing import Turn
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.clocks import SkippingClock
 from tests.servers.processes import ended
 

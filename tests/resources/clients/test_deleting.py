@@ -11,7 +11,7 @@ from gradserve.calls.exchange import TimeLimits
 from gradserve.testing import FaultyProxy
 from gradserve.transport.settings import ConnectionSettings, Transport
 from gradserve_server.config import RuntimeConfig, ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.resources.clients.aging_server import AgingServer, num_held, num_private
 from tests.servers.connecting import connect_with
 from tests.servers.polling import PATIENCE_SECONDS, eventually

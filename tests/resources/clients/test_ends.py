@@ -9,7 +9,7 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve_server.config import LeaseConfig, ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.resources.clients.aging_server import CLIENT_LEASE, AgingServer, num_held, num_private, pass_time, program
 from tests.resources.program import NUM_MADE
 from tests.servers.polling import PATIENCE_SECONDS, eventually

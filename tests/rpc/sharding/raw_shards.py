@@ -15,7 +15,7 @@ from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.parts import Parts
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.raw_calls import Failure, RawCalls
 from tests.servers.runtime import NOT_WARMED_UP
 

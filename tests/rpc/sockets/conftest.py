@@ -17,7 +17,7 @@ from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.security.tls import server_certificates
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.certificates import Certificates, make_certificates
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import eventually

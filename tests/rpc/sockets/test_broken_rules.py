@@ -15,7 +15,7 @@ from gradserve_protocol.frames import PROTOCOL, FrameHeader, FrameKind, Segment,
 from gradserve_protocol.tensors import Contents
 from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2, server_messages_pb2, tensor_messages_pb2
 from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.rpc.sockets.conftest import LIMITS, MIB, Connect, connector, use_of
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import eventually

@@ -11,7 +11,7 @@ from gradserve_protocol.tensors import Contents
 from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2, tensor_messages_pb2, tensor_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.rpc.sockets.conftest import MIB, bulk_over_tls, connector, use_of
 from tests.rpc.sockets.test_broken_rules import Info, answers, call_frame
 from tests.servers.certificates import Certificates

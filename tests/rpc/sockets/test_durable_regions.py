@@ -10,7 +10,7 @@ from gradserve_protocol.frames import Segment
 from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2
 from gradserve_server.commands.cli import cli
 from gradserve_server.config import RuntimeConfig, ServerConfig, StateConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.rpc.sockets.conftest import connector
 from tests.rpc.sockets.test_attacked_regions import NUM_BYTES, SIZE, again_and_again, loosely_sealed, rewrite
 from tests.rpc.sockets.test_regions import beside, hand_over

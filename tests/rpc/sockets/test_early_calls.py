@@ -13,7 +13,7 @@ from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.accumulators import incoming as arriving
 from gradserve_server.devices.host.reduction import Reducer
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.rpc.sockets.conftest import MIB, Connect
 from tests.servers.frames import FrameClient
 from tests.servers.polling import PATIENCE_SECONDS

@@ -15,7 +15,7 @@ from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, tensor_messages_pb2
 from gradserve_server.app import Server
 from gradserve_server.observe.calls import MethodCalls
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.rpc.sharding.raw_shards import OTHER, ROWS, gradient, request_id, running
 from tests.rpc.sockets.conftest import Connect, connector
 from tests.rpc.sockets.test_regions import PAGE, beside, make_accumulator, take, with_region

@@ -12,12 +12,12 @@ import pytest
 from pydantic import ValidationError
 
 import gradserve
-from gradserve.testing.ports import free_port
 from gradserve_protocol.memory.sealed import machine_id
 from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import ListenConfig, ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
+from gradserve_testing.ports import free_port
 from tests.rpc.sockets.conftest import connector
 from tests.rpc.sockets.test_broken_rules import answers
 from tests.servers.frames import issue_ticket

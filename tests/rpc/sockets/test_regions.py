@@ -25,7 +25,7 @@ from gradserve_protocol.v1 import (
     tensor_pb2,
 )
 from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.rpc.sockets.conftest import LIMITS, MIB, Connect, use_of
 from tests.rpc.sockets.test_broken_rules import Info, answers, call_frame, refused
 from tests.servers.frames import FrameClient, issue_ticket

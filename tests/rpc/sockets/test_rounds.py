@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from gradserve_protocol.frames import FrameHeader, FrameKind
 from gradserve_protocol.tensors import Contents
 from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.rpc.sockets.conftest import Connect
 from tests.rpc.sockets.test_regions import make_accumulator
 from tests.servers.polling import eventually

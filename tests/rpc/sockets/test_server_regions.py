@@ -15,7 +15,7 @@ from gradserve_protocol.memory.sealed import map_region
 from gradserve_protocol.v1 import server_messages_pb2, tensor_messages_pb2
 from gradserve_server.app import Server
 from gradserve_server.devices.host.shared_blocks import SharedAverages, SharedBlock, block_of
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.rpc.sockets.conftest import Connect, connector
 from tests.rpc.sockets.test_broken_rules import answers, refused
 from tests.servers.frames import Frame, FrameClient

@@ -12,7 +12,7 @@ import pytest
 import gradserve
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.sharding.clients import MODEL, gradient, same
 from tests.servers.polling import eventually
 from tests.servers.raw_calls import RawCalls

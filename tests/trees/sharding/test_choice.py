@@ -8,7 +8,7 @@ import pytest
 
 import gradserve
 from gradserve import DenseSpec, SparseSpec
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, running_cluster
 from tests.cluster.sharding.clients import shards_of
 from tests.trees.servers import aggregator, running_tree

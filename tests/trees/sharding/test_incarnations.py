@@ -11,7 +11,7 @@ import gradserve
 from gradserve_server.config import ServerConfig
 from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.parts import Parts
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, name_at
 from tests.cluster.sharding.clients import MODEL, gradient, same, shards_of, small_pieces
 from tests.servers.polling import PATIENCE_SECONDS

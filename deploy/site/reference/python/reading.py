@@ -22,7 +22,11 @@ from deploy.site.reference.python.signatures import laid_out, of_callable, of_de
 def read_modules(names: Iterable[str]) -> dict[str, tuple[Documented, ...]]:
     """Returns what each of some modules of the client publishes: functions first, then classes, then values."""
     package = griffe.load(
-        "gradserve", search_paths=[ROOT / "client"], allow_inspection=False, resolve_aliases=True, resolve_external=True
+        "gradserve",
+        search_paths=[ROOT / "client", ROOT / "server"],
+        allow_inspection=False,
+        resolve_aliases=True,
+        resolve_external=True,
     )
     return {name: tuple(sorted(_module(package, name), key=_kind)) for name in names}
 

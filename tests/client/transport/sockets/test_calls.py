@@ -25,7 +25,7 @@ from gradserve.testing import FaultyProxy
 from gradserve.transport.settings import ConnectionSettings, Keepalive, SocketSettings, Transport
 from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.config import ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.announcing import announce, bulk_address
 from tests.servers.connecting import NO_RETRIES, connect_with, connect_with_aio, no_server
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async

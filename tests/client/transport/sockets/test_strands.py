@@ -23,7 +23,7 @@ from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.steps import Conversation, Fill, Receive, Send
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.config import ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.servers.connecting import NO_RETRIES, connect_with, connect_with_aio
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP

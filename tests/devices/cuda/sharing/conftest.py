@@ -9,7 +9,7 @@ import pytest
 from gradserve.testing import ServerProcess
 from gradserve_protocol.gpu import GpuArray
 from gradserve_server.config import RuntimeConfig, ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.devices.cuda.stand_in.gpu.settings import Settings
 from tests.devices.cuda.stand_in.installing import StandIn
 

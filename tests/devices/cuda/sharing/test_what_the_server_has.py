@@ -14,7 +14,7 @@ import pytest
 import gradserve
 from gradserve_server.rpc.listeners.sockets import context as gpu_access
 from gradserve_server.rpc.listeners.sockets.context import GpuAccess
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.devices.cuda.stand_in.gpu.settings import Settings
 from tests.devices.cuda.stand_in.installing import StandIn
 from tests.servers.polling import PATIENCE_SECONDS, eventually

@@ -8,7 +8,7 @@ import pytest
 import gradserve
 from gradserve.testing import ServerProcess
 from gradserve_server.config import RuntimeConfig, ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.devices.cuda.stand_in.gpu.settings import Settings
 from tests.devices.cuda.stand_in.installing import StandIn, installed
 from tests.servers.polling import PATIENCE_SECONDS

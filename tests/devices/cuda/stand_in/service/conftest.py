@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradserve_server.config import RuntimeConfig, ServerConfig
-from gradserve_server.testing import LocalServer
+from gradserve_testing import LocalServer
 from tests.devices.cuda.stand_in.gpu.settings import Settings
 from tests.devices.cuda.stand_in.installing import StandIn, installed
 

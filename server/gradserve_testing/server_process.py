@@ -10,7 +10,7 @@ from typing import Self
 
 import psutil
 
-from gradserve.testing.ports import free_ports
+from gradserve_testing.ports import free_ports
 
 _PATIENCE_SECONDS = 120.0
 _LOOK_SECONDS = 0.01

@@ -17,7 +17,7 @@ from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.chain import Call, Handle
 from gradserve_server.rpc.services import SERVICES
-from gradserve_server.testing import LocalServer
+from gradserve_testing.local_server import LocalServer
 
 _Happen: TypeAlias = Callable[[Handle, Any, Call], Awaitable[Any]]
 _METHODS: dict[str, MethodDescriptor] = {method.name: method for service in SERVICES for method in service.methods}

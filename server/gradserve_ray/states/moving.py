@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gradserve_protocol.placement import home_of
-from gradserve_server.accumulators.durable.movable import Key, Rows
-from gradserve_server.accumulators.journal import PartKey, Staged
-from gradserve_server.resizing.mark import DecidedSize, ResizeMark
-from gradserve_server.resizing.member_state import (
+from gradserve_ray.states.mark import DecidedSize, ResizeMark
+from gradserve_ray.states.member_state import (
     AnnouncementError,
     Contents,
     MoveError,
     PartDigests,
     UnknownOutcomeError,
 )
-from gradserve_server.resizing.resharding import Division, Resharding, reshardings
+from gradserve_ray.states.resharding import Division, Resharding, reshardings
+from gradserve_server.accumulators.durable.movable import Key, Rows
+from gradserve_server.accumulators.journal import PartKey, Staged
 
 
 class StateAccess(Protocol):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from gradserve_server.on_ray.directory import ClusterError, LocalRay
+from gradserve_ray.directory import ClusterError, LocalRay
 
 LOOPBACK = "127.0.0.1"
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from gradserve_ray.states import mark as marks
+from gradserve_ray.states.mark import DecidedSize, ResizeMark
 from gradserve_server.accumulators.durable.movable import (
     Key,
     MovableAccumulator,
@@ -28,8 +30,6 @@ from gradserve_server.accumulators.durable.movable import (
 from gradserve_server.accumulators.durable.records import newest_number, number_change
 from gradserve_server.accumulators.durable.unsharding import unshard
 from gradserve_server.accumulators.journal import PartKey, Staged
-from gradserve_server.resizing import mark as marks
-from gradserve_server.resizing.mark import DecidedSize, ResizeMark
 from gradserve_server.storage.directory import StateDirectory, StateError
 from gradserve_server.storage.store import Change, StateStore
 

@@ -14,13 +14,13 @@ from ray.util import list_named_actors
 
 from gradserve.discovery.ray import NAMESPACE, directory_name
 from gradserve_protocol.lasting import lasting_thread
+from gradserve_ray.directory import ClusterError, ClusterPlan, LocalRay, MemberRecord
+from gradserve_ray.states.mark import DecidedSize, ResizeMark
+from gradserve_ray.states.member_state import Contents, MemberState, PartDigests
+from gradserve_ray.supervision import Place, Supervisor
 from gradserve_server.accumulators.durable.movable import Key, MovableAccumulator, Rows, Slices
 from gradserve_server.accumulators.journal import PartKey, Staged
 from gradserve_server.accumulators.round_hold import HeldRounds
-from gradserve_server.on_ray.directory import ClusterError, ClusterPlan, LocalRay, MemberRecord
-from gradserve_server.on_ray.supervision import Place, Supervisor
-from gradserve_server.resizing.mark import DecidedSize, ResizeMark
-from gradserve_server.resizing.member_state import Contents, MemberState, PartDigests
 from gradserve_server.storage.directory import StateError
 
 REPLY_SECONDS = 30.0

@@ -1,4 +1,4 @@
-"""Becomes a server that ends when its actor does: `python -m gradserve_server.on_ray.bound_process PARENT FLAG...`.
+"""Becomes a server that ends when its actor does: `python -m gradserve_ray.bound_process PARENT FLAG...`.
 
 Ray ends actors with SIGKILL, and a server that outlived its actor would keep its port and its state directory from the
 next one.

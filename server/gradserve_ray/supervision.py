@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from gradserve_protocol.address import Address
+from gradserve_ray.directory import MemberRecord, MemberState
 from gradserve_server.accumulators.round_hold import HeldRounds
-from gradserve_server.on_ray.directory import MemberRecord, MemberState
 from gradserve_server.storage.directory import StateError
 
 REPORT_SECONDS = 2.0
@@ -188,7 +188,7 @@ class ServerProcess:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
-                    *("-m", "gradserve_server.on_ray.bound_process", str(os.getpid())),
+                    *("-m", "gradserve_ray.bound_process", str(os.getpid())),
                     *self._flags,
                     *("--address-file", str(self._address_file)),
                     *("--rounds-file", str(self._rounds_file)),

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gradserve.discovery.ray import NAMESPACE, connected_to_ray, directory_name
 from gradserve.errors import UnavailableError
-from gradserve_server.on_ray.directory import (
+from gradserve_ray.directory import (
     ClusterError,
     ClusterPlan,
     Directory,
@@ -25,8 +25,8 @@ from gradserve_server.on_ray.directory import (
     MemberState,
     SeenMember,
 )
-from gradserve_server.on_ray.local_ray import LOOPBACK, runs_here
-from gradserve_server.on_ray.member import (
+from gradserve_ray.local_ray import LOOPBACK, runs_here
+from gradserve_ray.member import (
     REPLY_SECONDS,
     Member,
     clusters,
@@ -36,7 +36,7 @@ from gradserve_server.on_ray.member import (
     member_indexes,
     member_name,
 )
-from gradserve_server.on_ray.supervision import REPORT_SECONDS
+from gradserve_ray.supervision import REPORT_SECONDS
 
 _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.2

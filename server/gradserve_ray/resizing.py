@@ -14,10 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import get_placement_group, placement_group_table
 
 from gradserve.discovery.ray import directory_name
-from gradserve_server.accumulators.durable.movable import Key, Rows
-from gradserve_server.accumulators.journal import PartKey, Staged
-from gradserve_server.accumulators.round_hold import HeldRounds
-from gradserve_server.on_ray.cluster import (
+from gradserve_ray.cluster import (
     MemberPlace,
     end_members,
     give_back,
@@ -26,18 +23,21 @@ from gradserve_server.on_ray.cluster import (
     start_member,
     wait_until_running,
 )
-from gradserve_server.on_ray.directory import ClusterError, ClusterPlan
-from gradserve_server.on_ray.local_ray import LOOPBACK
-from gradserve_server.on_ray.member import REPLY_SECONDS, directory_of, find_actor, member_name
-from gradserve_server.resizing.mark import DecidedSize, ResizeMark
-from gradserve_server.resizing.member_state import (
+from gradserve_ray.directory import ClusterError, ClusterPlan
+from gradserve_ray.local_ray import LOOPBACK
+from gradserve_ray.member import REPLY_SECONDS, directory_of, find_actor, member_name
+from gradserve_ray.states.mark import DecidedSize, ResizeMark
+from gradserve_ray.states.member_state import (
     AnnouncementError,
     Contents,
     MoveError,
     PartDigests,
     UnknownOutcomeError,
 )
-from gradserve_server.resizing.moving import Move, move_accumulators
+from gradserve_ray.states.moving import Move, move_accumulators
+from gradserve_server.accumulators.durable.movable import Key, Rows
+from gradserve_server.accumulators.journal import PartKey, Staged
+from gradserve_server.accumulators.round_hold import HeldRounds
 
 _LOOK_SECONDS = 0.1
 _MOST_NAMED = 10

@@ -1,0 +1,23 @@
+"""The test kit: real servers in a thread or a process, and faults by name, in the server and in its network.
+
+Users import it as `gradserve.testing`, and the fixtures of pytest as `gradserve.testing.fixtures`; `LocalServer`, whose
+insides tests may look at, is for our own tests. Needs the extra `server`. Nothing but tests needs this package.
+"""
+
+import gradserve_server.runtime.installed  # noqa: F401, I001  says which extra is missing, before anything else is imported
+
+from gradserve_testing.local_server import LocalServer
+from gradserve_testing.network import ConnectionFault, ConnectionFaults, FaultyProxy
+from gradserve_testing.server_process import ServerProcess
+from gradserve_testing.server_thread import Fault, Faults, ServerThread
+
+__all__ = [
+    "ConnectionFault",
+    "ConnectionFaults",
+    "Fault",
+    "Faults",
+    "FaultyProxy",
+    "LocalServer",
+    "ServerProcess",
+    "ServerThread",
+]
