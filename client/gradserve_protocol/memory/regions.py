@@ -19,7 +19,7 @@ from gradserve_protocol.errors import ResourceExhaustedError
 from gradserve_protocol.memory.pool import BufferPool, IdleMemory, block_size
 from gradserve_protocol.memory.sealed import make_private, make_region
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("gradserve")
 MIN_BYTES = 1 << 16
 """Sending a smaller array is faster than finding its region."""
 

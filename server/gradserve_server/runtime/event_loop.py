@@ -25,7 +25,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-_OWN_PACKAGE = __name__.partition(".")[0]
+_OWN_PACKAGES = "gradserve"
+"""The beginning of the names of all packages of the distribution."""
 _RUNS_THE_LOOP = "asyncio.runners"
 _WAITS = ("selectors", "asyncio.base_events", "asyncio.selector_events")
 """Modules in which asyncio's event loop is between two turns. If it is late there, others have the processor."""
@@ -99,7 +100,7 @@ def _functions(frame: FrameType) -> str:
     found: list[str] = []
     at: FrameType | None = frame
     while at is not None and _module(at) != _RUNS_THE_LOOP:
-        if _module(at).partition(".")[0] == _OWN_PACKAGE or (at is frame and _module(at) not in _WAITS):
+        if _module(at).startswith(_OWN_PACKAGES) or (at is frame and _module(at) not in _WAITS):
             found.append(f"{_module(at)}.{at.f_code.co_qualname}:{at.f_lineno}")
         at = at.f_back
     shown = found[::-1]
