@@ -73,17 +73,3 @@ def listed(names: Collection[str]) -> str:
     shown = ", ".join(map(quoted, islice(names, _SHOWN_ENTRIES)))
     more = f" and {len(names) - _SHOWN_ENTRIES} more" if len(names) > _SHOWN_ENTRIES else ""
     return f"[{shown}{more}]"
-
-
-def visible(text: str) -> str:
-    """Returns a text on one line, with control characters escaped, as `gradserve_protocol.printing.visible` does."""
-    if text.isascii() and text.isprintable():
-        return text
-    from gradserve_protocol.printing import visible
-
-    return visible(text)
-
-
-def visible_lines(text: str) -> str:
-    """Returns a text of several lines, each made visible and all but the first indented."""
-    return "\n  ".join(map(visible, text.split("\n")))

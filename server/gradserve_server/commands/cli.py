@@ -6,6 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from gradserve_demo.command import demo
+from gradserve_protocol.printing import visible_lines
 from gradserve_server.commands.bench import bench
 from gradserve_server.commands.cluster import cluster
 from gradserve_server.commands.credentials import certificates, token
@@ -16,7 +17,6 @@ from gradserve_server.commands.resources import ls, rm, show
 from gradserve_server.commands.serve import serve
 from gradserve_server.commands.state import state
 from gradserve_server.commands.top.command import top
-from gradserve_server.limits import visible_lines
 
 _SHELLS = ("bash", "zsh", "fish")
 

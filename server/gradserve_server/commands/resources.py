@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from gradserve_protocol.printing import visible
 from gradserve_server.commands.servers import (
     DEFAULT_ADDRESS,
     Answer,
@@ -32,7 +33,6 @@ from gradserve_server.commands.wording import (
     tell,
     tell_problem,
 )
-from gradserve_server.limits import visible
 from gradserve_server.runtime.process import silence_grpc
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # imported late: other commands do not need it, and start soo
 
 from collections.abc import Iterable
 
-from gradserve_server.limits import visible, visible_lines
+from gradserve_protocol.printing import visible, visible_lines
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gradserve_server.limits import visible, visible_lines
+from gradserve_protocol.printing import visible, visible_lines
 from gradserve_server.observe.call_record import CallRecord, current_call
 
 _log = logging.getLogger("gradserve_server.calls")
