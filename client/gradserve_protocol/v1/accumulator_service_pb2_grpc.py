@@ -43,29 +43,28 @@ class AccumulatorServiceStub(object):
     without any effect on the accumulator.
 
     An accumulator can be sharded over the servers of a cluster, which do not talk
-    to each other. Clients create it on all of them, with one spec, which says
-    what each server has. Its home alone decides about its rounds: it answers all
+    to each other. Clients create it on all of them, with one spec, which assigns
+    each server its shard. Its home alone decides about its rounds: it answers all
     the RPCs below for it, with gradients and averages that have no components.
-    To apply a gradient, a client first stages on each server what that has of
-    it, then asks the home, in ApplyGradient or PushPull with the same
-    request_id. To get an average, it asks the home in TakeGradient, ReadAverage or
-    PushPull, and then each server to reduce exactly the gradients that the home
-    has named. So what a server has can be lost or late, but never of another
-    round than what the others have.
+    To apply a gradient, a client first stages each server's shard of it there,
+    then asks the home, in ApplyGradient or PushPull with the same request_id. To
+    get an average, it asks the home in TakeGradient, ReadAverage or PushPull, and
+    then each server to reduce exactly the gradients that the home has named. So a
+    shard can be lost or late, but all shards of an average are of one round.
 
-    What a server has of it belongs to one incarnation of it at its home, which
-    clients name in all requests to other servers. Incarnations are opaque to
-    clients. Servers can tell which of two is later: they refuse requests for an
-    earlier one than theirs, with ABORTED and the field "home_incarnation"
+    A server's shard belongs to one incarnation of the accumulator at its home,
+    which clients name in all requests to other servers. Incarnations are opaque
+    to clients. Servers can tell which of two is later: they refuse requests for
+    an earlier one than theirs, with ABORTED and the field "home_incarnation"
     ("average.parts.home_incarnation" for ReduceGradients), and nothing has
-    changed. A client then asks the home whether the accumulator that it knows is
-    still there.
+    changed. A client then asks the home whether the accumulator that it knows
+    still exists.
 
     Every RPC that names an accumulator: INVALID_ARGUMENT if the name is empty;
     NOT_FOUND if there is no accumulator of this name (and incarnation); if its
     lifetime has ended, the message says why. Every RPC that waits: ABORTED if
-    the accumulator is deleted meanwhile, UNAVAILABLE if the server shuts down
-    meanwhile. See TensorService for the errors of every RPC.
+    the accumulator is deleted while it waits, UNAVAILABLE if the server shuts
+    down. See TensorService for the errors of every RPC.
     """
 
     def __init__(self, channel):
@@ -164,29 +163,28 @@ class AccumulatorServiceServicer(object):
     without any effect on the accumulator.
 
     An accumulator can be sharded over the servers of a cluster, which do not talk
-    to each other. Clients create it on all of them, with one spec, which says
-    what each server has. Its home alone decides about its rounds: it answers all
+    to each other. Clients create it on all of them, with one spec, which assigns
+    each server its shard. Its home alone decides about its rounds: it answers all
     the RPCs below for it, with gradients and averages that have no components.
-    To apply a gradient, a client first stages on each server what that has of
-    it, then asks the home, in ApplyGradient or PushPull with the same
-    request_id. To get an average, it asks the home in TakeGradient, ReadAverage or
-    PushPull, and then each server to reduce exactly the gradients that the home
-    has named. So what a server has can be lost or late, but never of another
-    round than what the others have.
+    To apply a gradient, a client first stages each server's shard of it there,
+    then asks the home, in ApplyGradient or PushPull with the same request_id. To
+    get an average, it asks the home in TakeGradient, ReadAverage or PushPull, and
+    then each server to reduce exactly the gradients that the home has named. So a
+    shard can be lost or late, but all shards of an average are of one round.
 
-    What a server has of it belongs to one incarnation of it at its home, which
-    clients name in all requests to other servers. Incarnations are opaque to
-    clients. Servers can tell which of two is later: they refuse requests for an
-    earlier one than theirs, with ABORTED and the field "home_incarnation"
+    A server's shard belongs to one incarnation of the accumulator at its home,
+    which clients name in all requests to other servers. Incarnations are opaque
+    to clients. Servers can tell which of two is later: they refuse requests for
+    an earlier one than theirs, with ABORTED and the field "home_incarnation"
     ("average.parts.home_incarnation" for ReduceGradients), and nothing has
-    changed. A client then asks the home whether the accumulator that it knows is
-    still there.
+    changed. A client then asks the home whether the accumulator that it knows
+    still exists.
 
     Every RPC that names an accumulator: INVALID_ARGUMENT if the name is empty;
     NOT_FOUND if there is no accumulator of this name (and incarnation); if its
     lifetime has ended, the message says why. Every RPC that waits: ABORTED if
-    the accumulator is deleted meanwhile, UNAVAILABLE if the server shuts down
-    meanwhile. See TensorService for the errors of every RPC.
+    the accumulator is deleted while it waits, UNAVAILABLE if the server shuts
+    down. See TensorService for the errors of every RPC.
     """
 
     def CreateAccumulator(self, request, context):
@@ -198,8 +196,8 @@ class AccumulatorServiceServicer(object):
         long, too many components or dimensions.
         ALREADY_EXISTS: the name is taken by an accumulator with another spec or
         lifetime; the message names the fields that differ.
-        ABORTED (field "home_incarnation"): this server is not the home, and the
-        incarnation there was deleted since. A client begins again at the home.
+        ABORTED (field "home_incarnation"): this server is not the home, and that
+        incarnation was deleted since. A client starts again at the home.
         RESOURCE_EXHAUSTED: too many accumulators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -261,8 +259,8 @@ class AccumulatorServiceServicer(object):
         Retry: safe with a request_id: an average whose reply was lost is returned
         again as long as it is kept. Without one, the average would be lost.
 
-        INVALID_ARGUMENT: num_required is below 1; answered at once, whoever else
-        is waiting.
+        INVALID_ARGUMENT: num_required is below 1; answered at once, regardless of
+        other waiting calls.
         DEADLINE_EXCEEDED: not enough gradients in time; the message says how many
         are in, from which workers, and which workers of the previous round are
         missing.
@@ -331,11 +329,11 @@ class AccumulatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def EndEpoch(self, request, context):
-        """Ends the epoch of a sharded accumulator at its home, and says which gradients
-        count: of those that were staged before, no others ever will. Who has staged
-        a gradient and not made its call yet stages it again; see
-        ApplyGradientRequest.epoch. For servers that run out of memory, and for those
-        that hold gradients of clients that have ended; see ForgetGradients.
+        """Ends the epoch of a sharded accumulator at its home, and returns the
+        gradients that count: no other gradient staged before ever will. A client
+        that has staged a gradient and not made its call yet stages it again; see
+        ApplyGradientRequest.epoch. Servers that run out of memory, or hold gradients
+        of clients that have ended, need this; see ForgetGradients.
 
         Blocking: never waits for other workers.
         Retry: safe; ends another epoch.
@@ -348,8 +346,8 @@ class AccumulatorServiceServicer(object):
 
     def ForgetGradients(self, request, context):
         """Forgets the gradients of a sharded accumulator that were staged in earlier
-        epochs and do not count, as its home has answered to EndEpoch. Those that
-        were staged without an epoch, and have no call yet, get client_lease for it.
+        epochs and, by the home's answer to EndEpoch, do not count. Gradients that
+        were staged without an epoch are kept for client_lease, for their call.
 
         Retry: safe.
 
@@ -361,8 +359,8 @@ class AccumulatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StageGradient(self, request, context):
-        """Holds a gradient, or what this server has of it, for a round of a sharded
-        accumulator. It has no effect until the home has accepted it and somebody
+        """Holds a gradient, or this server's shard of it, for a round of a sharded
+        accumulator. It has no effect until the home has accepted it and a client
         reduces its round.
 
         Blocking: never waits for other workers. At DURABILITY_ROUND or higher, it
@@ -373,15 +371,15 @@ class AccumulatorServiceServicer(object):
         the gradient does not fit, see ApplyGradient. NOT_FOUND: unknown accumulator,
         or only an earlier one, or unknown tensor handle: a client that finds the
         accumulator at its home creates it here again. ABORTED (field
-        "home_incarnation"): it was deleted since, and there is a later one.
+        "home_incarnation"): it was deleted, and a later one exists.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReduceGradients(self, request, context):
-        """Returns what this server has of the average of a round of a sharded
-        accumulator: the staged gradients that the home has named, in that order.
+        """Returns this server's shard of the average of a round of a sharded
+        accumulator: of the staged gradients that the home has named, in that order.
 
         Blocking: while it computes. Every call for the same round gets the same
         average, as long as the home keeps that of the round.
@@ -392,9 +390,9 @@ class AccumulatorServiceServicer(object):
         NOT_FOUND, ABORTED (field "average.parts.home_incarnation"): as for
         StageGradient.
         ABORTED (field "average.parts.part_ids"): a gradient of the round is not
-        here, since the server was started again and has lost it, since the round is
-        long over, or since it was added up with one that the home did not accept
-        (see StageGradientRequest.can_stage_again). Workers that still have their
+        here, because a restart of the server lost it, because the round is long
+        over, or because it was added to one that the home did not accept (see
+        StageGradientRequest.can_stage_again). Workers that still have their
         gradient stage it again, and the call can then be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -500,29 +498,28 @@ class AccumulatorService(object):
     without any effect on the accumulator.
 
     An accumulator can be sharded over the servers of a cluster, which do not talk
-    to each other. Clients create it on all of them, with one spec, which says
-    what each server has. Its home alone decides about its rounds: it answers all
+    to each other. Clients create it on all of them, with one spec, which assigns
+    each server its shard. Its home alone decides about its rounds: it answers all
     the RPCs below for it, with gradients and averages that have no components.
-    To apply a gradient, a client first stages on each server what that has of
-    it, then asks the home, in ApplyGradient or PushPull with the same
-    request_id. To get an average, it asks the home in TakeGradient, ReadAverage or
-    PushPull, and then each server to reduce exactly the gradients that the home
-    has named. So what a server has can be lost or late, but never of another
-    round than what the others have.
+    To apply a gradient, a client first stages each server's shard of it there,
+    then asks the home, in ApplyGradient or PushPull with the same request_id. To
+    get an average, it asks the home in TakeGradient, ReadAverage or PushPull, and
+    then each server to reduce exactly the gradients that the home has named. So a
+    shard can be lost or late, but all shards of an average are of one round.
 
-    What a server has of it belongs to one incarnation of it at its home, which
-    clients name in all requests to other servers. Incarnations are opaque to
-    clients. Servers can tell which of two is later: they refuse requests for an
-    earlier one than theirs, with ABORTED and the field "home_incarnation"
+    A server's shard belongs to one incarnation of the accumulator at its home,
+    which clients name in all requests to other servers. Incarnations are opaque
+    to clients. Servers can tell which of two is later: they refuse requests for
+    an earlier one than theirs, with ABORTED and the field "home_incarnation"
     ("average.parts.home_incarnation" for ReduceGradients), and nothing has
-    changed. A client then asks the home whether the accumulator that it knows is
-    still there.
+    changed. A client then asks the home whether the accumulator that it knows
+    still exists.
 
     Every RPC that names an accumulator: INVALID_ARGUMENT if the name is empty;
     NOT_FOUND if there is no accumulator of this name (and incarnation); if its
     lifetime has ended, the message says why. Every RPC that waits: ABORTED if
-    the accumulator is deleted meanwhile, UNAVAILABLE if the server shuts down
-    meanwhile. See TensorService for the errors of every RPC.
+    the accumulator is deleted while it waits, UNAVAILABLE if the server shuts
+    down. See TensorService for the errors of every RPC.
     """
 
     @staticmethod

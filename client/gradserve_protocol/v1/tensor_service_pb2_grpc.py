@@ -28,7 +28,7 @@ if _version_not_supported:
 class TensorServiceStub(object):
     """Stores tensors on the server under leased handles.
 
-    A handle is an unguessable string. Whoever has it can read and delete the
+    A handle is an unguessable string. Everyone who has it can read and delete the
     tensor; on a server with access control, only the identity that stored it and
     admins can. A stored tensor lives until it is deleted, or released by an RPC that
     used it, or until its lease runs out because nobody used it. It never
@@ -88,7 +88,7 @@ class TensorServiceStub(object):
 class TensorServiceServicer(object):
     """Stores tensors on the server under leased handles.
 
-    A handle is an unguessable string. Whoever has it can read and delete the
+    A handle is an unguessable string. Everyone who has it can read and delete the
     tensor; on a server with access control, only the identity that stored it and
     admins can. A stored tensor lives until it is deleted, or released by an RPC that
     used it, or until its lease runs out because nobody used it. It never
@@ -246,7 +246,7 @@ def add_TensorServiceServicer_to_server(servicer, server):
 class TensorService(object):
     """Stores tensors on the server under leased handles.
 
-    A handle is an unguessable string. Whoever has it can read and delete the
+    A handle is an unguessable string. Everyone who has it can read and delete the
     tensor; on a server with access control, only the identity that stored it and
     admins can. A stored tensor lives until it is deleted, or released by an RPC that
     used it, or until its lease runs out because nobody used it. It never
