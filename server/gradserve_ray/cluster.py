@@ -269,7 +269,7 @@ def give_back(group: str) -> None:
 
 
 def kill(actor: Any) -> None:
-    """Ends an actor for good, if it is there."""
+    """Ends an actor, if there is one, without letting Ray restart it."""
     if actor is not None:
         with suppress(RayError, ValueError):
             ray.kill(actor, no_restart=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class ClusterError(Exception):
-    """A cluster could not be started, found or ended; the message is for whoever has asked for it."""
+    """A cluster could not be started, found or ended; the message is for the user of the command."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class ClusterPlan:
 
 
 class Directory:
-    """Knows the servers of a cluster in their order.
+    """The servers of a cluster, in their order.
 
-    The actors of the servers report every few seconds, so one that Ray has started again soon knows all of them. How
-    many there are since the cluster has changed its size it learns from them as well, before they start their servers:
-    the state directory of server 0 has it, whoever else has forgotten.
+    The actors of the servers report every few seconds, so a directory that Ray has restarted soon knows all of them.
+    Before they start their servers, the actors also report the cluster's size, which the state directory of server 0
+    keeps.
     """
 
     def __init__(self, size: int, local_ray: LocalRay | None, plan: ClusterPlan | None = None) -> None:
@@ -68,8 +68,8 @@ class Directory:
         Args:
             index: The number of the server.
             node: The IP address of its node.
-            epoch: How often the cluster has changed its size, as far as the actor of the server knows.
-            size: The number of servers that it has since then.
+            epoch: The number of size changes that the server's actor knows of.
+            size: The number of servers after the last of them.
         """
         self.resize(size, epoch)
         before = self._records[index] if index < self.size() else None

@@ -28,11 +28,11 @@ _STOP_SECONDS = 10.0
 """Seconds for its processes to end in order: Ray would wait for actors that others have left there."""
 _LOG_TAIL = 2000
 _OWN_FILES = 0o077
-"""The umask under which the token is made: whoever reads it can run code as this user."""
+"""The umask under which the token is made: anyone who reads it can run code as this user."""
 
 
 def runs_here() -> bool:
-    """True if a Ray runs on this machine, whoever has started it."""
+    """True if a Ray runs on this machine, regardless of who started it."""
     return any(each.info["name"] == _HEAD_PROCESS for each in psutil.process_iter(["name"]))
 
 

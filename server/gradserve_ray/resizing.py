@@ -127,7 +127,7 @@ def _size_now(directory: Any, plan: ClusterPlan) -> tuple[int, int]:
     """
     decided: DecidedSize | None = None
     first = find_actor(member_name(plan.name, 0))
-    with suppress(RayError):  # Whoever changes the size needs server 0, and says so.
+    with suppress(RayError):  # A command that changes the size needs server 0, and reports that itself.
         decided = first and ray.get(first.decided_size.remote(), timeout=REPLY_SECONDS)
     epoch: int = ray.get(directory.epoch.remote(), timeout=REPLY_SECONDS)
     if decided is not None and decided.epoch > epoch:

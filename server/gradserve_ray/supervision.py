@@ -131,8 +131,7 @@ class Place:
         node: The IP address of the node, on which it listens.
         flags: Flags of `gradserve serve`, but for the size of the cluster, which the directory knows.
         prepare: Called with that size before each start of the server; ends what an interrupted change of it has left.
-        decided: Returns how often the cluster has changed its size, and the number of servers since then, as far as
-            that is on disk here.
+        decided: Returns the epoch of the cluster's size and its number of servers, from the disk of this node.
     """
 
     index: int
@@ -143,7 +142,7 @@ class Place:
 
 
 class DirectoryClient(Protocol):
-    """The directory, as those who supervise servers see it."""
+    """The directory's interface for supervisors of servers."""
 
     def begin(self, index: int, node: str, epoch: int = 0, size: int = 0) -> MemberRecord:
         """Notes that a server is about to start, and what is known of the cluster's size; returns its record."""

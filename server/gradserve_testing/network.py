@@ -27,7 +27,7 @@ class ConnectionFault(Enum):
     CUT_REQUEST = "the connection is cut in the middle of the request"
     CUT_AFTER_REQUEST = "the request goes through, then the connection is cut"
     LATE_REQUEST = "the client's side is cut, and the request goes through later, behind another one"
-    DROP_REPLY = "the connection is cut when the reply comes, of which nothing is passed on"
+    DROP_REPLY = "the connection is cut when the reply comes, and nothing of it is forwarded"
     CUT_REPLY = "the connection is cut in the middle of the reply"
 
 

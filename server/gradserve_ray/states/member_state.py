@@ -39,11 +39,11 @@ class MoveError(Exception):
 
 
 class UnknownOutcomeError(Exception):
-    """Nobody could tell whether accumulators have moved; server 0 can, before the cluster starts."""
+    """It is unknown whether accumulators have moved; server 0 finds out before the cluster starts."""
 
 
 class AnnouncementError(Exception):
-    """Accumulators have moved, for good, and who was to learn of it could not be told."""
+    """Accumulators have moved, but announcing the move failed."""
 
 
 PartDigests: TypeAlias = dict[PartKey, dict[tuple[str, int], str]]
@@ -198,7 +198,7 @@ class MemberState:
     # The decision
 
     def decide(self, change: str, size: DecidedSize | None = None) -> None:
-        """Makes a change hold everywhere, for good, if this is the state directory of server 0."""
+        """Commits a change for the whole cluster, if this is the state directory of server 0."""
         marks.decide(self.path, change, size)
 
     def holds(self, change: str) -> bool:

@@ -125,12 +125,13 @@ def move_accumulators(
     announce: Callable[[], object] = lambda: None,
     size: DecidedSize | None = None,
 ) -> list[Move]:
-    """Moves what gets another home or other servers, and checks that everything is there, once, as it was.
+    """Moves accumulators whose home or servers change, and checks that each arrived unchanged, exactly once.
 
-    No server runs meanwhile. When it returns, the change holds: each server has to `settle` before it starts.
+    No server may run during the move. When it returns, the change is committed: each server has to `settle` before it
+    starts.
 
-    The change holds from the moment at which the state directory of server 0 says so, and nothing takes that back: a
-    server may have started since.
+    The change is committed as soon as the state directory of server 0 says so, and is never undone: a server may have
+    started since.
 
     Args:
         states: The state directories of the servers, of those that come and those that go too, in their order.
@@ -320,7 +321,7 @@ def _check_digests(index: int, found: Mapping[Key, str], expected: Mapping[Key, 
 
 
 def _cancel(states: Iterable[StateAccess], change: str) -> None:
-    """Ends a change that does not hold as if it had never begun, as far as servers can be reached now."""
+    """Undoes an uncommitted change on all servers that can be reached now."""
     for each in states:
         with suppress(Exception):
             each.cancel(change)

@@ -61,26 +61,26 @@ def _connectable(text: str) -> str:
 
 def _with_upstream(value: object, given: ValidationInfo) -> object:
     if value is not None and given.data.get("upstream") is None:
-        raise ValueError("expected upstream as well: the address to which gradients are passed on")
+        raise ValueError("expected upstream as well: the address that gradients are forwarded to")
     return value
 
 
 def _with_workers(value: int | None, given: ValidationInfo) -> int | None:
     if value is None and given.data.get("upstream") is not None:
-        raise ValueError("expected upstream_workers as well: how many gradients are passed on as one")
+        raise ValueError("expected upstream_workers as well: the number of gradients that are forwarded as one")
     return value
 
 
 class UpstreamConfig(Concern):
-    """The server to which an aggregator passes gradients on."""
+    """The server that an aggregator forwards gradients to."""
 
     upstream: Annotated[
         str | None,
         AfterValidator(_connectable),
         Field(
             min_length=1,
-            description="address of a server, or of the servers of a cluster with commas between them: this one is an "
-            "aggregator, which passes the gradients of several workers on to it as one (default: none)",
+            description="address of a server, or comma-separated addresses of a cluster: this server is an aggregator, "
+            "which forwards the gradients of several workers to it as one (default: none)",
         ),
         Expected("an address such as top:50051"),
     ] = None
@@ -88,7 +88,8 @@ class UpstreamConfig(Concern):
         Annotated[int, NUMBER, Field(gt=0, le=_MAX_SUMMANDS)] | None,
         Field(
             validate_default=True,
-            description="with --upstream: how many gradients are passed on as one, which is the number of workers here",
+            description="with --upstream: the number of gradients that are forwarded as one, which is the number of "
+            "workers here",
         ),
         AfterValidator(_with_upstream),
         AfterValidator(_with_workers),
@@ -98,7 +99,7 @@ class UpstreamConfig(Concern):
         Seconds,
         Field(
             description="with --upstream: how long a gradient waits for those of other workers here before it is "
-            "passed on without them"
+            "forwarded without them"
         ),
     ] = 1.0
     upstream_users_file: Annotated[

@@ -13,7 +13,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import ServiceError
 
 _MOST_IDLE = 16
-"""Keys of which nothing waits, and whose counts are kept all the same."""
+"""Keys without waiting gradients whose counts are still kept."""
 LeafT = TypeVar("LeafT")
 
 
@@ -22,8 +22,8 @@ class ForwardingRule:
     """The rule for forwarding a batch of gradients.
 
     Attributes:
-        num_gradients: How many go together.
-        grace: Seconds that the first of them waits for others at most.
+        num_gradients: The number of gradients in a full batch.
+        grace: The most seconds that the first of them waits for others.
     """
 
     num_gradients: int
@@ -32,12 +32,12 @@ class ForwardingRule:
 
 @dataclass(eq=False)
 class _Batch(Generic[LeafT]):
-    """Gradients that go together.
+    """The waiting gradients of one key.
 
     Attributes:
-        count: The gradients of this key that have come since the last time that enough were there.
-        leaves: Those that wait.
-        timer: What passes them on in time; None if none waits.
+        count: The gradients of this key since its last full batch.
+        leaves: The gradients that wait.
+        timer: Forwards them when the grace is over; None if none waits.
     """
 
     count: int = 0
@@ -48,17 +48,17 @@ class _Batch(Generic[LeafT]):
 class Batches(Generic[LeafT]):
     """Collects gradients that can be added up, by a key. Used on the event loop only.
 
-    A gradient that comes after the others were passed on without it does not wait for as many again: with it, enough
-    have come.
+    A gradient that arrives after the others were forwarded without it does not wait for a whole batch again: it
+    completes the earlier one.
     """
 
     def __init__(self, num_gradients: int, grace: float, forward: Callable[[list[LeafT]], object]) -> None:
-        """Takes the rule.
+        """Makes empty batches.
 
         Args:
-            num_gradients: How many are passed on at once.
-            grace: Seconds that the first of them waits for others at most.
-            forward: Passes gradients on.
+            num_gradients: The number of gradients in a full batch.
+            grace: The most seconds that the first of them waits for others.
+            forward: Forwards the gradients of a batch.
         """
         self._num_gradients = num_gradients
         self._grace = grace
@@ -89,10 +89,10 @@ class Batches(Generic[LeafT]):
             batch.timer = asyncio.get_running_loop().call_later(self._grace, self._flush_late, batch)
 
     def close(self, error: ServiceError | None = None) -> list[LeafT]:
-        """Returns the gradients that wait, and forgets them.
+        """Removes and returns the waiting gradients.
 
         Args:
-            error: Refuses those that come later; None if none can.
+            error: The error for later gradients; None if none can come.
         """
         self._closed = error
         waiting = [leaf for each in self._batches.values() for leaf in each.leaves]
@@ -120,11 +120,11 @@ class Counts:
     """Numbers since the start of the server, for metrics.
 
     Attributes:
-        gradients: The gradients that have come for accumulators upstream.
-        sums: The sums of several that were passed on.
-        alone: The gradients that were passed on alone.
-        downloads: The averages that were read upstream for readers here.
-        reads: The averages that readers here were given.
+        gradients: Gradients received for accumulators upstream.
+        sums: Forwarded sums of several gradients.
+        alone: Gradients that were forwarded alone.
+        downloads: Averages read upstream for readers here.
+        reads: Averages returned to readers here.
     """
 
     gradients: int = 0

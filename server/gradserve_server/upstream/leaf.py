@@ -107,7 +107,7 @@ class Leaf(Generic[RequestT, AnswerT]):
         """
         while not self._loans:
             if not self._num_bringing:
-                raise AbortedError("the caller has gone before its gradient was passed on")
+                raise AbortedError("the caller left before its gradient was forwarded")
             self._lent.clear()
             await self._lent.wait()
         self._num_reading += 1

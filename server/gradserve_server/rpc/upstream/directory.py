@@ -63,14 +63,14 @@ async def delete(
 ) -> messages_pb2.DeleteAccumulatorResponse:
     """Deletes an accumulator at its home, and then what other servers have of it, but nothing of a later one.
 
-    In this order: a home that stays would name gradients that others have no more.
+    In this order: a home that stays would name gradients that others no longer have.
 
     Args:
         link: The servers upstream.
-        request: The request of the client here, who need not know of other servers.
+        request: The request of the client here, which need not know of other servers.
 
     Raises:
-        ServiceError: See `UpstreamLink.call`; other servers have been asked all the same.
+        ServiceError: See `UpstreamLink.call`; the other servers were still asked.
     """
     ref = request.accumulator
     named = accumulator_pb2.AccumulatorRef(container=ref.container, name=ref.name)

@@ -74,7 +74,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 _MOST_KNOWN = 10_000
 """Accumulators upstream that an aggregator remembers; it asks again for others."""
 _NEVER = (1 << 63) - 1
-"""A step that no accumulator reaches: who asks for its average is told what the round waits for."""
+"""A step that no accumulator reaches: reading its average ends with a diagnosis of the round."""
 _AT_ONCE = 0.001
 
 
@@ -101,9 +101,9 @@ class AggregatingServicer:
         ids: RequestIds,
         counts: Counts,
     ) -> None:
-        """Takes the connection upstream, when gradients are passed on, and what serves private accumulators.
+        """Makes a servicer.
 
-        Sums count in `memory` while they are passed on, and averages in `kept_memory` for as long as they are kept.
+        Sums count in `memory` while they are forwarded, and averages in `kept_memory` for as long as they are kept.
         """
         self._link = link
         self._rule = rule
@@ -280,7 +280,7 @@ class AggregatingServicer:
         *,
         is_repeated: bool,
     ) -> None:
-        """Holds a gradient open while it is needed; passes it on meanwhile, unless an earlier call has done so."""
+        """Holds a gradient open while it is needed, and forwards it unless an earlier call has done so."""
 
         async def lend(gradient: Gradient) -> None:
             work = max(checking_work(spec, gradient, self._place), PIECE_BYTES * len(spec.components))

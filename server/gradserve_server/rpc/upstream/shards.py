@@ -88,7 +88,7 @@ class UpstreamShards:
         """Creates the accumulator on the servers that have something of it, besides its home.
 
         Raises:
-            AbortedError: It was deleted meanwhile; see `is_of_earlier`.
+            AbortedError: It was deleted in the meantime; see `is_of_earlier`.
             ServiceError: See `UpstreamLink.call`.
         """
 
@@ -218,7 +218,7 @@ class UpstreamShards:
 
     def _is_there(self, ref: accumulator_pb2.AccumulatorRef, incarnation: str) -> Operation[bool]:
         """Asks the home whether it still has an incarnation."""
-        # Whoever made the call has to know that the accumulator is gone, or that its home was started again.
+        # The caller has to learn that the accumulator is gone, or that its home was restarted.
         asked = messages_pb2.GetNumAccumulatedRequest(accumulator=ref)
         yield aimed_call(self._home, Unary(_SERVICE, "GetNumAccumulated", asked))
         return incarnation == self._incarnation
