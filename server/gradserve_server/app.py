@@ -22,15 +22,14 @@ from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.round_hold import RoundHold
 from gradserve_server.config import ServerConfig
 from gradserve_server.devices.compute import DEVICE_THREADS, InThreads, ThreadCompute
-from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.failures import DeviceWatch
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.device import CpuDevice, DeviceWatch
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.devices.host.shared_blocks import Readers, SharedAverages, SharedMemory
 from gradserve_server.errors import UnavailableError
-from gradserve_server.layers.batch_norm.layer import BatchNormKind
+from gradserve_server.layers.batch_norm.layer import LayerEnvironment
+from gradserve_server.layers.batch_norm.registry import LayerRegistry
 from gradserve_server.layers.batch_norm.state import LayerRecords
-from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.observe.observed import Observed, Summary, wanted_tracer
 from gradserve_server.observe.port import HttpContext, ObservationPort
 from gradserve_server.observe.status.snapshot import layer_snapshots
@@ -178,7 +177,7 @@ class Server:
             records=MemoryRecords() if self._state is None else self._state.accumulators,
         )
         self._allocate = pool.empty
-        self._batch_norm = BatchNormKind(
+        self._layer_environment = LayerEnvironment(
             runner=self.runner,
             compute=self._compute,
             memory=quotas.layer_memory,
@@ -189,7 +188,9 @@ class Server:
             records=LayerRecords() if self._state is None else self._state.layers,
             device=device_memory,
         )
-        self.layers = LayerRegistry(self._batch_norm, quotas.layers, self.lifetimes, bookkeeping, run.is_of_another)
+        self.layers = LayerRegistry(
+            self._layer_environment, quotas.layers, self.lifetimes, bookkeeping, run.is_of_another
+        )
         in_flight = InFlight(limits.max_inflight_bytes, limits.min_arrival_rate)
         tickets, self._socket_addresses = TicketRegistry(clock), SocketAddresses()
         opener = TensorOpener(self.store, residence)
@@ -375,7 +376,7 @@ class Server:
             with self._quotas.rules.suspended():
                 count = await self._state.restore(self.registry, self._allocate)
                 num_layers = self._state.layers.restore(
-                    self.layers, self._batch_norm, self._allocate, self._residence.copy_to_host
+                    self.layers, self._layer_environment, self._allocate, self._residence.copy_to_host
                 )
             self._state.start(self._on_failure)
             _log.info("restored %d accumulators and %d layers from %s", count, num_layers, self._state.path)

@@ -19,7 +19,7 @@ from gradserve_server.accumulators.places.device_place import ConvertingReducer
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.config import LimitsConfig, StateConfig
 from gradserve_server.devices.device import CpuDevice, Device, GpuSharing
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.inventory import Inventory, choose_device, sharing_of, take_inventory
 from gradserve_server.layers.batch_norm.computation import make_layer_families
 from gradserve_server.layers.batch_norm.file_records import FileLayerRecords

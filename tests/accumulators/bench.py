@@ -23,7 +23,7 @@ from gradserve_server.accumulators.sums.round_sum import AverageMemory
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import Compute, InlineCompute
 from gradserve_server.devices.device import Allocate
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import AbortedError
 from gradserve_server.resources.cluster import Member

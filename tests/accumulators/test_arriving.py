@@ -16,7 +16,7 @@ from gradserve_server.accumulators.incoming import (
 )
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout
 from gradserve_server.devices.compute import InlineCompute
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.tensors.references import Attached, Inline, Payload, Reference
 from tests.accumulators.bench import F32

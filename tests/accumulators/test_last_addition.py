@@ -10,7 +10,7 @@ import pytest
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.spec import ComponentSpec, Reduction
 from gradserve_server.accumulators.sums.round_sum import AverageMemory
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import UnavailableError
 from tests.accumulators.bench import Bench, apply, opened, push_pull, take, turns, value_of

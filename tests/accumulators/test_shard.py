@@ -14,7 +14,7 @@ from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape, Reduction
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.devices.compute import InlineCompute
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import AbortedError
 from gradserve_server.resources.quotas import Quota

@@ -22,7 +22,7 @@ from gradserve_server.accumulators.rounds import Applied, Outcome
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, PartialShape
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError
 from gradserve_server.resources.lifetimes import Lifetimes

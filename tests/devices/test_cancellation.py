@@ -8,7 +8,7 @@ import pytest
 
 from gradserve_server.devices.compute import Cancellation, checkpoint, current
 from gradserve_server.devices.host import products
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.products import Summation, multiply
 from gradserve_server.errors import UnavailableError
 from tests.servers.polling import PATIENCE_SECONDS

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from gradserve_server.devices.failures import DeviceWatch
+from gradserve_server.devices.device import DeviceWatch
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.separate_device import SeparateDevice
 

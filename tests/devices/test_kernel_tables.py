@@ -16,12 +16,11 @@ from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host import jit
 from gradserve_server.devices.host.intrinsics import undefined_symbols
 from gradserve_server.devices.host.jit import KernelError, argument_types, compile_kernel
-from gradserve_server.devices.host.kernel_table import Declared, Kernel, KernelTable, PreparedKernels
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import Declared, ForkJoin, Kernel, KernelTable, PreparedKernels
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.ops.activation import cpu_loops as loops
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from gradserve_server.ops.registry import make_families
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 no_such_function = types.ExternalFunction("gradserve_no_such_function", types.int32())
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from tests.servers.polling import PATIENCE_SECONDS
 
 

@@ -8,7 +8,7 @@ import pytest
 import threadpoolctl
 from numpy.typing import NDArray
 
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.products import Product, Products, use_one_blas_thread
 from tests.servers.polling import PATIENCE_SECONDS
 

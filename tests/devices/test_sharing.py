@@ -13,9 +13,8 @@ import pytest
 from gradserve_server.devices.host import jit
 from gradserve_server.devices.host.board import CALLS, SPINNING
 from gradserve_server.devices.host.intrinsics import DONE, count_up, yield_processor
-from gradserve_server.devices.host.kernel_table import ChunkedKernels, Declared, Kernel, KernelTable
-from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.ops.dtypes import FLOAT64
+from gradserve_server.devices.host.kernels import ChunkedKernels, Declared, ForkJoin, Kernel, KernelTable
+from gradserve_server.tensors.spec import FLOAT64
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 _TAKEN, _PATIENCE = 1, 300_000

@@ -16,7 +16,7 @@ from gradserve.transport.settings import Transport
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.devices.compute import checkpoint
 from gradserve_server.devices.device import Device
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.ops.layer_norm.spec import ForwardOutputs
 from gradserve_server.ops.operation import Family
 from gradserve_server.parts import Parts, make_all_families

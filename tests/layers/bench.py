@@ -11,22 +11,22 @@ from numpy.typing import NDArray
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice, Device
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.layers.batch_norm.computation import make_layer_families
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.layers.batch_norm.forwards import Forward
 from gradserve_server.layers.batch_norm.layer import (
     REMEMBERED_FORWARDS,
-    BatchNormKind,
     BatchNormLayer,
     ForwardCall,
     ForwardResult,
+    LayerEnvironment,
 )
+from gradserve_server.layers.batch_norm.registry import LayerRegistry, Reuse
 from gradserve_server.layers.batch_norm.spec import BackwardOutputs, CallInputs
 from gradserve_server.layers.batch_norm.state import LayerRecords
 from gradserve_server.layers.initializers import TensorInitializer
-from gradserve_server.layers.registry import LayerRegistry, Reuse
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
@@ -75,7 +75,7 @@ class LayerBench:
         self.runner.prepare = lambda: None  # type: ignore[method-assign]
         ids = itertools.count(1)
         self.lifetimes = lifetimes or Lifetimes(clock, 60.0)
-        self.kind = BatchNormKind(
+        self.environment = LayerEnvironment(
             runner=self.runner,
             compute=InlineCompute(),
             memory=self.memory,
@@ -87,7 +87,7 @@ class LayerBench:
             remembered=remembered,
         )
         self.bookkeeping = Quota(1 << 40, "bytes of bookkeeping")
-        self.registry = LayerRegistry(self.kind, Quota(max_layers, "layers"), self.lifetimes, self.bookkeeping)
+        self.registry = LayerRegistry(self.environment, Quota(max_layers, "layers"), self.lifetimes, self.bookkeeping)
 
     def layer(self, key: ResourceKey = KEY, reuse: Reuse = Reuse.ALLOWED, **arguments: Any) -> BatchNormLayer:
         """Returns a layer with the arguments of `client.batch_norm`, as the golden cases have them."""

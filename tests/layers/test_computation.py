@@ -7,7 +7,7 @@ import pytest
 
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.layers.batch_norm.computation import make_layer_families
 from gradserve_server.layers.batch_norm.passes import MomentsGradient, WeightedBatch
 from gradserve_server.ops.activation.spec import FAMILY as ACTIVATION

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.layers.batch_norm.computation import BACKWARD, FORWARD, make_layer_families
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.events import Saved

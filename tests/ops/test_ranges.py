@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.cuda.programs import Limits
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.ops.batch_norm import spec as batch_norm
 from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
 from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT32
 from gradserve_server.ops.layer_norm import spec as layer_norm
 from gradserve_server.ops.layer_norm.cpu import CpuLayerNorm
 from gradserve_server.ops.layer_norm.cuda import CudaLayerNorm
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT32
 from tests.devices.cuda.emulation.device import H200, EmulatedDevice
 
 TWO_PASSES = Limits(num_multiprocessors=3, shared_bytes=0)

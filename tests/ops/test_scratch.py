@@ -11,7 +11,7 @@ import pytest
 
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.ops.batch_norm.spec import ForwardAttributes as BatchNormAttributes
 from gradserve_server.ops.batch_norm.spec import ForwardInputs as BatchNormInputs
 from gradserve_server.ops.batch_norm.spec import GradAttributes as BatchNormGradAttributes

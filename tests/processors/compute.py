@@ -17,13 +17,12 @@ import numpy as np
 
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.kernel_table import PreparedKernels, flat
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin, PreparedKernels, flat
 from gradserve_server.ops.activation.cpu import IN_FLOAT32, CpuActivation
 from gradserve_server.ops.batch_norm.cpu import FUSED_BATCH_NORM, CpuBatchNorm
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from gradserve_server.ops.gru.cpu import CONVERSIONS
 from gradserve_server.ops.layer_norm.cpu import LAYER_NORM, CpuLayerNorm
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32
 from tests.ops.activation.cases import assert_forward, values
 from tests.ops.batch_norm import accuracy as batch_norm_accuracy
 from tests.ops.layer_norm import accuracy as layer_norm_accuracy

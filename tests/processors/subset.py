@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.devices.host.kernel_table import KernelTable
+from gradserve_server.devices.host.kernels import KernelTable
 from gradserve_server.devices.host.reduction import REDUCTION
 from gradserve_server.ops.activation.cpu import IN_FLOAT32, IN_FLOAT64
 from gradserve_server.ops.batch_norm.cpu import FUSED_BATCH_NORM
 from gradserve_server.ops.cudnn_rnn.cpu.cells import CUDNN_RNN, LSTM_SCANS
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from gradserve_server.ops.gru.cpu import CONVERSIONS, GRU_BLOCK_CELL
 from gradserve_server.ops.layer_norm.cpu import LAYER_NORM
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32
 
 
 def prepare(*, everything: bool = False) -> Iterator[str]:

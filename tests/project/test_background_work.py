@@ -21,7 +21,7 @@ ELSEWHERE = {
     "server/gradserve_server/commands/benchmark.py": "one measurement, whose command waits for it",
     "server/gradserve_server/devices/cuda/threads.py": "handles CUDA's errors one by one",
     "server/gradserve_server/devices/cuda/sharing.py": "handles CUDA's errors one by one",
-    "server/gradserve_server/devices/host/parallel.py": "logs errors of the work that it helps with, and goes on",
+    "server/gradserve_server/devices/host/kernels.py": "logs errors of the work that it helps with, and goes on",
     "server/gradserve_server/layers/batch_norm/file_journal.py": "one change, whose caller waits for it",
     "server/gradserve_server/layers/batch_norm/file_records.py": "writes one state, whose events stay until it has",
     "server/gradserve_server/observe/http/pictures.py": "one snapshot or picture, for whoever waits for it",

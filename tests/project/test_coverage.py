@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradserve_server.devices.host.kernel_table import KernelTable
+from gradserve_server.devices.host.kernels import KernelTable
 from gradserve_server.ops.activation import cpu as activation
 from gradserve_server.ops.batch_norm import cpu as batch_norm
 from gradserve_server.ops.cudnn_rnn.cpu import cells as cudnn_rnn

@@ -13,7 +13,7 @@ from gradserve_server.errors import (
     NotFoundError,
     UnavailableError,
 )
-from gradserve_server.layers.registry import Reuse
+from gradserve_server.layers.batch_norm.registry import Reuse
 from gradserve_server.resources.lifetimes import Lifetime, Lifetimes
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.runtime.timing import Turn

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice, DeviceUsage, bytes_of
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.layers.batch_norm.computation import FAMILY as BATCH_NORM_LAYER
 from gradserve_server.layers.batch_norm.computation import LayerComputation
 from gradserve_server.ops.activation.cpu import CpuActivation

@@ -16,7 +16,7 @@ from gradserve_server.accumulators.durable.records import FileRecords
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.layers.batch_norm import file_journal as layer_journal_module
 from gradserve_server.layers.batch_norm.file_records import FileLayerRecords
 from gradserve_server.ops.operation import Family
@@ -112,7 +112,7 @@ class Server:
             remembered=REMEMBERED_FORWARDS,
         )
         self.layers = self._layer_bench.registry
-        self._layer_bench.kind.new_id = new_id
+        self._layer_bench.environment.new_id = new_id
         self.tensors = WatchedStore(
             pool=BufferPool(0),
             memory=self.memory,
@@ -143,7 +143,7 @@ class Server:
     async def restore(self) -> None:
         """Makes again what is on disk, as a server does at its start."""
         await self.records.restore(self.accumulators, np.empty)
-        self._layer_records.restore(self.layers, self._layer_bench.kind, np.empty, self._residence.copy_to_host)
+        self._layer_records.restore(self.layers, self._layer_bench.environment, np.empty, self._residence.copy_to_host)
 
     def start(self) -> "asyncio.Task[None]":
         """Begins to write, and to end what expires; returns the task that does the latter."""

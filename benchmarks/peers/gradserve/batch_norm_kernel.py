@@ -9,7 +9,7 @@ from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.workloads.batch_norm import EPSILON, BatchNormInputs
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
 from gradserve_server.ops.batch_norm.spec import (
     ForwardAttributes,

@@ -10,7 +10,7 @@ from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.workloads.batch_norm_layer import DECAY, EPSILON, LayerInputs, StepResult
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.layers.batch_norm.computation import (
     BACKWARD,
     FORWARD,

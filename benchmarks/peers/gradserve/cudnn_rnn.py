@@ -8,7 +8,7 @@ from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.workloads.cudnn_rnn import CudnnRnnInputs
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.products import use_one_blas_thread
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
 from gradserve_server.ops.cudnn_rnn.declaration import plan_backprop, plan_forward

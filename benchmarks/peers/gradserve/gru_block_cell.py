@@ -9,7 +9,7 @@ from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.workloads.gru_block_cell import GRUInputs
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.products import use_one_blas_thread
 from gradserve_server.ops.gru.cpu import CpuGRU
 from gradserve_server.ops.gru.spec import (

@@ -9,7 +9,7 @@ from benchmarks.peers.driver import Setup, Worker, run_worker
 from benchmarks.workloads.layer_norm import EPSILON, LayerNormInputs
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.ops.layer_norm.cpu import CpuLayerNorm
 from gradserve_server.ops.layer_norm.spec import (
     ForwardAttributes,

@@ -8,7 +8,7 @@ scratch space; `registry` says what computes which family on which device. A new
 its lines in `registry`.
 
 Kernels are declared as data: for which dtypes, from which function, with which arguments. On the host,
-`devices.host.kernel_table` compiles, prepares and runs them. On a GPU, `devices.cuda.programs` compiles each kernel of
+`devices.host.kernels` compiles, prepares and runs them. On a GPU, `devices.cuda.programs` compiles each kernel of
 a program by itself when a call needs it; a thread beside the calls compiles the others, the most usual dtypes first.
 
 An op may run for minutes, so it runs in a pool of threads that sums do not wait for, and whatever computes looks at

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gradserve_server.devices.device import CpuDevice, Device
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.ops.activation.cpu import CpuActivation
 from gradserve_server.ops.activation.spec import FAMILY as ACTIVATION_FAMILY
 from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
@@ -21,7 +21,6 @@ from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
 from gradserve_server.ops.cudnn_rnn.declaration import CUDNN_RNN, CUDNN_RNN_BACKPROP
 from gradserve_server.ops.cudnn_rnn.declaration import FAMILY as CUDNN_RNN_FAMILY
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
-from gradserve_server.ops.dtypes import MOST_USUAL_FIRST
 from gradserve_server.ops.gru.cpu import CpuGRU
 from gradserve_server.ops.gru.spec import FAMILY as GRU_FAMILY
 from gradserve_server.ops.gru.spec import GRU_BLOCK_CELL, GRU_BLOCK_CELL_GRAD
@@ -29,6 +28,7 @@ from gradserve_server.ops.layer_norm.cpu import CpuLayerNorm
 from gradserve_server.ops.layer_norm.spec import FAMILY as LAYER_NORM_FAMILY
 from gradserve_server.ops.layer_norm.spec import LAYER_NORM, LAYER_NORM_GRAD
 from gradserve_server.ops.operation import AnyOp, Family
+from gradserve_server.tensors.spec import MOST_USUAL_FIRST
 
 if TYPE_CHECKING:
     from gradserve_server.devices.cuda.programs import Program

@@ -12,8 +12,7 @@ from typing import Any, Generic, TypeVar, get_origin
 import numpy as np
 
 from gradserve_server.devices.compute import Compute
-from gradserve_server.devices.device import Array, Device
-from gradserve_server.devices.failures import with_all_memory
+from gradserve_server.devices.device import Array, Device, with_all_memory
 from gradserve_server.errors import ServiceError
 from gradserve_server.ops.operation import AttributesT, Family, InputsT, Op, OutputsT, PlanT
 from gradserve_server.resources.memory import Memories, Room, Sizes

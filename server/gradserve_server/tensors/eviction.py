@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
-from gradserve_server.devices.failures import DeviceFullError
+from gradserve_server.devices.device import DeviceFullError
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
 from gradserve_server.resources.quotas import Account, Quota

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from gradserve_protocol.arrays import Assembly, check_complete, check_not_longer
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
-from gradserve_server.devices.device import Array, Device, bytes_of
-from gradserve_server.devices.failures import with_all_memory
+from gradserve_server.devices.device import Array, Device, bytes_of, with_all_memory
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import quoted
 from gradserve_server.resources.memory import Memories, Room

@@ -10,7 +10,7 @@ from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.devices.cuda.reduction import SUMS, CudaReducer, SumsKey
 from gradserve_server.devices.device import Place
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_testing import LocalServer
 from tests.devices.cuda.reduction.test_emulated import SIZES, arrays, assert_same_bits

@@ -13,10 +13,10 @@ from gradserve_server.devices.cuda.programs import COMPILE_OPTIONS, Program
 from gradserve_server.ops.activation import cuda as activation_kernels
 from gradserve_server.ops.batch_norm import cuda as launches
 from gradserve_server.ops.cudnn_rnn.cuda.family import tag_program
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATING
 from gradserve_server.ops.gru import cuda as gru_kernels
 from gradserve_server.ops.layer_norm import cuda as layer_norm_kernels
 from gradserve_server.ops.registry import cuda_programs
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATING
 
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 """What CuPy adds to ours."""

@@ -18,7 +18,7 @@ import pytest
 from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.devices.cuda.importing import KernelCache
 from gradserve_server.devices.cuda.programs import Cubins, Launch, Limits, Program, instance
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.layers.batch_norm.computation import FORWARD, make_layer_families
 from gradserve_server.ops.activation.spec import FAMILY as ACTIVATION
 from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn

@@ -12,7 +12,7 @@ from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.devices.cuda.importing import import_cupy
 from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
 from gradserve_server.ops.batch_norm.spec import ForwardOutputs, GradOutputs, plan_forward, plan_gradient
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT32, FLOATING
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT32, FLOATING
 from tests.ops.batch_norm.cuda.cases import CASES, Case, Forward, Gradient, assert_near, forward_case, gradient_case
 
 pytestmark = pytest.mark.cuda

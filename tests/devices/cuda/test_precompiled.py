@@ -12,9 +12,9 @@ from gradserve_server.commands.cli import cli
 from gradserve_server.devices.cuda.programs import NVRTC_OPTIONS, Cubins
 from gradserve_server.ops import registry
 from gradserve_server.ops.cudnn_rnn.cuda.family import tag_program
-from gradserve_server.ops.dtypes import FLOAT32
 from gradserve_server.ops.gru import cuda as gru
 from gradserve_server.ops.registry import cuda_programs
+from gradserve_server.tensors.spec import FLOAT32
 
 SOURCE, CUBIN = "a kernel", b"\x7fELF of a kernel"
 

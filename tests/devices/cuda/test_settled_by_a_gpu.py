@@ -25,7 +25,7 @@ from gradserve_server.devices.cuda.device import CudaDevice
 from gradserve_server.devices.cuda.importing import import_cupy
 from gradserve_server.devices.cuda.programs import Cubins, Launch, Program, Struct
 from gradserve_server.devices.cuda.reduction import CudaReducer
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
 from gradserve_server.ops.batch_norm.spec import ForwardAttributes, ForwardInputs, plan_forward

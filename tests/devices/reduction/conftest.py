@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 
 CHUNK_ELEMENTS = 64

@@ -9,7 +9,7 @@ from gradserve_server.layers.batch_norm.computation import FAMILY, LayerComputat
 from gradserve_server.ops.activation.cuda import CudaActivation
 from gradserve_server.ops.activation.spec import gradient_of_result
 from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
-from gradserve_server.ops.dtypes import FLOATING
+from gradserve_server.tensors.spec import FLOATING
 from tests.devices.cuda.emulation.strict_device import StrictDevice
 from tests.golden.batch_norm_layer import LayerCase, load_layer_cases
 from tests.layers.bench import LayerBench

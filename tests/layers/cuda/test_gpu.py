@@ -11,7 +11,7 @@ import pytest
 import gradserve
 from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.devices.cuda.device import CudaDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.layers.batch_norm.computation import make_layer_families
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families

@@ -36,7 +36,7 @@ class LayerDisk:
         """Opens a directory, as a server does at its start."""
         disk = cls(path, default, **limits)
         try:
-            disk.records.restore(disk.bench.registry, disk.bench.kind, np.empty, _on_host)
+            disk.records.restore(disk.bench.registry, disk.bench.environment, np.empty, _on_host)
         except BaseException:
             disk.store.close()
             raise

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.ops.activation.spec import gradient_of_result
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 DTYPES = (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)
 

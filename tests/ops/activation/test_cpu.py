@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.ops.activation.cpu import CpuActivation
 from gradserve_server.ops.activation.reference import activation
 from gradserve_server.ops.activation.spec import NAMES, gradient_of_result
-from gradserve_server.ops.dtypes import FLOAT32
+from gradserve_server.tensors.spec import FLOAT32
 from tests.ops.activation.cases import DTYPES, assert_forward, assert_gradient, saved_for_gradient, values
 from tests.servers.polling import PATIENCE_SECONDS
 

@@ -12,7 +12,7 @@ from gradserve_server.devices.cuda.programs import Limits
 from gradserve_server.ops.activation import cuda as cuda_kernels
 from gradserve_server.ops.activation.cuda import CudaActivation
 from gradserve_server.ops.activation.spec import NAMES
-from gradserve_server.ops.dtypes import FLOAT32, FLOATING
+from gradserve_server.tensors.spec import FLOAT32, FLOATING
 from tests.devices.cuda.emulation.device import H200, EmulatedDevice
 from tests.ops.activation.cases import DTYPES, assert_forward, assert_gradient, saved_for_gradient, values
 

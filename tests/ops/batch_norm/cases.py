@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
 from gradserve_server.ops.batch_norm.reference import fused_batch_norm, fused_batch_norm_grad
 from gradserve_server.ops.batch_norm.spec import (

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
 from gradserve_server.ops.batch_norm.spec import (
     ForwardAttributes,

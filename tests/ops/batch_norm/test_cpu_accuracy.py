@@ -9,7 +9,7 @@ import pytest
 
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.ops.batch_norm.cpu import CpuBatchNorm
 from tests.ops.batch_norm.accuracy import HARD, assert_sums_within_bounds
 

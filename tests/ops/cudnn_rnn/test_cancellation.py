@@ -8,7 +8,7 @@ import pytest
 
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.compute import Cancellation
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.errors import UnavailableError
 from gradserve_server.ops.cudnn_rnn.cpu import cells as kernel_cells
 from gradserve_server.ops.cudnn_rnn.cpu.cells import NumpyCells

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
 from gradserve_server.ops.cudnn_rnn.declaration import plan_backprop, plan_forward

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
 from gradserve_server.ops.cudnn_rnn.reference import OutputGradients
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.ops.gru.cpu import CpuGRU
 from gradserve_server.ops.gru.reference import gru_block_cell, gru_block_cell_grad
 from gradserve_server.ops.gru.spec import CellInputs, GradAttributes, GradInputs, Sizes

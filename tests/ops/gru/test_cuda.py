@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from gradserve_server.devices.cuda.programs import ELEMENT_THREADS, Limits
-from gradserve_server.ops.dtypes import FLOATING
 from gradserve_server.ops.gru import cuda as cuda_kernels
 from gradserve_server.ops.gru.cuda import CudaGRU
 from gradserve_server.ops.gru.reference import gru_block_cell
 from gradserve_server.ops.gru.spec import CellInputs, GradAttributes, GradInputs, Sizes
+from gradserve_server.tensors.spec import FLOATING
 from tests.devices.cuda.emulation.device import EmulatedDevice
 from tests.golden.gru_block_cell import (
     ForwardCase,

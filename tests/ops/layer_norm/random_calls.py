@@ -6,7 +6,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.ops import dtypes
 from gradserve_server.ops.layer_norm.reference import layer_norm, layer_norm_grad
 from gradserve_server.ops.layer_norm.spec import (
     ForwardAttributes,
@@ -16,6 +15,7 @@ from gradserve_server.ops.layer_norm.spec import (
     GradInputs,
     GradOutputs,
 )
+from gradserve_server.tensors import spec as dtypes
 
 Forward: TypeAlias = Callable[[ForwardInputs, ForwardAttributes, Geometry], ForwardOutputs]
 Gradient: TypeAlias = Callable[[GradInputs, Geometry], GradOutputs]

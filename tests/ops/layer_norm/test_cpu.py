@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.ops.layer_norm.cpu import CpuLayerNorm
 from gradserve_server.ops.layer_norm.reference import layer_norm, layer_norm_grad
 from gradserve_server.ops.layer_norm.spec import ForwardAttributes, ForwardInputs, Geometry, GradInputs

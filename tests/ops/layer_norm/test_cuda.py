@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve_server.devices.cuda.programs import Limits
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATING
 from gradserve_server.ops.layer_norm import cuda as cuda_kernels
 from gradserve_server.ops.layer_norm.cuda import CudaLayerNorm
 from gradserve_server.ops.layer_norm.reference import layer_norm
@@ -22,6 +21,7 @@ from gradserve_server.ops.layer_norm.spec import (
     GradInputs,
     GradOutputs,
 )
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATING
 from tests.devices.cuda.emulation.device import H200, EmulatedDevice
 from tests.golden.layer_norm import Case, assert_outputs, load_cases
 from tests.ops.layer_norm.random_calls import ATTRIBUTES, check, make_inputs, widened

@@ -17,8 +17,8 @@ from gradserve_server.errors import (
 )
 from gradserve_server.layers.batch_norm.config import UPDATE_OPS, BatchNormConfig, RandomAdjustment
 from gradserve_server.layers.batch_norm.layer import ForwardCall
+from gradserve_server.layers.batch_norm.registry import Reuse
 from gradserve_server.layers.batch_norm.spec import CallInputs
-from gradserve_server.layers.registry import Reuse
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.storage.journal import Durability
 from tests.layers.bench import config_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gradserve_server.accumulators.registry import AccumulatorRegistry
-from gradserve_server.layers.registry import LayerRegistry
+from gradserve_server.layers.batch_norm.registry import LayerRegistry
 from gradserve_server.resources.leases import Lease, LeaseQueue
 from gradserve_server.resources.lifetimes import SHARED, ClientLeases
 from gradserve_server.resources.quotas import Account

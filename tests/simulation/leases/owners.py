@@ -22,8 +22,8 @@ from gradserve_server.errors import (
     UnavailableError,
 )
 from gradserve_server.layers.batch_norm.layer import ForwardCall
+from gradserve_server.layers.batch_norm.registry import Reuse
 from gradserve_server.layers.batch_norm.spec import CallInputs
-from gradserve_server.layers.registry import Reuse
 from gradserve_server.ops.runner import open_inputs
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey

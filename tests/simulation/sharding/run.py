@@ -21,7 +21,7 @@ from gradserve_server.accumulators.journal import MemoryRecords
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.ids import ServerRun

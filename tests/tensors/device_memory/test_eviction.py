@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from gradserve_server.devices.failures import DeviceFullError
+from gradserve_server.devices.device import DeviceFullError
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.memory import Purpose, Room
 from gradserve_server.resources.quotas import Account, Quota

@@ -26,7 +26,7 @@ from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.quotas import FairQuota, Quota

@@ -14,8 +14,7 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournal, ShardJournal
 from gradserve_server.accumulators.places.place import AllocateAverage, AverageCopies, Place
 from gradserve_server.devices.compute import Compute
-from gradserve_server.devices.device import Device, Reducer
-from gradserve_server.devices.failures import with_all_memory
+from gradserve_server.devices.device import Device, Reducer, with_all_memory
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.memory import Purpose
 from gradserve_server.resources.quotas import Account, Quota

@@ -1,4 +1,7 @@
-"""The fields of a board, on which threads find work; see `sharing`. All are int64."""
+"""The fields of a board, on which threads find work; see `sharing`. All are int64.
+
+A module of its own, because the cache of compiled kernels looks at all files that `sharing` imports.
+"""
 
 SPINNING = 0
 """The number of helpers that watch the board, in its first row."""

@@ -81,7 +81,7 @@ def _compile(
 
 
 def argument_types(declared: str) -> tuple[Any, ...]:
-    """Returns Numba's types for declared arguments; see `kernel_table.Declared`."""
+    """Returns Numba's types for declared arguments; see `kernels.Declared`."""
     return tuple(_argument_type(argument) for argument in declared.split(", "))
 
 

@@ -15,7 +15,7 @@ import threadpoolctl
 from numpy.typing import NDArray
 
 from gradserve_server.devices.compute import checkpoint
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 
 _LONGEST_BLOCKS = {1024: 64, 4096: 128}
 """The most terms that BLAS may add one after another, for sums of up to this many terms. BLAS is slower with short

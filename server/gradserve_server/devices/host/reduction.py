@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import Place
-from gradserve_server.devices.host.kernel_table import (
+from gradserve_server.devices.host.kernels import (
     ELEMENTS,
     ChunkedKernels,
     Declared,
+    ForkJoin,
     Kernel,
     KernelTable,
     PreparedKernels,
 )
-from gradserve_server.devices.host.parallel import ForkJoin
 
 
 class Span(NamedTuple):

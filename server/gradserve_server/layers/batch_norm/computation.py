@@ -43,9 +43,8 @@ from gradserve_server.ops.activation import spec as activation_ops
 from gradserve_server.ops.activation.spec import Activation, gradient_of_result
 from gradserve_server.ops.batch_norm import spec as batch_norm_ops
 from gradserve_server.ops.batch_norm.spec import BatchNorm, Geometry, kernel_scratch_bytes
-from gradserve_server.ops.dtypes import FLOATING, widened
 from gradserve_server.ops.operation import Family, Op
-from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.spec import FLOATING, TensorSpec, widened
 
 FAMILY = "batch_norm_layer"
 

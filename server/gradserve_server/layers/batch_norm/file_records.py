@@ -17,12 +17,12 @@ from gradserve_server.layers.batch_norm.config import BatchNormConfig, RandomAdj
 from gradserve_server.layers.batch_norm.events import Moments, Record
 from gradserve_server.layers.batch_norm.file_journal import FileLayerJournal, ToHost, restore_state
 from gradserve_server.layers.batch_norm.forwards import Forwards
-from gradserve_server.layers.batch_norm.layer import BatchNormKind, BatchNormLayer
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer, LayerEnvironment
+from gradserve_server.layers.batch_norm.registry import LayerRegistry
 from gradserve_server.layers.batch_norm.spec import Implementation
 from gradserve_server.layers.batch_norm.state import LayerJournal, LayerRecords, LayerState
 from gradserve_server.layers.batch_norm.variables import variable_names
 from gradserve_server.layers.initializers import Initializer, NamedInitializer, TensorInitializer
-from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.quotas import Quota
@@ -46,7 +46,6 @@ _PLAIN = (
 _TAGS = ("updates_collections", "outputs_collections")
 
 Make: TypeAlias = Callable[[Callable[[bool], object]], BatchNormLayer]
-Layers: TypeAlias = LayerRegistry[BatchNormConfig, BatchNormLayer]
 
 
 class FileLayerRecords(LayerRecords):
@@ -68,7 +67,7 @@ class FileLayerRecords(LayerRecords):
         number = self._last_number
 
         def insert(change: Change, lifetime: Lifetime) -> None:
-            assert config.durability is not None, "the kind has chosen one"
+            assert config.durability is not None, "the registry has chosen one"
             change.execute(
                 "INSERT INTO layer "
                 "(id, container, name, owner, incarnation, creation_id, durability, config, lifetime) "
@@ -90,12 +89,14 @@ class FileLayerRecords(LayerRecords):
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def restore(self, registry: Layers, kind: BatchNormKind, allocate: Allocate, to_host: ToHost) -> int:
+    def restore(
+        self, registry: LayerRegistry, environment: LayerEnvironment, allocate: Allocate, to_host: ToHost
+    ) -> int:
         """Restores the layers of the state directory; returns how many there are.
 
         Args:
             registry: Gets the layers.
-            kind: Makes them.
+            environment: What the layers share.
             allocate: Allocates memory for their values.
             to_host: Copies values to host memory; the journals use it from now on.
 
@@ -108,7 +109,7 @@ class FileLayerRecords(LayerRecords):
         for number, container, name, owner, *columns in rows:
             key = ResourceKey(container, name, owner_named(owner))
             try:
-                self._restore(number, key, columns, partial(registry.restore, key), kind, allocate)
+                self._restore(number, key, columns, partial(registry.restore, key), environment, allocate)
             except ResourceExhaustedError:
                 raise
             except DAMAGES as error:
@@ -124,7 +125,7 @@ class FileLayerRecords(LayerRecords):
         key: ResourceKey,
         columns: Sequence[str],
         add: Callable[[Lifetime, Make], BatchNormLayer],
-        kind: BatchNormKind,
+        environment: LayerEnvironment,
         allocate: Allocate,
     ) -> None:
         incarnation, creation_id, config_text, lifetime_text = columns
@@ -141,7 +142,19 @@ class FileLayerRecords(LayerRecords):
             variables=tensors.variable_blobs,
             pending=tensors.pending_blobs,
         )
-        layer = add(lifetime, partial(kind.make_again, key, config, incarnation, creation_id, journal))
+
+        def make(on_presence: Callable[[bool], object]) -> BatchNormLayer:
+            return BatchNormLayer(
+                environment,
+                key,
+                config,
+                incarnation=incarnation,
+                creation_id=creation_id,
+                journal=journal,
+                on_presence=on_presence,
+            )
+
+        layer = add(lifetime, make)
 
         def fill(state: LayerState) -> None:
             restore_state(state, self._store.rows, number, tensors.variables, tensors.pending)
@@ -251,7 +264,7 @@ def read_tensors(store: StateStore, number: int, config: BatchNormConfig, alloca
 
 def config_record(config: BatchNormConfig) -> Record:
     """Returns a configuration in types that JSON has; the reverse of `config_of`."""
-    assert config.durability is not None, "the kind has chosen one"
+    assert config.durability is not None, "the registry has chosen one"
     return {
         **{name: getattr(config, name) for name in (*_PLAIN, *_TAGS)},
         "param_initializers": {name: _initializer_record(each) for name, each in config.param_initializers.items()},

@@ -1,10 +1,10 @@
-"""A batch normalization layer, which many workers call concurrently, and the kind that makes layers."""
+"""A batch normalization layer, which many workers call concurrently."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import AbortedError, InvalidArgumentError
 from gradserve_server.layers.batch_norm.computation import BACKWARD, FORWARD, UPDATE, UpdateAttributes, UpdateInputs
-from gradserve_server.layers.batch_norm.config import BatchNormConfig, IgnoredArgument, describe_differences
+from gradserve_server.layers.batch_norm.config import BatchNormConfig, IgnoredArgument
 from gradserve_server.layers.batch_norm.events import Event, Moments, Saved
 from gradserve_server.layers.batch_norm.forwards import Forward, Forwards
 from gradserve_server.layers.batch_norm.spec import (
@@ -41,12 +41,12 @@ from gradserve_server.layers.batch_norm.variables import (
     variable_bytes,
 )
 from gradserve_server.limits import MAX_ID_BYTES, check_length
-from gradserve_server.ops.dtypes import widened
 from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, arrays_of, check_call, with_arrays
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
 from gradserve_server.resources.quotas import Quota
 from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.tensors.spec import widened
 
 REMEMBERED_FORWARDS = 4096
 """The number of latest forwards whose outcome a layer remembers."""
@@ -109,6 +109,35 @@ class BackwardCall:
     checked: CheckedCall[BackwardInputs, BackwardAttributes, BackwardOutputs, BackwardPlan]
 
 
+@dataclass(kw_only=True, eq=False)
+class LayerEnvironment:
+    """Parts that all layers of a server share.
+
+    Attributes:
+        runner: Runs their computations.
+        compute: Runs their initializers.
+        memory: The quota of bytes.
+        handles: The quota of forwards that they keep.
+        clock: A monotonic clock, in seconds.
+        new_id: A source of unique ids.
+        new_seed: A source of seeds.
+        records: Makes the journals of the layers.
+        remembered: The number of latest forwards whose outcome each layer remembers.
+        device: The memory of the device; None if ops run on the host.
+    """
+
+    runner: OpRunner
+    compute: Compute
+    memory: Quota
+    handles: Quota
+    clock: Callable[[], float]
+    new_id: Callable[[], str]
+    new_seed: Callable[[], int]
+    records: LayerRecords
+    remembered: int = REMEMBERED_FORWARDS
+    device: DeviceMemory | None = None
+
+
 class BatchNormLayer:
     """A batch normalization layer.
 
@@ -123,7 +152,7 @@ class BatchNormLayer:
 
     def __init__(
         self,
-        kind: "BatchNormKind",
+        environment: LayerEnvironment,
         key: ResourceKey,
         config: BatchNormConfig,
         *,
@@ -135,7 +164,7 @@ class BatchNormLayer:
         """Creates a layer without variables.
 
         Args:
-            kind: What the layer shares with the other layers of the server.
+            environment: What the layer shares with the other layers of the server.
             key: The name of the layer, the container in which everything counts, and the owner of the variables.
             config: A checked configuration, with all its seeds.
             incarnation: The id that tells the layer from others of the same name.
@@ -151,19 +180,19 @@ class BatchNormLayer:
         self.incarnation = incarnation
         self.creation_id = creation_id
         self.forwards = Forwards(
-            kind.memory,
-            kind.handles,
-            kind.clock,
-            remembered=kind.remembered,
+            environment.memory,
+            environment.handles,
+            environment.clock,
+            remembered=environment.remembered,
             on_presence=on_presence,
             container=key.container,
-            device=kind.device,
+            device=environment.device,
         )
-        self._kind = kind
+        self._environment = environment
         self._state = LayerState(self.forwards)
         self._journal = journal
         self._changes = LayerChanges(self._state, journal)
-        self._memories = Memories(kind.memory, kind.device, Purpose.LAYERS)
+        self._memories = Memories(environment.memory, environment.device, Purpose.LAYERS)
         self._room = self._memories.room(key.user, key.container)
         self._room.grow(Sizes(config.num_bytes))
         self._closed = False
@@ -235,7 +264,7 @@ class BatchNormLayer:
         check_length(call.forward_id, MAX_ID_BYTES, "forward_id")
         saves = call.is_training if call.keep_for_backward is None else call.keep_for_backward
         attributes = ForwardAttributes(self.config, call.is_training, saves)
-        forward_id = call.forward_id or self._kind.new_id()
+        forward_id = call.forward_id or self._environment.new_id()
         plan = plan_forward(given, attributes)
         if self.config.adjustment is not None and given.adjustment_scale is not None:
             raise InvalidArgumentError(
@@ -254,7 +283,7 @@ class BatchNormLayer:
         checked = CheckedCall(FORWARD, inputs, attributes, plan)
         wanted, host_bytes = (("outputs", *_LOSSES), given.inputs.nbytes) if on_host else (_LOSSES, 0)
         host_bytes += len(_LOSSES) * _LOSS_BYTES
-        computed = await self._kind.runner.run(checked, on_host=wanted, host_bytes=host_bytes, room=room)
+        computed = await self._environment.runner.run(checked, on_host=wanted, host_bytes=host_bytes, room=room)
         self._adopt(variables, computed.moved)
         outputs = computed.outputs
         saved = None
@@ -319,7 +348,7 @@ class BatchNormLayer:
         forward = call.forward
         saved = forward.saved
         with self.forwards.use(forward, retain=retain):
-            computed = await self._kind.runner.run(call.checked, on_host=on_host, room=room)
+            computed = await self._environment.runner.run(call.checked, on_host=on_host, room=room)
             deliver(computed.outputs)
             if not retain:
                 await self._changes.end_backward(forward, saved)
@@ -415,7 +444,7 @@ class BatchNormLayer:
                     num_bytes = variable_bytes(self.config, channels, dtype)
                     self._room.grow(Sizes(num_bytes))
                     try:
-                        created = await self._kind.compute.run(
+                        created = await self._environment.compute.run(
                             num_bytes, initial_variables, self.config, channels, dtype
                         )
                         await self._changes.create_variables(created)
@@ -496,97 +525,4 @@ class BatchNormLayer:
         assert variables is not None
         inputs = UpdateInputs.of(variables.averages, moments.mean, moments.variance)
         checked = check_call(UPDATE, inputs, UpdateAttributes(self.config, moments.implementation))
-        return (await self._kind.runner.run(checked, on_host=False)).outputs
-
-
-@dataclass(kw_only=True, eq=False)
-class BatchNormKind:
-    """Makes the batch normalization layers of a server; holds what they share.
-
-    Attributes:
-        runner: Runs their computations.
-        compute: Runs their initializers.
-        memory: The quota of bytes.
-        handles: The quota of forwards that they keep.
-        clock: A monotonic clock, in seconds.
-        new_id: A source of unique ids.
-        new_seed: A source of seeds.
-        records: Makes the journals of the layers.
-        remembered: The number of latest forwards whose outcome each layer remembers.
-        device: The memory of the device; None if ops run on the host.
-    """
-
-    first_variable: ClassVar[str] = "beta"
-
-    runner: OpRunner
-    compute: Compute
-    memory: Quota
-    handles: Quota
-    clock: Callable[[], float]
-    new_id: Callable[[], str]
-    new_seed: Callable[[], int]
-    records: LayerRecords
-    remembered: int = REMEMBERED_FORWARDS
-    device: DeviceMemory | None = None
-
-    def check(self, config: BatchNormConfig) -> None:
-        """Checks a configuration.
-
-        Raises:
-            InvalidArgumentError: A value is invalid, or two values contradict each other.
-        """
-        config.check()
-
-    def differences(self, layer: BatchNormLayer, config: BatchNormConfig) -> str:
-        """Returns how a layer differs from one with this configuration; compares seeds and durability only if given."""
-        return describe_differences(layer.config, config.with_choices_of(layer.config))
-
-    def make(
-        self, key: ResourceKey, config: BatchNormConfig, creation_id: str, on_presence: Callable[[bool], object]
-    ) -> BatchNormLayer:
-        """Returns a new layer; chooses missing seeds and a missing durability.
-
-        Args:
-            key: The layer's name.
-            config: A checked configuration.
-            creation_id: The id of the call.
-            on_presence: Called with True when the layer begins to keep forwards, with False when it keeps none.
-
-        Raises:
-            InvalidArgumentError: The server does not offer this durability.
-            ResourceExhaustedError: There is no memory for the values in the configuration.
-        """
-        config = config.with_seeds(self.new_seed)
-        if config.durability is None:
-            config = replace(config, durability=self.records.default)
-        incarnation = self.new_id()
-        journal = self.records.journal(key, config, incarnation, creation_id)
-        return self.make_again(key, config, incarnation, creation_id, journal, on_presence)
-
-    def make_again(
-        self,
-        key: ResourceKey,
-        config: BatchNormConfig,
-        incarnation: str,
-        creation_id: str,
-        journal: LayerJournal,
-        on_presence: Callable[[bool], object],
-    ) -> BatchNormLayer:
-        """Returns a layer from before a restart, still without variables and forwards; for the arguments see `make`.
-
-        Raises:
-            ResourceExhaustedError: There is no memory for the values in the configuration.
-        """
-        return BatchNormLayer(
-            self,
-            key,
-            config,
-            incarnation=incarnation,
-            creation_id=creation_id,
-            journal=journal,
-            on_presence=on_presence,
-        )
-
-    async def settle(self) -> None:
-        """Returns once a created or deleted layer is durable, so that others may see the change."""
-        await self.records.settle()
+        return (await self._environment.runner.run(checked, on_host=False)).outputs

@@ -23,7 +23,7 @@ from gradserve_server.layers.batch_norm.spec import (
 )
 from gradserve_server.ops.batch_norm import spec as fused
 from gradserve_server.ops.batch_norm.spec import BatchNorm, BatchNormRelu
-from gradserve_server.ops.dtypes import FLOATING, widened
+from gradserve_server.tensors.spec import FLOATING, widened
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from gradserve_server.layers.batch_norm.variables import Variables
 from gradserve_server.limits import MAX_ARRAY_DIMENSIONS
 from gradserve_server.ops.activation.spec import gradient_of_result
 from gradserve_server.ops.batch_norm.spec import Geometry
-from gradserve_server.ops.dtypes import FLOAT32, FLOAT64, FLOATING, dtype_text, widened
-from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.spec import FLOAT32, FLOAT64, FLOATING, TensorSpec, dtype_text, widened
 
 
 class Implementation(Enum):

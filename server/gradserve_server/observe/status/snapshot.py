@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest, nsmallest
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from gradserve_protocol.server_status import (
     AccumulatorStatus,
@@ -18,8 +18,7 @@ from gradserve_protocol.server_status import (
     WorkerStatus,
 )
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.layers.batch_norm.layer import BatchNormLayer
-from gradserve_server.layers.registry import LayerRegistry
+from gradserve_server.layers.batch_norm.registry import LayerRegistry
 from gradserve_server.observe.rounds import History, RoundRecord, median_seconds
 from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.resources.registry import ResourceKey
@@ -228,7 +227,7 @@ class LayerSnapshot(NamedTuple):
     num_bytes: int
 
 
-def layer_snapshots(layers: LayerRegistry[Any, BatchNormLayer]) -> Iterator[LayerSnapshot]:
+def layer_snapshots(layers: LayerRegistry) -> Iterator[LayerSnapshot]:
     """Returns snapshots of all layers, in no particular order."""
     for key, owner, layer in layers.all_owned():
         yield LayerSnapshot(key, owner, len(layer.forwards), layer.num_bytes)

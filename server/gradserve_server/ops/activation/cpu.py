@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.devices.host.kernel_table import (
+from gradserve_server.devices.host.kernels import (
     ChunkedKernels,
     Declared,
+    ForkJoin,
     Kernel,
     KernelTable,
     PreparedKernels,
     aligned,
 )
-from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.activation.reference import activation, activation_grad
 from gradserve_server.ops.activation.spec import BFLOAT16_ELEMENTS, FLOAT16_ELEMENTS, FLOAT32_ELEMENTS, NAMES
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
 
 
 @dataclass(frozen=True)

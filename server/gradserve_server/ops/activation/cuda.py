@@ -22,7 +22,7 @@ from gradserve_server.devices.cuda.programs import (
 )
 from gradserve_server.devices.device import Array
 from gradserve_server.ops.activation.spec import LEAKY_RELU_SLOPE, NAMES, SELU_SCALE, SELU_SCALE_ALPHA
-from gradserve_server.ops.dtypes import MOST_USUAL_FIRST
+from gradserve_server.tensors.spec import MOST_USUAL_FIRST
 
 ARGUMENTS = {
     "forward": Struct(("x", "out"), ("count",)),

@@ -11,7 +11,7 @@ from typing import Any
 from gradserve_server.devices.device import Array
 from gradserve_server.ops.activation import normal_tail
 from gradserve_server.ops.activation.spec import LEAKY_RELU_SLOPE, SELU_SCALE, SELU_SCALE_ALPHA
-from gradserve_server.ops.dtypes import widened
+from gradserve_server.tensors.spec import widened
 
 _INVERSE_SQRT_2_PI = 0.3989422804014327
 _ALMOST_INFINITE = 1e30

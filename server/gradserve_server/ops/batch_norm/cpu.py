@@ -23,17 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.kernel_table import (
+from gradserve_server.devices.host.kernels import (
     ELEMENTS,
     ChunkedKernels,
     Declared,
+    ForkJoin,
     Kernel,
     KernelTable,
     PreparedKernels,
     aligned,
     flat,
 )
-from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.ops.batch_norm.reference import fused_batch_norm, fused_batch_norm_grad
 from gradserve_server.ops.batch_norm.spec import (
     ForwardAttributes,
@@ -44,7 +44,7 @@ from gradserve_server.ops.batch_norm.spec import (
     GradInputs,
     GradOutputs,
 )
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from gradserve_server.ops.batch_norm.spec import (
     GradInputs,
     GradOutputs,
 )
-from gradserve_server.ops.dtypes import MOST_USUAL_FIRST, widened
+from gradserve_server.tensors.spec import MOST_USUAL_FIRST, widened
 
 VECTOR_BYTES = 16
 """The most bytes that one instruction loads."""

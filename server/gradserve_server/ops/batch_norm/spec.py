@@ -12,9 +12,8 @@ import numpy as np
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.ops.dtypes import check_type_attribute, dtype_text, shape_text, widened
 from gradserve_server.ops.operation import Family, Op
-from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec, check_type_attribute, dtype_text, shape_text, widened
 
 _RANKS = {"NHWC": 4, "NCHW": 4, "NDHWC": 5, "NCDHW": 5}
 """The rank of x, by data_format."""

@@ -27,9 +27,8 @@ from gradserve_server.ops.cudnn_rnn.declaration import (
     make_network,
 )
 from gradserve_server.ops.cudnn_rnn.spec import Network, NetworkAttributes, split_params
-from gradserve_server.ops.dtypes import shape_text
 from gradserve_server.ops.operation import Op
-from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec, shape_text
 
 FAMILY = "cudnn_rnn_params"
 

@@ -30,17 +30,17 @@ from gradserve_server.ops.cudnn_rnn.spec import (
     Problem,
     RnnAttributes,
 )
-from gradserve_server.ops.dtypes import (
+from gradserve_server.ops.operation import Family, Op
+from gradserve_server.tensors.spec import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
     FLOAT64,
+    TensorSpec,
     check_type_attribute,
     dtype_text,
     shape_text,
 )
-from gradserve_server.ops.operation import Family, Op
-from gradserve_server.tensors.spec import TensorSpec
 
 FAMILY = "cudnn_rnn"
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from gradserve_server.devices.device import Array
-from gradserve_server.ops.dtypes import widened
-from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec, widened
 
 
 class Mode(Enum):

@@ -8,19 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.kernel_table import (
+from gradserve_server.devices.host.kernels import (
     ELEMENTS,
     ChunkedKernels,
     Declared,
+    ForkJoin,
     Kernel,
     KernelTable,
     PreparedKernels,
     aligned,
     flat,
 )
-from gradserve_server.devices.host.parallel import ForkJoin
 from gradserve_server.devices.host.products import Product, Products, Summation, sum_of_rows
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
 from gradserve_server.ops.gru.reference import gru_block_cell, gru_block_cell_grad
 from gradserve_server.ops.gru.spec import (
     CellInputs,
@@ -30,6 +29,7 @@ from gradserve_server.ops.gru.spec import (
     GradOutputs,
     Sizes,
 )
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
 
 
 @dataclass(frozen=True)

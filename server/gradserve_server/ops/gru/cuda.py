@@ -22,7 +22,6 @@ from gradserve_server.devices.cuda.programs import (
     instance,
 )
 from gradserve_server.devices.device import Array
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from gradserve_server.ops.gru.spec import (
     CellInputs,
     CellOutputs,
@@ -31,6 +30,7 @@ from gradserve_server.ops.gru.spec import (
     GradOutputs,
     Sizes,
 )
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 ARITHMETIC: tuple[np.dtype[Any], ...] = (FLOAT32, FLOAT64)
 CONVERTED: tuple[np.dtype[Any], ...] = (BFLOAT16, FLOAT16)

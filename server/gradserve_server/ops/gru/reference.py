@@ -9,7 +9,6 @@ A dot is the product of matrices.
 from dataclasses import fields
 from typing import Any
 
-from gradserve_server.ops.dtypes import FLOAT64, widened
 from gradserve_server.ops.gru.spec import (
     CellInputs,
     CellOutputs,
@@ -18,6 +17,7 @@ from gradserve_server.ops.gru.spec import (
     GradOutputs,
     Sizes,
 )
+from gradserve_server.tensors.spec import FLOAT64, widened
 
 
 def gru_block_cell(xp: Any, inputs: CellInputs, sizes: Sizes) -> CellOutputs:

@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.ops.dtypes import check_type_attribute, dtype_text, widened
 from gradserve_server.ops.operation import Family, Op
-from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.spec import TensorSpec, check_type_attribute, dtype_text, widened
 
 
 @dataclass(frozen=True)

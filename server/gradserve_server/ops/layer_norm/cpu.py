@@ -12,17 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.kernel_table import (
+from gradserve_server.devices.host.kernels import (
     ELEMENTS,
     ChunkedKernels,
     Declared,
+    ForkJoin,
     Kernel,
     KernelTable,
     PreparedKernels,
     flat,
 )
-from gradserve_server.devices.host.parallel import ForkJoin
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
 from gradserve_server.ops.layer_norm.reference import layer_norm, layer_norm_grad
 from gradserve_server.ops.layer_norm.spec import (
     ForwardAttributes,
@@ -32,6 +31,7 @@ from gradserve_server.ops.layer_norm.spec import (
     GradInputs,
     GradOutputs,
 )
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, widened
 
 
 @dataclass(frozen=True)

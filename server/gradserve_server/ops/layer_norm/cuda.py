@@ -20,7 +20,6 @@ from gradserve_server.devices.cuda.programs import (
     element_sources,
     instance,
 )
-from gradserve_server.ops.dtypes import MOST_USUAL_FIRST, widened
 from gradserve_server.ops.layer_norm.spec import (
     ForwardAttributes,
     ForwardInputs,
@@ -29,6 +28,7 @@ from gradserve_server.ops.layer_norm.spec import (
     GradInputs,
     GradOutputs,
 )
+from gradserve_server.tensors.spec import MOST_USUAL_FIRST, widened
 
 ARGUMENTS = {
     "forward": Struct(

@@ -14,9 +14,8 @@ import numpy as np
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.ops.dtypes import FLOATING, shape_text, widened
 from gradserve_server.ops.operation import Family, Op
-from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.spec import FLOATING, TensorSpec, shape_text, widened
 
 
 @dataclass(frozen=True)

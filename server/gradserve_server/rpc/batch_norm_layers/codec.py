@@ -14,10 +14,10 @@ from gradserve_protocol.v1 import layer_pb2, tensor_pb2
 from gradserve_server.errors import InvalidArgumentError, request_fields
 from gradserve_server.layers.batch_norm.config import UPDATE_OPS, BatchNormConfig, IgnoredArgument, RandomAdjustment
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardCall, ForwardResult
+from gradserve_server.layers.batch_norm.registry import Reuse
 from gradserve_server.layers.batch_norm.spec import Implementation
 from gradserve_server.layers.batch_norm.variables import unknown_variables
 from gradserve_server.layers.initializers import Initializer, NamedInitializer, TensorInitializer
-from gradserve_server.layers.registry import Reuse
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.limits import MAX_FORWARDS, MAX_NAME_BYTES, check_count, check_length
 from gradserve_server.resources.lifetimes import Lifetime

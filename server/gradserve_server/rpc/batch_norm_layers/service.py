@@ -12,10 +12,9 @@ from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.devices.compute import FEW_PIECES
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, request_fields
-from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardCall, ForwardResult
+from gradserve_server.layers.batch_norm.registry import LayerRegistry
 from gradserve_server.layers.batch_norm.spec import CallInputs
-from gradserve_server.layers.registry import LayerRegistry
 from gradserve_server.limits import MAX_FORWARDS, check_count
 from gradserve_server.ops.runner import OpenInputs, arrays_of, open_inputs
 from gradserve_server.resources.registry import DEFAULT_CONTAINER
@@ -55,7 +54,7 @@ class BatchNormLayerServicer:
 
     def __init__(
         self,
-        registry: LayerRegistry[BatchNormConfig, BatchNormLayer],
+        registry: LayerRegistry,
         opener: TensorOpener,
         deliverer: TensorDeliverer,
         lease_seconds: Callable[[float | None], float],

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.ops.dtypes import BFLOAT16
+from gradserve_server.tensors.spec import BFLOAT16
 
 _WITH_BFLOAT16 = (np.add, np.subtract, np.multiply, np.true_divide, np.negative, np.power)
 """Those that CuPy 14 has for bfloat16, and that are needed."""

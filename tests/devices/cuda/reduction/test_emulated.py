@@ -14,7 +14,7 @@ from gradserve_server.devices.cuda import reduction as kernels
 from gradserve_server.devices.cuda.programs import CompiledProgram, Limits, Program
 from gradserve_server.devices.cuda.reduction import KEYS, SUMS, CudaReducer, SumsKey, program
 from gradserve_server.devices.device import Place
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from tests.devices.cuda.emulation.device import H200, EmulatedDevice
 from tests.devices.cuda.reduction.one_program import ReductionDevice

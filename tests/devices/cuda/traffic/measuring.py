@@ -12,9 +12,9 @@ from gradserve_server.devices.cuda.reduction import CudaReducer
 from gradserve_server.ops.activation.cuda import CudaActivation
 from gradserve_server.ops.batch_norm.cuda import CudaBatchNorm
 from gradserve_server.ops.batch_norm.spec import plan_forward, plan_gradient
-from gradserve_server.ops.dtypes import FLOAT16, FLOAT32
 from gradserve_server.ops.layer_norm.cuda import CudaLayerNorm
 from gradserve_server.ops.layer_norm.spec import Geometry
+from gradserve_server.tensors.spec import FLOAT16, FLOAT32
 from tests.devices.cuda.emulation.device import H200
 from tests.devices.cuda.traffic.counting import CountingDevice, Traffic
 from tests.ops.batch_norm.cuda.cases import Case, forward_case, gradient_case

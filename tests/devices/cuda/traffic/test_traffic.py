@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradserve_server.devices.cuda.programs import Launch, Program, element_sources
-from gradserve_server.ops.dtypes import FLOAT32
+from gradserve_server.tensors.spec import FLOAT32
 from tests.devices.cuda.traffic.counting import CountingDevice
 from tests.devices.cuda.traffic.measuring import Computation, computations, measure
 

@@ -19,7 +19,7 @@ from gradserve_server.ops.batch_norm.spec import (
     plan_forward,
     plan_gradient,
 )
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 Put = Callable[[NDArray[Any]], Any]
 """Puts an array where the kernels are."""

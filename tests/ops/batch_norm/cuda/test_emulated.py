@@ -19,7 +19,7 @@ from gradserve_server.ops.batch_norm.spec import (
     plan_forward,
     plan_gradient,
 )
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOATING
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32, FLOATING
 from tests.devices.cuda.emulation.device import H200, EmulatedDevice
 from tests.ops.batch_norm.cuda.cases import CASES, Case, Forward, Gradient, assert_near, forward_case, gradient_case
 

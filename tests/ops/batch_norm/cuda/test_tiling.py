@@ -21,7 +21,7 @@ from gradserve_server.ops.batch_norm.spec import (
     Geometry,
     GradAttributes,
 )
-from gradserve_server.ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 H200 = Limits(num_multiprocessors=132, shared_bytes=227 << 10)
 

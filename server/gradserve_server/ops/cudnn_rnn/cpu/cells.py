@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.compute import checkpoint
-from gradserve_server.devices.host.kernel_table import ELEMENTS, ChunkedKernels, Declared, Kernel, KernelTable
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ELEMENTS, ChunkedKernels, Declared, ForkJoin, Kernel, KernelTable
 from gradserve_server.ops.cudnn_rnn.cpu.pseudo_layer import BackwardScan, ForwardScan, Geometry, Step
 from gradserve_server.ops.cudnn_rnn.spec import Mode
-from gradserve_server.ops.dtypes import FLOAT32, FLOAT64
+from gradserve_server.tensors.spec import FLOAT32, FLOAT64
 
 _MAX_WEIGHTS_BYTES = 3 << 19
 """The most weights for the kernels' own products: for one sequence these are faster than BLAS while the weights fit

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.compute import checkpoint
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.kernel_table import PreparedKernels
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin, PreparedKernels
 from gradserve_server.ops.cudnn_rnn.cpu.cells import CUDNN_RNN, LSTM_SCANS, KernelCells, NumpyCells
 from gradserve_server.ops.cudnn_rnn.cpu.pseudo_layer import (
     Cells,

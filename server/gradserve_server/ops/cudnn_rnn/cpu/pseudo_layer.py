@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.compute import checkpoint
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.devices.host.parallel import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.products import Product, Products, Summation, sum_of_rows
 from gradserve_server.ops.cudnn_rnn.spec import Mode, Network, Problem, PseudoLayerParams
 

@@ -2,15 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
 from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ServiceError
+from gradserve_server.layers.batch_norm.config import BatchNormConfig, describe_differences
+from gradserve_server.layers.batch_norm.layer import BatchNormLayer, LayerEnvironment
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.quotas import Quota
@@ -18,6 +21,9 @@ from gradserve_server.resources.registry import Directory, ResourceKey
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
 _log = logging.getLogger(__name__)
+
+_FIRST_VARIABLE = "beta"
+"""The variable that TensorFlow creates first, and names in its errors."""
 
 _LOOKED_AT_ONCE = 512
 """The number of layers to check before other tasks get a turn."""
@@ -31,109 +37,8 @@ class Reuse(Enum):
     FORBIDDEN = auto()
 
 
-class Layer(Protocol):
-    """A layer of any kind."""
-
-    @property
-    def incarnation(self) -> str:
-        """The id that tells the layer from an earlier one of the same name."""
-        ...
-
-    @property
-    def creation_id(self) -> str:
-        """The creation_id of the call that created the layer; empty if it had none."""
-        ...
-
-    @property
-    def collections(self) -> Collection[str]:
-        """The tags by which the layer is listed."""
-        ...
-
-    @property
-    def updates_collections(self) -> Collection[str]:
-        """The tags by which its updates are run."""
-        ...
-
-    @property
-    def bookkeeping_bytes(self) -> int:
-        """The memory of its names and tags."""
-        ...
-
-    async def build(self, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
-        """Creates the variables for such inputs, or checks that they fit; a size of -1 stands for any.
-
-        Raises:
-            InvalidArgumentError: The layer does not accept such inputs.
-            ResourceExhaustedError: There is no memory for the variables.
-        """
-        ...
-
-    async def run_updates(self, forward_ids: Sequence[str]) -> int:
-        """Runs the pending updates of these forwards, or of all, each once; returns how many it ran."""
-        ...
-
-    async def expire(self) -> int:
-        """Forgets forwards whose lease has expired, or some of them if there are many; returns how many."""
-        ...
-
-    def begin(self, lifetime: Lifetime) -> None:
-        """Called when the layer becomes visible under its name; `lifetime` is what will end it."""
-        ...
-
-    def close(self) -> None:
-        """Releases everything the layer holds."""
-        ...
-
-
-LayerT = TypeVar("LayerT", bound=Layer)
-ConfigT = TypeVar("ConfigT")
-ConfigT_contra = TypeVar("ConfigT_contra", contravariant=True)
-
-
-class LayerKind(Protocol[ConfigT_contra, LayerT]):
-    """Checks, compares and makes layers of one kind for the registry."""
-
-    @property
-    def first_variable(self) -> str:
-        """The name of the variable that TensorFlow creates first, and names in its errors."""
-        ...
-
-    def check(self, config: ConfigT_contra) -> None:
-        """Checks a configuration.
-
-        Raises:
-            InvalidArgumentError: A value is invalid, or two values contradict each other.
-        """
-        ...
-
-    def differences(self, layer: LayerT, config: ConfigT_contra) -> str:
-        """Returns how a layer differs from one with this configuration, in words; empty if it does not."""
-        ...
-
-    def make(
-        self, key: ResourceKey, config: ConfigT_contra, creation_id: str, on_presence: Callable[[bool], object]
-    ) -> LayerT:
-        """Returns a new layer.
-
-        Args:
-            key: The layer's name.
-            config: A checked configuration.
-            creation_id: The id of the call.
-            on_presence: Called with True when the layer begins to keep forwards, with False when it keeps none.
-
-        Raises:
-            InvalidArgumentError: The server cannot make such a layer.
-            ResourceExhaustedError: There is no memory for the values in the configuration.
-        """
-        ...
-
-    async def settle(self) -> None:
-        """Returns once a created or deleted layer is durable, so that others may see the change."""
-        ...
-
-
-class LayerRegistry(Generic[ConfigT, LayerT]):
-    """Creates, finds and deletes layers of one kind.
+class LayerRegistry:
+    """Creates, finds and deletes the layers of a server.
 
     Attributes:
         count: The quota of layers, and how many there are.
@@ -143,7 +48,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
 
     def __init__(
         self,
-        kind: LayerKind[ConfigT, LayerT],
+        environment: LayerEnvironment,
         count: Quota,
         lifetimes: Lifetimes,
         bookkeeping: Quota,
@@ -152,7 +57,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         """Creates an empty registry.
 
         Args:
-            kind: Makes the layers.
+            environment: What the layers share.
             count: The quota of layers.
             lifetimes: Ends the layers.
             bookkeeping: The quota of bytes for names and tags.
@@ -160,21 +65,21 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         """
         self._bookkeeping = bookkeeping
         self.count = count
-        self._kind = kind
-        self._layers: Directory[LayerT] = Directory("layer", lifetimes, self._delete, "a", is_of_another_run)
-        self._quotas: dict[LayerT, tuple[Quota, Quota]] = {}
+        self._environment = environment
+        self._layers: Directory[BatchNormLayer] = Directory("layer", lifetimes, self._delete, "a", is_of_another_run)
+        self._quotas: dict[BatchNormLayer, tuple[Quota, Quota]] = {}
         """The quotas of layers and bookkeeping from which each layer takes."""
         # Usually only a few of many layers keep forwards.
-        self._keeping: dict[ResourceKey, LayerT] = {}
+        self._keeping: dict[ResourceKey, BatchNormLayer] = {}
 
     def create(
         self,
         key: ResourceKey,
-        config: ConfigT,
+        config: BatchNormConfig,
         reuse: Reuse,
         creation_id: str,
         lifetime: Lifetime = SHARED,
-    ) -> tuple[LayerT, bool]:
+    ) -> tuple[BatchNormLayer, bool]:
         """Returns the layer of this name, and whether it is new.
 
         Raises:
@@ -194,13 +99,13 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
     async def create_built(
         self,
         key: ResourceKey,
-        config: ConfigT,
+        config: BatchNormConfig,
         reuse: Reuse,
         creation_id: str,
         dtype: np.dtype[Any],
         shape: Sequence[int],
         lifetime: Lifetime = SHARED,
-    ) -> tuple[LayerT, bool]:
+    ) -> tuple[BatchNormLayer, bool]:
         """Returns the layer of this name with its variables, and whether it is new.
 
         Other calls never find the layer without its variables.
@@ -239,14 +144,14 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         return found, False
 
     def restore(
-        self, key: ResourceKey, lifetime: Lifetime, make: Callable[[Callable[[bool], object]], LayerT]
-    ) -> LayerT:
+        self, key: ResourceKey, lifetime: Lifetime, make: Callable[[Callable[[bool], object]], BatchNormLayer]
+    ) -> BatchNormLayer:
         """Adds a layer that existed before the server was restarted.
 
         Args:
             key: Its name.
             lifetime: What ends it.
-            make: Makes it; its argument is the `on_presence` of `LayerKind.make`.
+            make: Makes it; its argument is the `on_presence` of `BatchNormLayer`.
 
         Raises:
             ResourceExhaustedError: There are too many layers, or there is no memory for it.
@@ -257,11 +162,11 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
 
     async def settle(self) -> None:
         """Returns once a created or deleted layer is durable, so that others may see the change."""
-        await self._kind.settle()
+        await self._environment.records.settle()
 
     def _existing(
-        self, key: ResourceKey, config: ConfigT, reuse: Reuse, creation_id: str, lifetime: Lifetime
-    ) -> LayerT | None:
+        self, key: ResourceKey, config: BatchNormConfig, reuse: Reuse, creation_id: str, lifetime: Lifetime
+    ) -> BatchNormLayer | None:
         """Returns the layer of this name, or None if it has to be created; raises what `create` raises."""
         if reuse is Reuse.REQUIRED and not key.name:
             raise InvalidArgumentError(
@@ -269,8 +174,8 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
             )
         found = self._layers.find(key)
         check_length(creation_id, MAX_ID_BYTES, "creation_id")
-        self._kind.check(config)
-        variable = f"{key.name}/{self._kind.first_variable}"
+        config.check()
+        variable = f"{key.name}/{_FIRST_VARIABLE}"
         if found is None:
             if reuse is Reuse.REQUIRED:
                 raise NotFoundError(
@@ -286,7 +191,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
                 "False. Did you mean to set reuse=True or None?",
                 field="layer.name",
             )
-        differences = self._kind.differences(found, config)
+        differences = describe_differences(found.config, config.with_choices_of(found.config))
         if differences:
             raise AlreadyExistsError(
                 f"layer {str(key)!r} exists with another configuration: {differences}", field="config"
@@ -304,7 +209,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         """
         return self._layers.find(key) is not None
 
-    def get(self, key: ResourceKey, incarnation: str = "") -> LayerT:
+    def get(self, key: ResourceKey, incarnation: str = "") -> BatchNormLayer:
         """Returns the layer of this name, and of this incarnation if one is given.
 
         Raises:
@@ -313,7 +218,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         """
         return self._layers.get(key, incarnation)
 
-    def use(self, key: ResourceKey, incarnation: str = "") -> AbstractContextManager[LayerT]:
+    def use(self, key: ResourceKey, incarnation: str = "") -> AbstractContextManager[BatchNormLayer]:
         """Finds a layer as `get` does, and keeps it alive while a call uses it."""
         return self._layers.use(key, incarnation)
 
@@ -338,7 +243,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
 
     def page(
         self, container: str, after: str, size: int, *, scope: str, collection: str, user: Identity = ANONYMOUS
-    ) -> list[tuple[ResourceKey, LayerT]]:
+    ) -> list[tuple[ResourceKey, BatchNormLayer]]:
         """Returns up to `size` layers of a container whose names come after `after`, by name.
 
         Args:
@@ -351,14 +256,14 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         """
         return self._layers.page(container, after, size, prefix=scope, tag=collection, user=user)
 
-    def all_owned(self) -> Iterator[tuple[ResourceKey, str, LayerT]]:
+    def all_owned(self) -> Iterator[tuple[ResourceKey, str, BatchNormLayer]]:
         """Returns all layers with their owners; see `Directory.all_owned`."""
         return self._layers.all_owned()
 
     async def run_updates(
         self, container: str, collection: str, forward_ids: Sequence[str], *, user: Identity = ANONYMOUS
     ) -> int:
-        """Runs the updates of all layers of a container whose `updates_collections` have this one; see `Layer`.
+        """Runs the updates of all layers of a container whose `updates_collections` have this one.
 
         Skips private layers that the caller may not use.
         """
@@ -388,11 +293,28 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
                 _log.warning("the forwards of layer %s did not expire: %s", key, error)
         return count
 
-    def _new(self, key: ResourceKey, config: ConfigT, creation_id: str) -> LayerT:
-        make = partial(self._kind.make, key, config, creation_id, partial(self._note_forwards, key))
+    def _new(self, key: ResourceKey, config: BatchNormConfig, creation_id: str) -> BatchNormLayer:
+        """Returns a new layer; chooses missing seeds and a missing durability."""
+        environment = self._environment
+        config = config.with_seeds(environment.new_seed)
+        if config.durability is None:
+            config = replace(config, durability=environment.records.default)
+        incarnation = environment.new_id()
+
+        def make() -> BatchNormLayer:
+            return BatchNormLayer(
+                environment,
+                key,
+                config,
+                incarnation=incarnation,
+                creation_id=creation_id,
+                journal=environment.records.journal(key, config, incarnation, creation_id),
+                on_presence=partial(self._note_forwards, key),
+            )
+
         return self._counted(key, make)
 
-    def _counted(self, key: ResourceKey, make: Callable[[], LayerT]) -> LayerT:
+    def _counted(self, key: ResourceKey, make: Callable[[], BatchNormLayer]) -> BatchNormLayer:
         """Returns a new layer that takes from the quotas of its creator and its container."""
         count, bookkeeping = self.count.part(key.user, key.container), self._bookkeeping.part(key.user, key.container)
         count.acquire()
@@ -409,7 +331,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         self._quotas[layer] = count, bookkeeping
         return layer
 
-    def _begin(self, key: ResourceKey, layer: LayerT, lifetime: Lifetime) -> None:
+    def _begin(self, key: ResourceKey, layer: BatchNormLayer, lifetime: Lifetime) -> None:
         self._layers.add(key, layer, lifetime, layer.collections)
         layer.begin(lifetime)
 
@@ -419,7 +341,7 @@ class LayerRegistry(Generic[ConfigT, LayerT]):
         else:
             self._keeping.pop(key, None)
 
-    def _close(self, layer: LayerT) -> None:
+    def _close(self, layer: BatchNormLayer) -> None:
         count, bookkeeping = self._quotas.pop(layer)
         count.release()
         bookkeeping.release(layer.bookkeeping_bytes)
