@@ -50,6 +50,7 @@ from gradserve.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from gradserve.interceptors import Around, CallAnswer, CallInfo, Interceptor
 from gradserve.ops.normalization import (
     FusedBatchNormGradOutputs,
     FusedBatchNormGradV3Outputs,
@@ -110,6 +111,7 @@ __all__ = [
     "AccumulatorLike",
     "AlreadyExistsError",
     "ApplyResult",
+    "Around",
     "ArrayLike",
     "Average",
     "BatchNormForward",
@@ -117,7 +119,9 @@ __all__ = [
     "BatchNormImplementation",
     "BatchNormLayer",
     "BatchNormLayerInfo",
+    "CallAnswer",
     "CallCancelledError",
+    "CallInfo",
     "Client",
     "ConditionalAccumulator",
     "CudnnRNNBackpropOutputs",
@@ -142,6 +146,7 @@ __all__ = [
     "IgnoredArgumentWarning",
     "IndexedSlices",
     "Initializer",
+    "Interceptor",
     "InternalError",
     "InvalidArgumentError",
     "LayerNormGradOutputs",

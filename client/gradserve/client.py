@@ -16,6 +16,7 @@ from gradserve.calls.client import ClientCalls
 from gradserve.calls.exchange import DEFAULT_TIMEOUT_SECONDS
 from gradserve.discovery import servers_to_connect
 from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making
+from gradserve.interceptors import Interceptor
 from gradserve.local_aggregator import aggregator_for
 from gradserve.public_names import shown
 from gradserve.raw_ops import RawOps
@@ -36,6 +37,7 @@ def connect(
     token: str | None = None,
     tracing: "Tracing | None" = None,
     local_aggregator: int | None = None,
+    interceptors: Sequence[Interceptor] = (),
 ) -> "Client":
     """Returns a client of the server at an address. Nothing is sent to it before the first call.
 
@@ -70,11 +72,13 @@ def connect(
             last of them. They have to give the same address, `tls` and `token`, which are then for its connection.
             None: what the environment variable GRADSERVE_LOCAL_AGGREGATOR says, or no aggregator. Needs the extra
             gradserve[server].
+        interceptors: What acts around the client's calls, the outermost first: objects of classes derived from
+            `gradserve.Interceptor`; see docs/howto/interceptors.md.
 
     Raises:
-        InvalidArgumentError: The address, the timeout, the transport, the token, the tracing or the number of workers
-            is not valid, a file of `tls` cannot be used, or OpenTelemetry, dnspython, Ray or the server is needed and
-            not installed.
+        InvalidArgumentError: The address, the timeout, the transport, the token, the tracing, the number of workers or
+            an interceptor is not valid, a file of `tls` cannot be used, or OpenTelemetry, dnspython, Ray or the server
+            is needed and not installed.
         NotFoundError: There is no cluster of this name on Ray.
         UnavailableError: DNS or Ray does not answer, DNS knows no servers of the service, or the local aggregator does
             not start.
@@ -88,6 +92,7 @@ def connect(
         token=token,
         tracing=tracing,
         local_aggregator=local_aggregator,
+        interceptors=interceptors,
     )
 
 
@@ -127,10 +132,11 @@ class Client(BlockingFace[ClientCalls]):
         token: str | None = None,
         tracing: "Tracing | None" = None,
         local_aggregator: int | None = None,
+        interceptors: Sequence[Interceptor] = (),
     ) -> None:
         """Connects to a server; the function `connect` describes the arguments."""
         with BriefErrors():
-            settings = ConnectionSettings.wanted(timeout, transport, tls, token, tracing, os.environ)
+            settings = ConnectionSettings.wanted(timeout, transport, tls, token, tracing, os.environ, interceptors)
             places = servers_to_connect(address, timeout)
             self._aggregator = aggregator_for(address, local_aggregator, tls, token, os.environ)
             if self._aggregator is not None:

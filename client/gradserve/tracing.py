@@ -6,17 +6,12 @@ are wanted.
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from google.protobuf.descriptor import Descriptor
-
-from gradserve.calls.combinators import map_steps
-from gradserve.calls.exchange import DescribeTransport, Download, Unary, Upload, Whole
-from gradserve.calls.retries import Attempt, Attempts, Step
+from gradserve.interceptors import GET_TENSORS, PUT_TENSORS, Around, CallInfo, Interceptor, attributes_of
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import CODE_NAMES, GradserveError, InvalidArgumentError
 from gradserve_protocol.frames import Metadata
-from gradserve_protocol.tensors import WithContents
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -29,8 +24,6 @@ METHOD = "rpc.method"
 STATUS_CODE = "rpc.response.status_code"
 ERROR_TYPE = "error.type"
 _NAME = "gradserve"
-_SUBJECTS = ("accumulator", "layer")
-_VALUES = ("worker_id", "local_step", "num_required", "step", "global_step")
 
 
 def call_attributes(method: str) -> dict[str, AttributeValue]:
@@ -39,31 +32,12 @@ def call_attributes(method: str) -> dict[str, AttributeValue]:
 
 
 def message_attributes(message: Any) -> dict[str, AttributeValue]:
-    """Returns the accumulator, layer, worker and steps of a request or a response.
-
-    Attributes are named like the fields, after "gradserve."; an accumulator or a layer has its name and container.
-    """
-    subjects, values = _fields_of(message.DESCRIPTOR)
-    attributes: dict[str, AttributeValue] = {f"gradserve.{name}": getattr(message, name) for name in values}
-    for name in subjects:
-        subject = getattr(message, name)
-        if subject.name:
-            attributes[f"gradserve.{name}"] = subject.name
-        if subject.container:
-            attributes["gradserve.container"] = subject.container
-    return {name: value for name, value in attributes.items() if value != ""}
+    """Returns the accumulator, layer, worker and steps of a request or a response: its fields, after "gradserve."."""
+    return _prefixed(attributes_of(message))
 
 
-@cache
-def _fields_of(descriptor: Descriptor) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the fields of a message that refer to a resource, and those with plain values."""
-    fields = descriptor.fields_by_name
-    subjects = tuple(name for name in _SUBJECTS if name in fields and _is_reference(fields[name].message_type))
-    return subjects, tuple(name for name in _VALUES if name in fields and fields[name].message_type is None)
-
-
-def _is_reference(descriptor: Descriptor | None) -> bool:
-    return descriptor is not None and {"name", "container"} <= set(descriptor.fields_by_name)
+def _prefixed(attributes: Mapping[str, str | int]) -> dict[str, AttributeValue]:
+    return {f"gradserve.{name}": value for name, value in attributes.items()}
 
 
 def metadata_of(span: "Span") -> Metadata:
@@ -94,10 +68,6 @@ CallTracer: TypeAlias = "Tracer"
 """Makes the spans of calls."""
 Tracing: TypeAlias = "bool | TracerProvider"
 """The `tracing` argument of users: whether calls have spans, or a provider of tracers."""
-T = TypeVar("T")
-_PACKAGE = "gradserve.v1"
-_PUT = f"{_PACKAGE}.TensorService/PutTensors"
-_GET = f"{_PACKAGE}.TensorService/GetTensors"
 
 
 def tracer_of(wanted: object, source: str, version: str) -> CallTracer:
@@ -125,40 +95,39 @@ def tracer_of(wanted: object, source: str, version: str) -> CallTracer:
     raise Argument("tracing").error("True, False or a TracerProvider of OpenTelemetry", wanted)
 
 
-def traced(steps: Attempts[T], tracer: CallTracer) -> Attempts[T]:
-    """Puts a span of kind CLIENT around each attempt of a call in the steps of an operation.
+class TracedAttempts(Interceptor):
+    """Puts a span of kind CLIENT around each attempt of a call that the user makes.
 
     Its parent is the span that is current where the operation runs. The call carries the context of the new span, so
     the server's span becomes its child.
     """
 
-    def spanned(step: Step) -> Attempts[Any]:
-        if isinstance(step, Attempt) and isinstance(step.exchange, Unary | Whole | Upload | Download):
-            return (yield from _with_span(step, step.exchange, tracer))
-        return (yield step)
+    def __init__(self, tracer: CallTracer) -> None:
+        self._tracer = tracer
 
-    return map_steps(steps, spanned)
+    def around_attempt(self, call: CallInfo) -> Around:
+        """Makes the span."""
+        if call.in_background:
+            yield None
+            return
+        from opentelemetry.trace import SpanKind, Status, StatusCode
 
-
-def _with_span(attempt: Attempt, exchange: Unary | Whole | Upload | Download, tracer: CallTracer) -> Attempts[object]:
-    from opentelemetry.trace import SpanKind, Status, StatusCode
-
-    name, attributes = _description(exchange)
-    span = tracer.start_span(name, kind=SpanKind.CLIENT, attributes=attributes)
-    try:
-        answer: object = yield attempt._replace(metadata=metadata_of(span))
-        if span.is_recording():
-            span.set_attribute(STATUS_CODE, "OK")
-            span.set_attribute("gradserve.way", (yield DescribeTransport(exchange.target)).way)
-    except BaseException as error:
-        if span.is_recording():
-            _fail(span, error)
-            span.set_status(Status(StatusCode.ERROR, str(error)))
-        raise
-    else:
-        return answer
-    finally:
-        span.end()
+        attributes = {**call_attributes(call.method), **_prefixed(call.attributes)}
+        if call.method in (PUT_TENSORS, GET_TENSORS):
+            attributes["gradserve.bytes"] = call.num_bytes
+        span = self._tracer.start_span(call.method, kind=SpanKind.CLIENT, attributes=attributes)
+        try:
+            answer = yield dict(metadata_of(span))
+            if span.is_recording():
+                span.set_attribute(STATUS_CODE, "OK")
+                span.set_attribute("gradserve.way", answer.way)
+        except BaseException as error:
+            if span.is_recording():
+                _fail(span, error)
+                span.set_status(Status(StatusCode.ERROR, str(error)))
+            raise
+        finally:
+            span.end()
 
 
 def _fail(span: "Span", error: BaseException) -> None:
@@ -166,18 +135,3 @@ def _fail(span: "Span", error: BaseException) -> None:
     if isinstance(error, GradserveError):
         span.set_attribute(STATUS_CODE, code or "UNKNOWN")
     span.set_attribute(ERROR_TYPE, code or type(error).__qualname__)
-
-
-def _description(exchange: Unary | Whole | Upload | Download) -> tuple[str, dict[str, AttributeValue]]:
-    """Returns the name of a call's span, and the attributes known before the call."""
-    match exchange:
-        case Upload():
-            return _PUT, {**call_attributes(_PUT), "gradserve.bytes": sum(each.nbytes for each in exchange.arrays)}
-        case Download():
-            return _GET, {**call_attributes(_GET), "gradserve.bytes": exchange.num_bytes}
-        case Whole(call):
-            return _description(call)
-        case Unary(service, method, request):
-            name = f"{_PACKAGE}.{service}/{method}"
-            message = request.message if isinstance(request, WithContents) else request
-            return name, {**call_attributes(name), **message_attributes(message)}

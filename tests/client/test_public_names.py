@@ -75,7 +75,8 @@ def test_annotations_can_be_evaluated(module: str, public: type) -> None:
         hints = get_type_hints(method)
         assert "return" in hints, name
         assert set(hints) - {"return"} == set(inspect.signature(method).parameters) - {"self"}, name
-        assert get_origin(hints["return"]) is not Generator, name
+        if public is not gradserve.Interceptor:  # whose generators are not operations
+            assert get_origin(hints["return"]) is not Generator, name
 
 
 @pytest.mark.parametrize("module", list(MODULES))

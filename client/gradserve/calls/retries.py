@@ -182,7 +182,7 @@ def with_retries(
                     except UnavailableError as error:
                         failure = error
                     except ResourceExhaustedError as error:
-                        if error.retry_after is None or not _is_repeatable(exchange):
+                        if error.retry_after is None or not is_repeatable(exchange):
                             raise
                         failure = error
                     except AbortedError as error:
@@ -223,7 +223,7 @@ class _FurtherAttempts:
         self._clock = clock
         self._contact = contact
         self._latest: _Failure | None = None
-        self._pauses = policy.pauses_now(self._may_be_starting) if _is_repeatable(exchange) else iter(())
+        self._pauses = policy.pauses_now(self._may_be_starting) if is_repeatable(exchange) else iter(())
 
     def after(self, failure: _Failure, end: float) -> Attempts[Any]:
         """Repeats the exchange until it is answered or the time is over."""
@@ -278,7 +278,7 @@ class _FurtherAttempts:
 
     def _limit(self, *, is_patience: bool) -> str:
         """Returns what has ended the attempts, the patience or the time limit; "" if more would have been of no use."""
-        if not _is_repeatable(self._exchange):
+        if not is_repeatable(self._exchange):
             return ""
         if not is_patience:
             seconds = self._exchange.time_limit(self._times)
@@ -325,7 +325,8 @@ def _note(error: GradserveError, failures: list[UnavailableError]) -> None:
         error.add_note(f"an earlier attempt failed: {failures[0]}")
 
 
-def _is_repeatable(exchange: _Sent) -> bool:
+def is_repeatable(exchange: _Sent) -> bool:
+    """Returns True if an exchange may be sent again after its answer was lost."""
     match exchange:
         case Download():
             return False

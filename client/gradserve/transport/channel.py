@@ -31,6 +31,7 @@ from gradserve_protocol.v1 import (
 )
 
 _log = logging.getLogger("gradserve")
+_AUTHORIZATION = "authorization"
 _SERVICES = {
     descriptor.name: descriptor
     for module in (
@@ -118,7 +119,7 @@ class CallCredentials:
 
     def show_user(self, key: str) -> None:
         """Shows a key of the user from now on."""
-        self.metadata = (("authorization", f"Gradserve-User {key}"),)
+        self.metadata = ((_AUTHORIZATION, f"Gradserve-User {key}"),)
 
 
 class ChannelMaker(Protocol):
@@ -237,6 +238,11 @@ def closed() -> GradserveError:
     return CallCancelledError("the client is closed")
 
 
+def shows_caller(metadata: Metadata) -> bool:
+    """Returns True if metadata of a call show who makes it, in place of what its client shows."""
+    return any(key == _AUTHORIZATION for key, _ in metadata)
+
+
 def _make_unary(channel: Any, show: Callable[[Any], Any], service: str, method: str) -> Any:
     found = unary_method(service, method)
     return show(channel.unary_unary(found.path, found.encode, found.decode))
@@ -250,10 +256,13 @@ class _Showing:
         self._shown = shown
 
     def __call__(self, request: Any, *, timeout: float | None, metadata: Metadata = ()) -> Any:
-        return self._call(request, timeout=timeout, metadata=(*self._shown.metadata, *metadata))
+        return self._call(request, timeout=timeout, metadata=self._with_shown(metadata))
 
     def future(self, request: Any, *, timeout: float | None, metadata: Metadata = ()) -> Any:
-        return self._call.future(request, timeout=timeout, metadata=(*self._shown.metadata, *metadata))
+        return self._call.future(request, timeout=timeout, metadata=self._with_shown(metadata))
+
+    def _with_shown(self, metadata: Metadata) -> Metadata:
+        return metadata if shows_caller(metadata) else (*self._shown.metadata, *metadata)
 
 
 def _showing(shown: CallCredentials, call: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from gradserve.calls.exchange import Background, Local, Operation, Pause, Together
 from gradserve.calls.retries import Attempt, Attempts, Contact, with_retries
 from gradserve.errors import CallCancelledError, GradserveError
-from gradserve.tracing import traced
+from gradserve.interceptors import intercepted
 from gradserve.transport.settings import ConnectionSettings
 
 StepT = TypeVar("StepT")
@@ -83,15 +83,18 @@ async def drive_async(steps: Generator[StepT, Any, T], perform: Callable[[StepT]
         steps.close()  # at once also where it was cancelled
 
 
-def attempts(operation: Operation[T], settings: ConnectionSettings, contact: Contact) -> Attempts[T]:
+def attempts(
+    operation: Operation[T], settings: ConnectionSettings, contact: Contact, *, in_background: bool = False
+) -> Attempts[T]:
     """Returns the steps of an operation with these settings, by this machine's clock."""
-    return with_retries(operation, settings.times, settings.retries, time.monotonic, contact)
 
+    def with_these_retries(operation: Operation[T]) -> Attempts[T]:
+        return with_retries(operation, settings.times, settings.retries, time.monotonic, contact)
 
-def traced_attempts(operation: Operation[T], settings: ConnectionSettings, contact: Contact) -> Attempts[T]:
-    """Returns the same steps for an operation of the user: its calls have spans, if the settings have a tracer."""
-    steps = attempts(operation, settings, contact)
-    return steps if settings.tracer is None else traced(steps, settings.tracer)
+    around = settings.interceptors
+    if not (around.calls or around.attempts):
+        return with_these_retries(operation)
+    return intercepted(operation, around, settings.times, with_these_retries, in_background=in_background)
 
 
 class Member:

@@ -9,7 +9,8 @@ from gradserve.calls.accumulators.kept import DEFAULT_KEPT_BYTES
 from gradserve.calls.exchange import TimeLimits, check_timeout
 from gradserve.calls.retries import RetryPolicy
 from gradserve.conversion.plain import as_choice
-from gradserve.tracing import CallTracer, tracer_of
+from gradserve.interceptors import Interceptors, checked_interceptors
+from gradserve.tracing import CallTracer, TracedAttempts, tracer_of
 from gradserve.variables import (
     BULK_SOCKETS_VARIABLE,
     GPU_ARRAYS_VARIABLE,
@@ -199,7 +200,7 @@ class ConnectionSettings:
         certificates: The certificates of connections over TCP; None if they are not encrypted.
         token: The bearer token that is shown to the server; None for none.
         kept_bytes: The most bytes of gradients to keep until they are durable.
-        tracer: What makes the spans of calls; None if they have none.
+        interceptors: What acts around calls and their attempts; the spans of traces are the innermost.
     """
 
     times: TimeLimits = field(default_factory=TimeLimits)
@@ -212,7 +213,7 @@ class ConnectionSettings:
     certificates: CertificateFiles | None = None
     token: Token | None = None
     kept_bytes: int = DEFAULT_KEPT_BYTES
-    tracer: "CallTracer | None" = None
+    interceptors: Interceptors = field(default_factory=Interceptors)
 
     @classmethod
     def wanted(
@@ -223,12 +224,17 @@ class ConnectionSettings:
         token: object,
         tracing: object,
         environment: Mapping[str, str],
+        interceptors: object = (),
     ) -> Self:
         """Returns the settings that the arguments of `connect` and the environment variables ask for.
 
         Raises:
             InvalidArgumentError: An argument or a variable is not valid.
         """
+        around = checked_interceptors(interceptors)
+        tracer = wanted_tracer(tracing, environment)
+        if tracer is not None:
+            around = (*around, TracedAttempts(tracer))
         return cls(
             TimeLimits(check_timeout(timeout)),
             transport=Transport.wanted(transport, environment),
@@ -237,7 +243,7 @@ class ConnectionSettings:
             certificates=client_certificates(tls),
             token=Token.wanted(token, environment),
             kept_bytes=_kept_bytes(environment),
-            tracer=wanted_tracer(tracing, environment),
+            interceptors=Interceptors.of(around),
         )
 
     @property

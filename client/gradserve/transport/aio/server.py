@@ -56,8 +56,8 @@ class AsyncServer:
             case Attempt(Download(request) as download, timeout, metadata):
                 call = self._channel.now.get(request, timeout=timeout, metadata=metadata)
                 return await self._answer(_read(call, download.progress))
-            case Attempt(Introduce(), timeout):
-                return await self._sockets.introduce(TimeLimit(timeout, self._settings))
+            case Attempt(Introduce(), timeout, metadata):
+                return await self._sockets.introduce(TimeLimit(timeout, self._settings), metadata)
             case Attempt(Whole() as whole, timeout, metadata):
                 reply = await self._call(whole, timeout, metadata)
                 return NOT_CARRIED if reply is None else reply
@@ -88,8 +88,8 @@ class AsyncServer:
             return Reply(await self._answer(self.call_over_grpc(whole.call, limit.timeout(), metadata)))
         return reply
 
-    async def _ask(self, unary: Unary, timeout: float | None) -> Any:
-        return await self._answer(self.call_over_grpc(unary, timeout))
+    async def _ask(self, unary: Unary, timeout: float | None, metadata: Metadata) -> Any:
+        return await self._answer(self.call_over_grpc(unary, timeout, metadata))
 
     async def _put(self, upload: Upload, timeout: float | None, metadata: Metadata) -> Any:
         parts = UploadParts(upload)
@@ -165,14 +165,14 @@ class AsyncSockets:
         settings: ConnectionSettings,
         memory: ClientMemory,
         shown: CallCredentials,
-        over_grpc: Callable[[Unary, float | None], Awaitable[Any]],
+        over_grpc: Callable[[Unary, float | None, Metadata], Awaitable[Any]],
     ) -> None:
         """Takes the route to the server, its index, the client's settings and memory, and what calls over gRPC show.
 
-        `over_grpc` takes a call and its time limit, None for none; it returns the response or raises a GradserveError.
+        `over_grpc` takes a call, its time limit, None for none, and its metadata; returns the response or raises a
+        GradserveError.
         """
         self._carrier: Carrier[AsyncConnection] = Carrier(route, target, settings, memory, shown)
-        self._is_used = self._carrier.is_used
         self._target = target
         self._settings = settings
         self._over_grpc = over_grpc
@@ -190,9 +190,9 @@ class AsyncSockets:
             limit: Its time limit.
             metadata: What it carries beside its request, if the server takes that.
         """
-        if not self._is_used:
+        if not self._carrier.takes(metadata):
             return None
-        connection = self._carrier.idle() or await drive_async(self._carrier.connect(limit), self._perform)
+        connection = self._carrier.idle() or await drive_async(self._carrier.connect(limit, metadata), self._perform)
         if connection is None:
             return None
         try:
@@ -202,15 +202,15 @@ class AsyncSockets:
             conversation = call(
                 whole, limit.left(), connection.payloads, connection.inbox, connection.num_strands, taken
             )
-            outcome = await connection.converse(conversation, limit, self._probe)
+            outcome = await connection.converse(conversation, limit, partial(self._probe, metadata))
         except BaseException as error:
             self._carrier.failed(connection, error)
             raise
         return self._carrier.answered(connection, outcome)
 
-    async def introduce(self, limit: TimeLimit) -> str | None:
+    async def introduce(self, limit: TimeLimit, metadata: Metadata) -> str | None:
         """Shows the user of this client to the server; see `Introduce`."""
-        return await drive_async(self._carrier.introduce(limit), self._perform)
+        return await drive_async(self._carrier.introduce(limit, metadata), self._perform)
 
     def close(self) -> None:
         """Closes the connections; calls under way end with CallCancelledError."""
@@ -218,8 +218,8 @@ class AsyncSockets:
 
     async def _perform(self, step: CarrierStep) -> Any:
         match step:
-            case AskForTicket(question, limit):
-                return await self._over_grpc(question, limit.timeout())
+            case AskForTicket(question, limit, metadata):
+                return await self._over_grpc(question, limit.timeout(), metadata)
             case AddStrands(connection, number):
                 return await connection.add_strands(number)
             case Connect():
@@ -229,11 +229,11 @@ class AsyncSockets:
         is_plain = place.path or self._settings.certificates is None
         return AsyncConnection if is_plain else SecureAsyncConnection
 
-    async def _probe(self, place: Place) -> None:
+    async def _probe(self, metadata: Metadata, place: Place) -> None:
         question = Unary(
             "ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest(), target=self._target
         )
         try:
-            await self._over_grpc(question, self._settings.keepalive.timeout)
+            await self._over_grpc(question, self._settings.keepalive.timeout, metadata)
         except (DeadlineExceededError, UnavailableError) as error:
             raise silent(place, error) from None

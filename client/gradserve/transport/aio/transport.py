@@ -25,12 +25,13 @@ from gradserve.calls.exchange import (
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
 from gradserve.errors import GradserveError
 from gradserve.transport.aio.server import AsyncServer
-from gradserve.transport.driving import Member, Schedule, attempts, drive_async, traced_attempts
+from gradserve.transport.driving import Member, Schedule, attempts, drive_async
 from gradserve.transport.lifetime import Cleanup, ProcessGuard
 from gradserve.transport.progress import TransferProgress
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import error_from_status
 from gradserve_protocol.address import Address
+from gradserve_protocol.frames import Metadata
 from gradserve_protocol.lasting import keep_doing
 from gradserve_protocol.memory.regions import ClientMemory
 
@@ -46,7 +47,7 @@ class BackgroundTask:
         self,
         begin: Callable[[], Operation[None]],
         settings: ConnectionSettings,
-        call: Callable[[Unary, float | None], Awaitable[Any]],
+        call: Callable[[Unary, float | None, Metadata], Awaitable[Any]],
         carry: Callable[[Attempt], Awaitable[Any]],
     ) -> None:
         """Begins it on the running event loop.
@@ -80,25 +81,25 @@ class BackgroundTask:
 async def _carry_out(
     begin: Callable[[], Operation[None]],
     settings: ConnectionSettings,
-    call: Callable[[Unary, float | None], Awaitable[Any]],
+    call: Callable[[Unary, float | None, Metadata], Awaitable[Any]],
     carry: Callable[[Attempt], Awaitable[Any]],
 ) -> None:
     async def perform(step: Step) -> Any:
         return await _perform(step, call, carry)
 
     with suppress(GradserveError, grpc.aio.UsageError):  # the latter: the channel is closed
-        await drive_async(attempts(begin(), settings, Contact()), perform)
+        await drive_async(attempts(begin(), settings, Contact(), in_background=True), perform)
 
 
 async def _perform(
     step: Any,
-    call: Callable[[Unary, float | None], Awaitable[Any]],
+    call: Callable[[Unary, float | None, Metadata], Awaitable[Any]],
     carry: Callable[[Attempt], Awaitable[Any]],
 ) -> Any:
     match step:
-        case Attempt(Unary() as unary, timeout):
+        case Attempt(Unary() as unary, timeout, metadata):
             try:
-                return await call(unary, timeout)
+                return await call(unary, timeout, metadata)
             except grpc.aio.AioRpcError as error:
                 raise error_from_status(error.code(), error.details(), error.trailing_metadata()) from None
         case Attempt():
@@ -191,7 +192,7 @@ class AsyncNetworkTransport:
         self._cleanup.call_off()
 
     def _attempts(self, operation: Operation[T]) -> Attempts[T]:
-        return traced_attempts(operation, self._settings, self._contact)
+        return attempts(operation, self._settings, self._contact)
 
     async def _perform(self, step: Step) -> Any:
         match step:
@@ -219,8 +220,8 @@ class AsyncNetworkTransport:
     def _begin(self, begin: Callable[[], Operation[None]], beside: list[BackgroundTask]) -> None:
         servers = self._servers
 
-        async def call(exchange: Unary, timeout: float | None) -> Any:
-            return await servers[exchange.target].call_over_grpc(exchange, timeout)
+        async def call(exchange: Unary, timeout: float | None, metadata: Metadata) -> Any:
+            return await servers[exchange.target].call_over_grpc(exchange, timeout, metadata)
 
         async def carry(attempt: Attempt) -> Any:
             return await servers[attempt.exchange.target].carry(attempt)

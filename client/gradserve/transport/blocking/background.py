@@ -21,6 +21,7 @@ from gradserve.transport.blocking.server import Watch
 from gradserve.transport.driving import attempts, drive
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import error_from_status
+from gradserve_protocol.frames import Metadata
 from gradserve_protocol.lasting import PAUSE_SECONDS, Failures
 
 _log = logging.getLogger("gradserve")
@@ -56,7 +57,7 @@ class BackgroundThread:
         self,
         begin: Callable[[], Operation[None]],
         settings: ConnectionSettings,
-        start_call: Callable[[Unary, float | None], Any],
+        start_call: Callable[[Unary, float | None, Metadata], Any],
         carry: Callable[[Attempt, Watch], Any],
     ) -> None:
         """Takes what begins the operation, the settings of the connection, and what makes its calls.
@@ -106,7 +107,8 @@ class BackgroundThread:
         with suppress(GradserveError, _StoppedError):
             while True:
                 try:
-                    return drive(attempts(self._begin(), self._settings, Contact()), self._perform)
+                    steps = attempts(self._begin(), self._settings, Contact(), in_background=True)
+                    return drive(steps, self._perform)
                 except (GradserveError, _StoppedError):
                     raise
                 except Exception as error:
@@ -115,8 +117,8 @@ class BackgroundThread:
 
     def _perform(self, step: Any) -> Any:
         match step:
-            case Attempt(Unary() as unary, timeout):
-                return self._call(unary, timeout)
+            case Attempt(Unary() as unary, timeout, metadata):
+                return self._call(unary, timeout, metadata)
             case Attempt():
                 return self._call_with_tensors(step)
             case Pause(seconds):
@@ -139,9 +141,9 @@ class BackgroundThread:
         if self._is_stopped:
             interrupt()
 
-    def _call(self, unary: Unary, timeout: float | None) -> Any:
+    def _call(self, unary: Unary, timeout: float | None, metadata: Metadata) -> Any:
         try:
-            call: Any = self._start_call(unary, timeout)
+            call: Any = self._start_call(unary, timeout, metadata)
         except ValueError:  # the channel is closed
             raise _StoppedError from None
         call.add_done_callback(self._events.put)

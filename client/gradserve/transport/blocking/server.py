@@ -68,7 +68,7 @@ class BlockingServer:
             case Upload() | Download():
                 return self._answer(lambda: self._stream(exchange, timeout, metadata, watch))
             case Introduce():
-                return self._sockets.introduce(TimeLimit(timeout, self._settings))
+                return self._sockets.introduce(TimeLimit(timeout, self._settings), metadata)
 
     def start_over_grpc(self, unary: Unary, timeout: float | None, metadata: Metadata = ()) -> Any:
         """Starts a unary call over gRPC; returns gRPC's future for it."""
@@ -93,8 +93,8 @@ class BlockingServer:
             return Reply(self._answer(lambda: self._unary(whole.call, limit.timeout(), metadata, watch)))
         return reply
 
-    def _ask(self, unary: Unary, timeout: float | None) -> Any:
-        return self._answer(lambda: self._unary(unary, timeout, (), None))
+    def _ask(self, unary: Unary, timeout: float | None, metadata: Metadata) -> Any:
+        return self._answer(lambda: self._unary(unary, timeout, metadata, None))
 
     def _unary(self, unary: Unary, timeout: float | None, metadata: Metadata, watch: Watch | None) -> Any:
         if watch is None:
@@ -156,14 +156,14 @@ class BlockingSockets:
         settings: ConnectionSettings,
         memory: ClientMemory,
         shown: CallCredentials,
-        over_grpc: Callable[[Unary, float | None], Any],
+        over_grpc: Callable[[Unary, float | None, Metadata], Any],
     ) -> None:
         """Takes the route to the server, its index, the client's settings and memory, and what calls over gRPC show.
 
-        `over_grpc` takes a call and its time limit, None for none; it returns the response or raises a GradserveError.
+        `over_grpc` takes a call, its time limit, None for none, and its metadata; returns the response or raises a
+        GradserveError.
         """
         self._carrier: Carrier[BlockingConnection] = Carrier(route, target, settings, memory, shown)
-        self._is_used = self._carrier.is_used
         self._target = target
         self._settings = settings
         self._over_grpc = over_grpc
@@ -182,9 +182,9 @@ class BlockingSockets:
             metadata: What it carries beside its request, if the server takes that.
             watch: Told what interrupts the call, from another thread. None: nothing does but closing.
         """
-        if not self._is_used:
+        if not self._carrier.takes(metadata):
             return None
-        connection = self._carrier.idle() or drive(self._carrier.connect(limit), self._perform)
+        connection = self._carrier.idle() or drive(self._carrier.connect(limit, metadata), self._perform)
         if connection is None:
             return None
         try:
@@ -196,15 +196,15 @@ class BlockingSockets:
             conversation = call(
                 whole, limit.left(), connection.payloads, connection.inbox, connection.num_strands, taken
             )
-            outcome = connection.converse(conversation, limit, self._probe)
+            outcome = connection.converse(conversation, limit, partial(self._probe, metadata))
         except BaseException as error:
             self._carrier.failed(connection, error)
             raise
         return self._carrier.answered(connection, outcome)
 
-    def introduce(self, limit: TimeLimit) -> str | None:
+    def introduce(self, limit: TimeLimit, metadata: Metadata) -> str | None:
         """Shows the user of this client to the server; see `Introduce`."""
-        return drive(self._carrier.introduce(limit), self._perform)
+        return drive(self._carrier.introduce(limit, metadata), self._perform)
 
     def close(self) -> None:
         """Closes the connections; calls under way in other threads end with CallCancelledError."""
@@ -212,8 +212,8 @@ class BlockingSockets:
 
     def _perform(self, step: CarrierStep) -> Any:
         match step:
-            case AskForTicket(question, limit):
-                return self._over_grpc(question, limit.timeout())
+            case AskForTicket(question, limit, metadata):
+                return self._over_grpc(question, limit.timeout(), metadata)
             case AddStrands(connection, number):
                 return connection.add_strands(number)
             case Connect():
@@ -223,12 +223,12 @@ class BlockingSockets:
         is_plain = place.path or self._settings.certificates is None
         return BlockingConnection if is_plain else SecureBlockingConnection
 
-    def _probe(self, place: Place) -> None:
+    def _probe(self, metadata: Metadata, place: Place) -> None:
         question = Unary(
             "ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest(), target=self._target
         )
         try:
-            self._over_grpc(question, self._settings.keepalive.timeout)
+            self._over_grpc(question, self._settings.keepalive.timeout, metadata)
         except (DeadlineExceededError, UnavailableError) as error:
             raise silent(place, error) from None
 

@@ -25,11 +25,12 @@ from gradserve.calls.exchange import (
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
 from gradserve.transport.blocking.background import BackgroundThread
 from gradserve.transport.blocking.server import BlockingServer, Watch
-from gradserve.transport.driving import Member, Schedule, drive, traced_attempts
+from gradserve.transport.driving import Member, Schedule, attempts, drive
 from gradserve.transport.lifetime import Cleanup, ProcessGuard
 from gradserve.transport.progress import TransferProgress
 from gradserve.transport.settings import ConnectionSettings
 from gradserve_protocol.address import Address
+from gradserve_protocol.frames import Metadata
 from gradserve_protocol.memory.regions import ClientMemory
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ class NetworkTransport:
     def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""
         self._process.check()
-        return drive(traced_attempts(operation, self._settings, self._contact), self._perform)
+        return drive(attempts(operation, self._settings, self._contact), self._perform)
 
     def close(self) -> None:
         """Disconnects; calls under way in other threads end with CallCancelledError."""
@@ -96,8 +97,8 @@ class NetworkTransport:
     def _begin(self, begin: Callable[[], Operation[None]], beside: list[BackgroundThread]) -> None:
         servers = self._servers
 
-        def start_call(exchange: Unary, timeout: float | None) -> Any:
-            return servers[exchange.target].start_over_grpc(exchange, timeout)
+        def start_call(exchange: Unary, timeout: float | None, metadata: Metadata) -> Any:
+            return servers[exchange.target].start_over_grpc(exchange, timeout, metadata)
 
         def carry(attempt: Attempt, watch: Watch) -> Any:
             return servers[attempt.exchange.target].carry(attempt, watch)
@@ -106,7 +107,7 @@ class NetworkTransport:
         beside.append(BackgroundThread(begin, self._settings, start_call, carry))
 
     def _attempts(self, operation: Operation[T]) -> Attempts[T]:
-        return traced_attempts(operation, self._settings, self._contact)
+        return attempts(operation, self._settings, self._contact)
 
     def _perform(self, step: Step) -> Any:
         match step:

@@ -20,13 +20,14 @@ from gradserve.errors import (
     UnavailableError,
 )
 from gradserve.results import TransportInfo
-from gradserve.transport.channel import CallCredentials, closed
+from gradserve.transport.channel import CallCredentials, closed, shows_caller
 from gradserve.transport.route import Route
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Way
 from gradserve.transport.sockets.choice import Choice, Place, find_places
 from gradserve.transport.sockets.connection import Connection, TimeLimit
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.region_payloads import RegionPayloads
+from gradserve_protocol.frames import Metadata
 from gradserve_protocol.memory.regions import ClientMemory
 from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
 
@@ -175,10 +176,17 @@ _NOT_ABOUT_SOCKETS = (
 
 @dataclass(frozen=True)
 class AskForTicket:
-    """A step: asks for a ticket over gRPC, answered by the IssueTicketResponse."""
+    """A step: asks for a ticket over gRPC, answered by the IssueTicketResponse.
+
+    Attributes:
+        call: The question.
+        limit: Its time limit.
+        metadata: That of the call which needs the ticket.
+    """
 
     call: Unary
     limit: TimeLimit
+    metadata: Metadata = ()
 
 
 @dataclass(frozen=True)
@@ -237,10 +245,20 @@ class Carrier(Generic[ConnectionT]):
         self._num_strands = settings.sockets.strands
         self.connections: ConnectionPool[ConnectionT] = ConnectionPool(settings.sockets)
 
-    @property
-    def is_used(self) -> bool:
-        """True if calls may take sockets at all."""
-        return bool(self._choice.ways)
+    def takes(self, metadata: Metadata) -> bool:
+        """Returns True if a call may take a socket.
+
+        A call that shows who makes it, by its own metadata, may not: a socket belongs to whoever opened it.
+
+        Raises:
+            InvalidArgumentError: It may not, and a socket was demanded.
+        """
+        if not self._choice.ways:
+            return False
+        if not shows_caller(metadata):
+            return True
+        self._choice.check_grpc("metadata with the key authorization")
+        return False
 
     @property
     def info(self) -> TransportInfo:
@@ -288,7 +306,7 @@ class Carrier(Generic[ConnectionT]):
         elif isinstance(error, DeadlineExceededError) and connection.is_sending:
             self._choice.broke(f"the connection to {connection.place} stalled in the middle of a request")
 
-    def connect(self, limit: TimeLimit) -> Generator[CarrierStep, Any, ConnectionT | None]:
+    def connect(self, limit: TimeLimit, metadata: Metadata = ()) -> Generator[CarrierStep, Any, ConnectionT | None]:
         """Opens a connection for a call, over the fastest way that is possible; returns None if none is.
 
         Raises:
@@ -298,7 +316,7 @@ class Carrier(Generic[ConnectionT]):
             return None
         has_connection = False
         try:
-            connection: ConnectionT | None = yield from self._try_places(limit)
+            connection: ConnectionT | None = yield from self._try_places(limit, metadata)
             has_connection = connection is not None
         finally:
             if not has_connection:
@@ -319,7 +337,7 @@ class Carrier(Generic[ConnectionT]):
         else:
             self._choice.widened(1 + self._num_strands)
 
-    def introduce(self, limit: TimeLimit) -> Generator[CarrierStep, Any, str | None]:
+    def introduce(self, limit: TimeLimit, metadata: Metadata = ()) -> Generator[CarrierStep, Any, str | None]:
         """Opens a connection for the key of the user; see `Introduce`.
 
         Raises:
@@ -328,7 +346,7 @@ class Carrier(Generic[ConnectionT]):
         if not self._shown.takes_key:
             return ""
         try:
-            issued: messages_pb2.IssueTicketResponse = yield self._ask(limit)
+            issued: messages_pb2.IssueTicketResponse = yield self._ask(limit, metadata)
         except UnauthenticatedError:
             return ""
         found = find_places(issued.addresses, self._route, (Way.SHARED_MEMORY,))
@@ -347,15 +365,15 @@ class Carrier(Generic[ConnectionT]):
             self._shown.show_user(connection.user_key)
         return None
 
-    def _ask(self, limit: TimeLimit) -> AskForTicket:
+    def _ask(self, limit: TimeLimit, metadata: Metadata) -> AskForTicket:
         # Of any size: how large the replies will be is not known.
         request = messages_pb2.IssueTicketRequest(
             client_id=self._client_id, direction=messages_pb2.IssueTicketRequest.DIRECTION_BOTH
         )
-        return AskForTicket(Unary("SocketService", "IssueTicket", request, target=self._target), limit)
+        return AskForTicket(Unary("SocketService", "IssueTicket", request, target=self._target), limit, metadata)
 
-    def _try_places(self, limit: TimeLimit) -> Generator[CarrierStep, Any, ConnectionT | None]:
-        ask = self._ask(limit)
+    def _try_places(self, limit: TimeLimit, metadata: Metadata) -> Generator[CarrierStep, Any, ConnectionT | None]:
+        ask = self._ask(limit, metadata)
         try:
             issued: messages_pb2.IssueTicketResponse = yield ask
             found = find_places(issued.addresses, self._route, self._choice.ways)

@@ -12,6 +12,7 @@ from gradserve.errors import UnavailableError
 from gradserve.results import TransportInfo
 from gradserve.transport.route import Route, is_loopback
 from gradserve.transport.settings import ConnectionSettings, Transport, Way
+from gradserve_protocol.argument import Argument
 from gradserve_protocol.memory.sealed import machine_id
 from gradserve_protocol.v1 import socket_messages_pb2
 
@@ -103,6 +104,15 @@ class Choice:
     @property
     def _is_forced(self) -> bool:
         return self._transport is not Transport.AUTO
+
+    def check_grpc(self, what: str) -> None:
+        """Checks that gRPC may carry calls with something that only it can carry.
+
+        Raises:
+            InvalidArgumentError: Another way was demanded.
+        """
+        if self._is_forced:
+            raise Argument("transport").error_saying(f"auto or grpc for calls of {what}", str(self._transport))
 
     def may_open(self) -> bool:
         """Returns True if a call may try to open a socket now."""

@@ -36,7 +36,7 @@ def _all(_found: Documented) -> bool:
     return True
 
 
-_PARTS = ("gradserve.client", "gradserve_protocol.tls")
+_PARTS = ("gradserve.client", "gradserve.interceptors", "gradserve_protocol.tls")
 _ACCUMULATORS = ("gradserve.accumulators",)
 _LAYERS = ("gradserve.batch_norm",)
 _OPS = ("gradserve.raw_ops", "gradserve.ops", "gradserve.calls.raw_ops")
