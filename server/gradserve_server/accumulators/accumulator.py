@@ -291,8 +291,7 @@ class Accumulator:
         Raises:
             ResourceExhaustedError: There is not enough memory.
         """
-        checked = await self._sum.check(gradient, joins=True, is_sum=bool(contribution.sum_of))
-        await self._sum.commit(await self._sum.stage(checked, contribution))
+        await self._sum.commit(await self._sum.stage(gradient, contribution))
         await self._sum.finish()
 
     async def keep_again(self, average: Average, answered: Sequence[RequestId]) -> None:

@@ -259,21 +259,16 @@ class RoundChanges:
         if outcome is Outcome.ACCEPTED:
             self._gate.check(self._ledger.rounds.num_accumulated)
             check_epoch(contribution, self._ledger.rounds.epoch)
-        is_stale = outcome is Outcome.STALE
-        gradient = await self._sum.check(given, joins=not is_stale, is_sum=bool(contribution.sum_of))
         event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
         written = None
         if outcome is Outcome.ACCEPTED:
-            self._member_bytes.grow(contribution)
-            try:
-                written = await self._accept(gradient, event, given)
-            except BaseException:
-                self._member_bytes.settle()
-                raise
+            num_bytes, written = await self._accept(event, given)
         else:
+            joins = outcome is not Outcome.STALE
+            num_bytes = (await self._sum.check(given, contribution, joins=joins)).nbytes
             await self._journal.append(event)
         applied = self._ledger.answer(event)
-        self._observer.on_answer(contribution, outcome, gradient.nbytes)
+        self._observer.on_answer(contribution, outcome, num_bytes)
         if self._closed is not None:
             self._member_bytes.settle()
         if pull is not None and applied.round is not None and not pull.answer.cancelled():
@@ -281,20 +276,21 @@ class RoundChanges:
             self._queue.append(pull)
         return applied, written
 
-    async def _accept(
-        self, gradient: Gradient, event: GradientAnswered, given: Gradient
-    ) -> asyncio.Future[None] | None:
-        staged = await self._sum.stage(gradient, event.contribution)
+    async def _accept(self, event: GradientAnswered, given: Gradient) -> tuple[int, asyncio.Future[None] | None]:
+        """Adds a gradient to the sum; returns its size in bytes, and the future of `AccumulatorJournal.accept`."""
+        staged = await self._sum.stage(given, event.contribution)
         try:
+            self._member_bytes.grow(event.contribution)
             given.check_lenders()
-            written = await self._journal.accept(event, gradient)
-            if written is not None and gradient.is_adoptable:
+            written = await self._journal.accept(event, staged.gradient)
+            if written is not None and staged.gradient.is_adoptable:
                 await written  # the sum may take over the memory that is still being written
         except BaseException:
             self._sum.settle()
+            self._member_bytes.settle()
             raise
         await self._sum.commit(staged)
-        return written
+        return staged.gradient.nbytes, written
 
     async def _end_round(self, head: Waiter) -> None:
         staged = await self._sum.stage_average(self._ledger.rounds.members.total_weight)

@@ -40,10 +40,9 @@ class RunningSum:
             if self._is_over:
                 return False
             try:
-                gradient = await self.sum.check(given, joins=True)
-                check(gradient)
-                staged = await self.sum.stage(gradient, Contribution(weight=weight))
+                staged = await self.sum.stage(given, Contribution(weight=weight))
                 try:
+                    check(staged.gradient)
                     given.check_lenders()
                 except BaseException:
                     self.sum.settle()

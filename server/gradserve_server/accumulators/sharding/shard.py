@@ -12,6 +12,7 @@ from gradserve_server.accumulators.gradient import (
     Gradient,
     OpenGradient,
     RoundParts,
+    Summand,
     drop,
     sum_of_weights,
 )
@@ -360,13 +361,12 @@ class Shard:
         own = self._make_sum()
         self._bookkeeping.grow(_PART_BYTES)
         try:
-            gradient = await own.check(given, joins=False, is_sum=is_sum)
-            self._check_rows(gradient)
-            change = await own.stage(gradient, Contribution())
+            change = await own.stage(given, Contribution(sum_of=(Summand(),) if is_sum else ()))
             try:
+                self._check_rows(change.gradient)
                 given.check_lenders()
                 if key is not None and self._journal is not None:
-                    written = await self._journal.accept(key, staged, gradient)
+                    written = await self._journal.accept(key, staged, change.gradient)
                     if written is not None:
                         await written
             except BaseException:

@@ -1,7 +1,7 @@
 """Checks gradients before they are added, and converts them to the dtypes of the accumulator."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,71 +15,83 @@ from gradserve_server.errors import InvalidArgumentError
 Indices = NDArray[np.int64]
 
 
-def checking_work(spec: AccumulatorSpec, gradient: Gradient, place: Place) -> int:
-    """Returns the number of bytes that `checked_gradient` reads."""
-    reads_all = _is_checked(spec, gradient) or _copied(spec, gradient, place) or _other_dtypes(spec, gradient)
-    return gradient.nbytes if reads_all else gradient.sparse_nbytes
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The check of one gradient: what it takes, and its result.
 
-
-def copied_bytes(spec: AccumulatorSpec, gradient: Gradient, place: Place) -> int:
-    """Returns the memory of the copies that `checked_gradient` makes, and of sparse values beside them."""
-    copied = _copied(spec, gradient, place)
-    if not copied:
-        return 0
-    dense = gradient.dense
-    return gradient.sparse_nbytes + sum(dense[name].size * spec.by_name[name].dtype.itemsize for name in copied)
-
-
-def checked_gradient(
-    spec: AccumulatorSpec, gradient: Gradient, round_shapes: dict[str, tuple[int, ...]] | None, place: Place
-) -> Gradient:
-    """Checks the shapes of all components, and if the spec says so, that their values are finite.
-
-    Args:
+    Attributes:
         spec: The accumulator's spec. The gradient has its components, in its layouts, with real numbers.
-        gradient: The gradient to check.
-        round_shapes: The shapes of the gradients already in the round, None if there are none.
+        gradient: The gradient.
         place: Where the accumulator is. What is elsewhere is copied there, and so are live gradients before their
             values are checked: later they might be others.
-
-    Returns:
-        The gradient, in that place, in the dtypes of the spec.
-
-    Raises:
-        InvalidArgumentError: The gradient does not fit the spec or the round, or a value does not fit the dtype.
-        MemoryError: There is not enough memory.
+        copied: The dense components that are copied.
+        work: The number of bytes that the check reads.
     """
-    for component in spec.components:
-        value = gradient.values[component.name]
-        round_shape = round_shapes[component.name] if round_shapes is not None else None
-        if isinstance(value, SparseSlices):
-            _check_sparse(component, value, round_shape)
-        else:
-            _check_dense(component, value, round_shape)
-    if _other_dtypes(spec, gradient):
-        # Not owned: some of the arrays may be the caller's.
-        values = {each.name: _converted(each, gradient.values[each.name], place) for each in spec.components}
-        gradient = Gradient(values, live=gradient.live)
-    if _copied(spec, gradient, place):
-        gradient = place.copy(gradient)
-    if _is_checked(spec, gradient):
-        unchecked = [each for each in spec.components if each.name not in gradient.finite]
-        _check_finite(unchecked, gradient, place)
-    return gradient
 
+    spec: AccumulatorSpec
+    gradient: Gradient
+    place: Place
+    copied: Sequence[str]
+    work: int
+    _converts: bool
 
-def _is_checked(spec: AccumulatorSpec, gradient: Gradient) -> bool:
-    return spec.refuse_non_finite and len(gradient.finite) < len(spec.components)
+    @classmethod
+    def of(cls, spec: AccumulatorSpec, gradient: Gradient, place: Place) -> "Check":
+        """Prepares the check of a gradient, without reading its values."""
+        is_read = spec.refuse_non_finite and len(gradient.finite) < len(spec.components)
+        copied = place.copied(gradient, is_checked=is_read)
+        converts = False  # stored tensors may have other dtypes than the components
+        for component in spec.components:
+            value = gradient.values[component.name]
+            if (value.values if isinstance(value, SparseSlices) else value).dtype != component.dtype:
+                converts = True
+                break
+        reads_all = is_read or copied or converts
+        return cls(spec, gradient, place, copied, gradient.nbytes if reads_all else gradient.sparse_nbytes, converts)
 
+    @property
+    def copied_bytes(self) -> int:
+        """The memory of the copies, and of sparse values beside them."""
+        if not self.copied:
+            return 0
+        values, by_name = self.gradient.dense, self.spec.by_name
+        return self.gradient.sparse_nbytes + sum(
+            values[name].size * by_name[name].dtype.itemsize for name in self.copied
+        )
 
-def _copied(spec: AccumulatorSpec, gradient: Gradient, place: Place) -> list[str]:
-    """Returns the dense components that are copied before they are added."""
-    return place.copied(gradient, is_checked=_is_checked(spec, gradient))
+    def checked(self, round_shapes: Mapping[str, tuple[int, ...]] | None) -> Gradient:
+        """Checks the shapes of all components, and if the spec says so, that their values are finite.
 
+        Args:
+            round_shapes: The shapes of the gradients already in the round, None if there are none.
 
-def _other_dtypes(spec: AccumulatorSpec, gradient: Gradient) -> bool:
-    """Returns True if a gradient has to be converted: stored tensors may have other dtypes than the components."""
-    return any(_values(gradient.values[each.name]).dtype != each.dtype for each in spec.components)
+        Returns:
+            The gradient, in the place, in the dtypes of the spec.
+
+        Raises:
+            InvalidArgumentError: It does not fit the spec or the round, or a value does not fit the dtype.
+            MemoryError: There is not enough memory.
+        """
+        spec, gradient, place, copied = self.spec, self.gradient, self.place, self.copied
+        for component in spec.components:
+            value = gradient.values[component.name]
+            round_shape = round_shapes[component.name] if round_shapes is not None else None
+            if isinstance(value, SparseSlices):
+                _check_sparse(component, value, round_shape)
+            else:
+                _check_dense(component, value, round_shape)
+        if self._converts:
+            # Not owned: some of the arrays may be the caller's.
+            values = {each.name: _converted(each, gradient.values[each.name], place) for each in spec.components}
+            gradient = Gradient(values, live=gradient.live)
+            copied = place.copied(gradient, is_checked=spec.refuse_non_finite)
+        if copied:
+            gradient = place.copy(gradient)
+        if spec.refuse_non_finite:
+            unchecked = [each for each in spec.components if each.name not in gradient.finite]
+            if unchecked:
+                _check_finite(unchecked, gradient, place)
+        return gradient
 
 
 def _converted(component: ComponentSpec, value: Value, place: Place) -> Value:

@@ -1,14 +1,14 @@
 """The sum of the current round: checks gradients, adds them up within the quotas, and averages them."""
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ParamSpec, Protocol, TypeVar
 
-from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, Value
+from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.spec import AccumulatorSpec, DType
-from gradserve_server.accumulators.sums.checking import checked_gradient, checking_work, copied_bytes
-from gradserve_server.accumulators.sums.summation import Shapes, Staged, WorkerOrderSum, make_summation, value_shapes
+from gradserve_server.accumulators.sums.checking import Check
+from gradserve_server.accumulators.sums.summation import Staged, WorkerOrderSum, make_summation
 from gradserve_server.devices.compute import INLINE_BYTES, PIECE_BYTES
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.quotas import Account, Quota
@@ -45,6 +45,28 @@ class AverageMemory(Protocol):
             ResourceExhaustedError: A quota is used up; likewise.
         """
         ...
+
+
+Shapes = dict[str, tuple[int, ...]]
+"""The shape of the values of each component."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedGradient:
+    """A checked gradient, ready to be added to a round.
+
+    Attributes:
+        gradient: The gradient in the accumulator's place and dtypes, without its lenders. They are asked when all has
+            been read that is read before the gradient counts.
+        addition: Its addition.
+        shapes: If it is the first of its round, the shapes that later ones must have.
+        is_in_average_memory: If it is the first, whether the sum is where the average will be read.
+    """
+
+    gradient: Gradient
+    addition: Staged[None]
+    shapes: Shapes | None
+    is_in_average_memory: bool
 
 
 class RoundSum:
@@ -106,62 +128,67 @@ class RoundSum:
         """The memory of the sum, or of the gradients held for it."""
         return self._account.used
 
-    async def check(self, gradient: Gradient, *, joins: bool, is_sum: bool = False) -> Gradient:
+    async def check(self, gradient: Gradient, contribution: Contribution, *, joins: bool) -> Gradient:
         """Checks a gradient; returns it with values in the components' dtypes, and without its lenders.
-
-        These are asked when all has been read that is read before the gradient counts.
 
         Memory of copies that were needed for the check counts until `finish`, or for the sum.
 
         Args:
             gradient: The gradient.
-            joins: Whether it is for this round, and so must have the shapes of the round; otherwise of the spec.
-            is_sum: Whether it is a sum of gradients, whose values are in the dtypes of the sums.
+            contribution: Says whether it is a sum of gradients, whose values are in the dtypes of the sums.
+            joins: Whether it must have the shapes of the round rather than those of the spec.
 
         Raises:
             InvalidArgumentError: The shapes or values do not fit.
             ResourceExhaustedError: There is not enough memory.
         """
-        shapes = self._shapes if joins else None
-        spec = self.spec.of_sums if is_sum else self.spec
-        num_bytes = await self._pass(copied_bytes, spec, gradient, self.place)
+        spec = self.spec.of_sums if contribution.sum_of else self.spec
+        check = await self._pass(Check.of, spec, gradient, self.place)
+        num_bytes = check.copied_bytes if check.copied else 0
         if num_bytes:
             await self._make_room_for(lambda: self.place.grow(self._copied, num_bytes, self._owner))
-        work = await self._pass(checking_work, spec, gradient, self.place)
-        checked = await self._run(work, checked_gradient, spec, gradient, shapes, self.place)
+        checked = await self._run(check.work, check.checked, self._shapes if joins else None)
         if checked.lenders:
             checked = replace(checked, lenders=())
         return replace(checked, memory=(self._copied,)) if num_bytes else checked
 
-    async def stage(self, gradient: Gradient, contribution: Contribution) -> Staged[None]:
-        """Prepares the addition of a checked gradient: reserves memory, and does the part that can fail.
+    async def stage(self, gradient: Gradient, contribution: Contribution) -> StagedGradient:
+        """Checks a gradient and prepares its addition: reserves memory, and does the part that can fail.
+
+        If it is not committed, `settle` gives the memory back.
 
         Raises:
+            InvalidArgumentError: The shapes or values do not fit; nothing has changed.
             ResourceExhaustedError: There is not enough memory; nothing has changed.
         """
+        return await self._stage(await self.check(gradient, contribution, joins=True), contribution)
+
+    async def _stage(self, gradient: Gradient, contribution: Contribution) -> StagedGradient:
         growth = await self._pass(self._summation.growth, gradient)
         if growth:
             await self._make_room_for(lambda: self.place.grow(self._account, growth, self._owner))
         if gradient.is_adoptable:
             await self._expect(gradient)
-        shapes = await self._pass(value_shapes, gradient)
-        begins_there = self._shapes is None and self._sums_there and not gradient.is_adoptable
-        memory = await self._pass(self._memory_to_read_in_place, shapes) if begins_there else None
+        shapes = memory = None
+        if self._shapes is None:
+            shapes = await self._pass(_shapes_of, gradient)
+            if self._sums_there and not gradient.is_adoptable:
+                memory = await self._pass(self._memory_to_read_in_place, shapes)
         try:
-            staged = await self._run(gradient.sparse_work, self._summation.stage, gradient, contribution, memory)
+            addition = await self._run(gradient.sparse_work, self._summation.stage, gradient, contribution, memory)
         except BaseException:
             self.settle()
             raise
-        return Staged(staged.commit, staged.work, shapes, gradient.memory, is_in_average_memory=memory is not None)
+        return StagedGradient(gradient, addition, shapes, is_in_average_memory=memory is not None)
 
-    async def commit(self, staged: Staged[None]) -> None:
+    async def commit(self, staged: StagedGradient) -> None:
         """Carries out a staged addition, all but what `finish` does: the end of the round may do it with less work."""
         self._is_unfinished = True
         try:
-            await self._compute.run(max(staged.work, self._least_work), staged.commit)
+            await self._compute.run(max(staged.addition.work, self._least_work), staged.addition.commit)
         finally:
-            self.settle(staged.memory)
-        if self._shapes is None:
+            self.settle(staged.gradient.memory)
+        if staged.shapes is not None:
             self._shapes, self._is_in_average_memory = staged.shapes, staged.is_in_average_memory
 
     async def stage_average(self, total_weight: float) -> Staged[dict[str, Value]]:
@@ -210,7 +237,7 @@ class RoundSum:
             ResourceExhaustedError: There is not enough memory; nothing has changed.
         """
         (gradient,) = _in_order(other).held
-        await self.commit(await self.stage(replace(gradient, owned=False, memory=()), contribution))
+        await self.commit(await self._stage(replace(gradient, owned=False, memory=()), contribution))
 
     def settle(self, givers: Sequence[Account] = ()) -> None:
         """Sets the memory counted for the sum to what it uses now.
@@ -291,3 +318,11 @@ class RoundSum:
 def _in_order(sum_: RoundSum) -> WorkerOrderSum:
     assert isinstance(sum_._summation, WorkerOrderSum), "its spec is deterministic"
     return sum_._summation
+
+
+def _shapes_of(gradient: Gradient) -> Shapes:
+    """Returns the shapes that later gradients of the round must have."""
+    return {
+        name: value.values.shape if isinstance(value, SparseSlices) else value.shape
+        for name, value in gradient.values.items()
+    }

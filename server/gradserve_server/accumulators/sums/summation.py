@@ -5,17 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, SparseSlices, Value, sum_of_weights
+from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, Value, sum_of_weights
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.spec import AccumulatorSpec, Reduction
-from gradserve_server.accumulators.sums.components import DenseSums, SparseSums
+from gradserve_server.accumulators.spec import AccumulatorSpec, DType, Reduction
+from gradserve_server.accumulators.sums.sparse import SparseSums
 from gradserve_server.devices.compute import PIECE_BYTES
-from gradserve_server.resources.quotas import Account
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
-
-Shapes = dict[str, tuple[int, ...]]
-"""The shape of the values of each component."""
 
 
 class Summation(Protocol):
@@ -80,81 +76,118 @@ class Summation(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Staged(Generic[ResultT_co]):
     """A prepared change.
 
     Attributes:
         commit: Carries out the change; cannot fail.
         work: The number of bytes that `commit` processes.
-        shapes: For an addition, the shapes that later gradients of the round must have.
-        memory: For an addition, the accounts of the memory that it may take over.
-        is_in_average_memory: For a first addition, whether the sum is where the average will be read.
     """
 
     commit: Callable[[], ResultT_co]
-    work: int
-    shapes: Shapes | None = None
-    memory: tuple[Account, ...] = ()
-    is_in_average_memory: bool = False
+    work: int = 0
 
 
-def value_shapes(gradient: Gradient) -> Shapes:
-    """Returns the shapes that later gradients of the round must have."""
-    return {
-        name: value.values.shape if isinstance(value, SparseSlices) else value.shape
-        for name, value in gradient.values.items()
-    }
+@dataclass(frozen=True, slots=True)
+class _Addition:
+    """An addition that is decided, but not carried out yet."""
+
+    values: list[Array]
+    weight: float
+    is_first: bool
 
 
 class ArrivalOrderSum:
-    """Adds each gradient to the sum when it arrives, as TensorFlow does."""
+    """Adds each gradient to the sum when it arrives, as TensorFlow does, and rounds to the dtypes of the sums.
+
+    Dense values are added by `finish`, or together with the division if the gradient ends the round.
+    """
 
     def __init__(self, spec: AccumulatorSpec, place: Place) -> None:
         self._spec = spec
-        self._dense_components = spec.dense_components
-        self._dense = DenseSums(spec.dense_sum_dtypes, place)
-        self._sparse = SparseSums(spec)
+        self._dtypes = spec.dense_sum_dtypes
+        self._place = place
+        self._sparse = SparseSums(spec) if len(self._dtypes) < len(spec.components) else None
         self._sparse_nbytes = 0
+        self._sums: list[Array] = []
+        """The sums of the dense components, in the order of their dtypes; none before the first gradient of a round."""
+        self._dense_nbytes = 0
+        self._pending: _Addition | None = None
 
     @property
     def nbytes(self) -> int:
         """The memory of the sums."""
-        return self._dense.nbytes + self._sparse_nbytes
+        return self._dense_nbytes + self._sparse_nbytes
 
     def growth(self, gradient: Gradient) -> int:
         """Returns the most bytes of the memory quota that adding `gradient` takes."""
-        return self._dense.growth(gradient) + self._sparse.growth(gradient)
+        sparse = 0 if self._sparse is None else self._sparse.growth(gradient)
+        if self._sums:
+            return sparse
+        owned = gradient.is_adoptable
+        return sparse + sum(
+            value.size * dtype.itemsize
+            for value, dtype in zip(self._values(gradient), self._dtypes.values(), strict=True)
+            if not self._is_adoptable(value, dtype, owned=owned)
+        )
 
     def adopted(self, gradient: Gradient) -> int:
         """Returns the bytes of an adoptable gradient's memory that adding it takes over."""
-        return self._dense.adopted(gradient)
+        if self._sums:
+            return 0
+        return sum(
+            value.nbytes
+            for value, dtype in zip(self._values(gradient), self._dtypes.values(), strict=True)
+            if self._is_adoptable(value, dtype, owned=True)
+        )
 
     def stage(
         self, gradient: Gradient, contribution: Contribution, memory: Sequence[Array] | None = None
     ) -> Staged[None]:
-        """Prepares the addition of a checked gradient.
+        """Prepares the addition of a checked gradient, which must not change until `finish`.
 
         Raises:
             MemoryError: There is not enough memory.
         """
+        self.finish()
         factor = contribution.factor
-        commits = [*self._sparse.stage(gradient, factor), self._dense.stage(gradient, factor, memory)]
-        return Staged(partial(self._carry_out, commits), 0)
+        add_sparse = () if self._sparse is None else self._sparse.stage(gradient, factor)
+        values = self._values(gradient)
+        self._place.reducer.make_ready(zip([value.dtype for value in values], self._dtypes.values(), strict=True))
+        addition = _Addition(values, factor, is_first=not self._sums)
+        sums = self._sums or list(memory or self._new_sums(values, owned=gradient.is_adoptable))
+        dense_nbytes = self._dense_nbytes or sum([each.nbytes for each in sums])
 
-    def _carry_out(self, commits: Sequence[Callable[[], None]]) -> None:
-        for commit in commits:
-            commit()
-        self._sparse_nbytes = self._sparse.nbytes
+        def commit() -> None:
+            self._sums, self._pending, self._dense_nbytes = sums, addition, dense_nbytes
+            for add in add_sparse:
+                add()
+            if self._sparse is not None:
+                self._sparse_nbytes = self._sparse.nbytes
+
+        return Staged(commit)
+
+    def _new_sums(self, values: Sequence[Array], *, owned: bool) -> Iterable[Array]:
+        """Returns where the sums of the first gradient go: adopted memory, or new memory."""
+        for value, dtype in zip(values, self._dtypes.values(), strict=True):
+            is_adopted = self._is_adoptable(value, dtype, owned=owned)
+            yield value if is_adopted else self._place.allocate(value.shape, dtype)
 
     @property
     def pending_work(self) -> int:
         """The number of bytes that `finish` processes."""
-        return self._dense.pending_work
+        return self._dense_nbytes if self._pending is not None else 0
 
     def finish(self) -> None:
-        """Adds the dense values of the latest gradient to the sums, unless the end of the round did."""
-        self._dense.finish()
+        """Adds the dense values of the latest gradient to the sums, unless the end of the round did. Cannot fail."""
+        addition, self._pending = self._pending, None
+        if addition is None:
+            return
+        if addition.is_first:
+            self._place.reducer.scale(addition.values, addition.weight, self._sums)
+        else:
+            self._place.reducer.add_scaled(self._sums, addition.values, addition.weight)
 
     @property
     def averaging_work(self) -> int:
@@ -162,20 +195,49 @@ class ArrivalOrderSum:
         return self._sparse_nbytes
 
     def stage_average(self, total_weight: float, memory: Sequence[Array] | None = None) -> Staged[dict[str, Value]]:
-        """Prepares the end of the round.
+        """Prepares the end of the round. Without `memory`, dense sums are divided in place, unless dtypes differ.
 
         Raises:
             MemoryError: There is not enough memory.
         """
-        ends = self._sparse.stage_average(total_weight)
-        dtypes = [each.dtype for each in self._dense_components]
-        end_dense = self._dense.stage_average(dtypes, self._spec.reduction, total_weight, memory)
+        end_sparse = {} if self._sparse is None else self._sparse.stage_average()
+        results = memory or [
+            total if component.dtype == total.dtype else self._place.allocate(total.shape, component.dtype)
+            for total, component in zip(self._sums, self._spec.dense_components, strict=True)
+        ]
+        divisor = total_weight if self._spec.reduction is Reduction.MEAN else 1.0
 
         def end() -> dict[str, Value]:
-            self._sparse_nbytes = 0
-            return _in_order(self._spec, {name: end_sparse() for name, end_sparse in ends.items()}, end_dense())
+            sparse = {name: end_one() for name, end_one in end_sparse.items()}
+            self._divide(divisor, results)
+            for result in results:
+                self._place.protect(result)
+            self._sums, self._dense_nbytes, self._sparse_nbytes = [], 0, 0
+            return _in_order(self._spec, sparse, results)
 
-        return Staged(end, self._dense.nbytes)
+        return Staged(end, self._dense_nbytes)
+
+    def _divide(self, divisor: float, results: Sequence[Array]) -> None:
+        """Computes the quotients, after the latest addition if that is pending."""
+        addition = self._pending
+        # Kernels that do both at once have results in the dtypes of gradients; sums of gradients may have others.
+        if addition is None or addition.is_first or _have_other_dtypes(addition.values, results):
+            self.finish()
+            self._place.reducer.divide(self._sums, divisor, results)
+        else:
+            self._pending = None
+            self._place.reducer.add_and_divide(self._sums, addition.values, addition.weight, divisor, results)
+
+    def _values(self, gradient: Gradient) -> list[Array]:
+        values: Mapping[str, Any] = gradient.values
+        return [values[name] for name in self._dtypes]
+
+    def _is_adoptable(self, value: Array, dtype: DType, *, owned: bool) -> bool:
+        return owned and value.dtype == dtype and self._place.may_be_written(value)
+
+
+def _have_other_dtypes(values: Sequence[Array], results: Sequence[Array]) -> bool:
+    return any(value.dtype != result.dtype for value, result in zip(values, results, strict=True))
 
 
 class WorkerOrderSum:
@@ -212,7 +274,7 @@ class WorkerOrderSum:
             MemoryError: There is not enough memory.
         """
         if not gradient.live:
-            return Staged(partial(self._hold, contribution, gradient), 0)
+            return Staged(partial(self._hold, contribution, gradient))
         copied, fill = self._place.stage_copy(gradient)
 
         def fill_and_hold() -> None:
@@ -260,7 +322,7 @@ class WorkerOrderSum:
         for contribution, gradient in held:
             for commit in sparse.stage(gradient, contribution.factor):
                 commit()
-        ends = sparse.stage_average(total_weight)
+        ends = sparse.stage_average()
         dense = self._averages(held, total_weight, memory) if self._spec.dense_components else []
         result = _in_order(self._spec, {name: end_sparse() for name, end_sparse in ends.items()}, dense)
 
@@ -268,7 +330,7 @@ class WorkerOrderSum:
             self._held, self._nbytes = [], 0
             return result
 
-        return Staged(end, 0)
+        return Staged(end)
 
     def _averages(
         self, held: Sequence[tuple[Contribution, Gradient]], total_weight: float, memory: Sequence[Array] | None

@@ -27,7 +27,7 @@ from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.rounds import Applied
 from gradserve_server.accumulators.sharding.home import is_incarnation, is_of_earlier
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.accumulators.sums.checking import checked_gradient, checking_work
+from gradserve_server.accumulators.sums.checking import Check
 from gradserve_server.accumulators.waits import check_num_required
 from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
 from gradserve_server.errors import (
@@ -283,8 +283,9 @@ class AggregatingServicer:
         """Holds a gradient open while it is needed, and forwards it unless an earlier call has done so."""
 
         async def lend(gradient: Gradient) -> None:
-            work = max(checking_work(spec, gradient, self._place), PIECE_BYTES * len(spec.components))
-            checked = await self._compute.run(work, checked_gradient, spec, gradient, None, self._place)
+            check = Check.of(spec, gradient, self._place)
+            work = max(check.work, PIECE_BYTES * len(spec.components))
+            checked = await self._compute.run(work, check.checked, None)
             returned = leaf.lend(checked)
             if not is_repeated:
                 self._pass_on(accumulator, leaf)
