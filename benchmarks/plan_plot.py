@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.cluster import NUM_BYTES, NUM_SERVERS, NUM_WORKERS
-from gradserve_server.planning import Deployment, simulate
+from gradserve_server.commands.planning import Deployment, simulate
 
 _SIZES = (1, 2, 4, 8, 16)
 _WORKERS = (4, 16, 64)

@@ -9,7 +9,7 @@ import click
 from gradserve_server.commands.wording import duration, echo_json, json_option, size, table, tell
 
 if TYPE_CHECKING:
-    from gradserve_server.planning import Choice
+    from gradserve_server.commands.planning import Choice
 
 _MOST_SERVERS = 1000
 _BYTES = {
@@ -89,7 +89,7 @@ def plan(
 
     Simulates rounds on 1, 2, 4, ... servers, with the model in accumulators spread evenly over them.
     """
-    from gradserve_server.planning import Deployment, advise, compare, sizes_up_to
+    from gradserve_server.commands.planning import Deployment, advise, compare, sizes_up_to
 
     if model_bytes <= 0 or bandwidth <= 0 or (worker_bandwidth is not None and worker_bandwidth <= 0):
         raise click.UsageError("--model-bytes and bandwidths have to be more than 0")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradserve_server.planning import WIRE_EFFICIENCY, Deployment, simulate
+from gradserve_server.commands.planning import WIRE_EFFICIENCY, Deployment, simulate
 
 LINK = 1e6 / WIRE_EFFICIENCY
 """A link that carries 1 MB of tensors in a second."""

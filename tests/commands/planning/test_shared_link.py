@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from gradserve_server.planning import SharedLink
+from gradserve_server.commands.planning import SharedLink
 
 
 def _ends(link: SharedLink[int], begins: list[float]) -> list[float]:

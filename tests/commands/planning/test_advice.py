@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gradserve_server.planning import Deployment, advise, compare, sizes_up_to
+from gradserve_server.commands.planning import Deployment, advise, compare, sizes_up_to
 
 RUN = Deployment(model_bytes=1e9, num_workers=8, num_required=8, num_servers=1, server_bandwidth=1e9)
 

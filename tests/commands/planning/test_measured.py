@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.cases.cluster import NUM_SERVERS
 from benchmarks.plan_plot import deployment_of
-from gradserve_server.planning import Deployment, simulate
+from gradserve_server.commands.planning import Deployment, simulate
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 def measured() -> Iterator[Any]:
