@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
 
-from gradserve.calls.exchange import Operation
-from gradserve.calls.progress import CallbackError
+from gradserve.calls.exchange import CallbackError, Operation
 from gradserve.errors import GradserveError, InvalidArgumentError
 from gradserve.public_names import HiddenConstructor, described_as, name_methods, shown
 from gradserve.transport.driving import AsyncTransport, BlockingTransport

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from enum import IntEnum
-from struct import Struct
+from itertools import chain
+from struct import Struct, pack
 from typing import NamedTuple, Self, TypeAlias, TypeVar
 
 PROTOCOL = 0x31535247
@@ -134,7 +135,7 @@ def aligned(offset: int) -> int:
 
 def pack_segments(segments: Sequence[Segment]) -> bytes:
     """Returns the table of segments as it is sent."""
-    return b"".join([_SEGMENT.pack(*each) for each in segments])
+    return pack(f"<{4 * len(segments)}Q", *chain.from_iterable(segments))
 
 
 def unpack_segments(data: memoryview, header: FrameHeader) -> list[Segment]:
@@ -147,7 +148,7 @@ def unpack_segments(data: memoryview, header: FrameHeader) -> list[Segment]:
     Raises:
         FrameError: Segments overlap, are out of order or misaligned, or one that follows the message exceeds the frame.
     """
-    if not header.num_segments:
+    if not data:
         return [Segment(0, header.payload_bytes, 0, 0)] if header.payload_bytes else []
     segments = list(map(Segment._make, _SEGMENT.iter_unpack(data)))
     end = end_in_frame = 0

@@ -12,10 +12,9 @@ and write the same bytes.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-import numpy as np
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -29,10 +28,9 @@ from gradserve_protocol.arrays import (
     DType,
     ElsewhereArray,
     buffer_of,
-    host_array,
     parse_dtype,
 )
-from gradserve_protocol.frames import ALIGNMENT, aligned
+from gradserve_protocol.frames import ALIGNMENT
 from gradserve_protocol.v1 import tensor_pb2
 
 DEFAULT_CHUNK_BYTES = 1 << 20
@@ -51,6 +49,7 @@ _DTYPES: dict[tensor_pb2.DataType, DType] = {
 _DATA_TYPES = {dtype: data_type for data_type, dtype in _DTYPES.items()}
 
 
+@cache
 def to_dtype(data_type: tensor_pb2.DataType) -> DType:
     """Returns the NumPy dtype of a wire type.
 
@@ -63,14 +62,13 @@ def to_dtype(data_type: tensor_pb2.DataType) -> DType:
         raise ValueError(f"expected a known DataType, got {data_type}") from None
 
 
+@lru_cache(maxsize=256)
 def to_data_type(dtype: DTypeLike) -> tensor_pb2.DataType:
     """Returns the wire type of a NumPy dtype, or of anything that names one ("bfloat16" included).
 
     Raises:
         TypeError: No wire type has this dtype.
     """
-    if isinstance(dtype, np.dtype) and dtype in _DATA_TYPES:
-        return _DATA_TYPES[dtype]
     return _DATA_TYPES[parse_dtype(dtype)]
 
 
@@ -113,12 +111,22 @@ class Contents:
             arrays: The arrays.
             beside: False if all of them must be in the message.
         """
-        large = sum([array.nbytes for array in arrays]) >= max(_MIN_BYTES, _MIN_EACH * len(arrays))
-        if beside and (large or any(not isinstance(array, HOST_ARRAYS) for array in arrays)):
-            yield from map(self._add, arrays)
-        else:
-            for array in arrays:
-                yield _described(array, content=host_array(array).tobytes())
+        # In one function: it is called for every tensor of every call.
+        if beside and sum([array.nbytes for array in arrays]) < max(_MIN_BYTES, _MIN_EACH * len(arrays)):
+            beside = not all(isinstance(array, HOST_ARRAYS) for array in arrays)
+        for array in arrays:
+            tensor = tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape)
+            if not beside or not array.nbytes:
+                tensor.content = (array if isinstance(array, HOST_ARRAYS) else array.to_host()).tobytes()
+            else:
+                offset = self.num_bytes + -self.num_bytes % ALIGNMENT
+                if isinstance(array, HOST_ARRAYS):
+                    self.buffers[offset] = buffer_of(array)
+                else:
+                    self.elsewhere[offset] = array
+                self.num_bytes = offset + array.nbytes
+                tensor.payload_offset = offset
+            yield tensor
 
     def on_host(self) -> "Contents":
         """Returns the same contents with all arrays in host memory."""
@@ -143,17 +151,6 @@ class Contents:
             pieces.append(buffer)
             end = offset + len(buffer)
         return pieces
-
-    def _add(self, array: AnyArray) -> tensor_pb2.Tensor:
-        if not array.nbytes:
-            return _described(array, content=b"")
-        offset = aligned(self.num_bytes)
-        if isinstance(array, HOST_ARRAYS):
-            self.buffers[offset] = buffer_of(array)
-        else:
-            self.elsewhere[offset] = array
-        self.num_bytes = offset + array.nbytes
-        return _described(array, payload_offset=offset)
 
 
 class Serializable(Protocol):
@@ -180,16 +177,26 @@ def encode_message(message: Serializable | WithContents) -> bytes:
     return b"".join(_pieces(message.message, contents))
 
 
-def tensors_beside(message: Any) -> Iterator[tensor_pb2.Tensor]:
-    """Yields the tensors of a message whose elements are beside it."""
-    if isinstance(message, tensor_pb2.Tensor):
-        if message.WhichOneof("data") == "payload_offset":
-            yield message
-        return
-    for part, value in message.ListFields():
-        if part.message_type is not None and _has_tensors(part.message_type):
-            for each in _messages(part, value):
-                yield from tensors_beside(each)
+def tensors_beside(message: Any) -> list[tensor_pb2.Tensor]:
+    """Returns the tensors of a message whose elements are beside it, in no particular order."""
+    found = []
+    left = [message]
+    while left:
+        each = left.pop()
+        if isinstance(each, tensor_pb2.Tensor):
+            if each.WhichOneof("data") == "payload_offset":
+                found.append(each)
+            continue
+        for part, value in each.ListFields():
+            if part.message_type is None or not _has_tensors(part.message_type):
+                continue
+            if part.message_type.GetOptions().map_entry:
+                left += value.values()
+            elif part.is_repeated:
+                left += value
+            else:
+                left.append(value)
+    return found
 
 
 class Part(Protocol):
@@ -260,10 +267,6 @@ class PartDecoder(Generic[PartT]):
         if part.WhichOneof("part") == "chunk":
             return memoryview(part.chunk)
         return part
-
-
-def _described(array: AnyArray, **data: Any) -> tensor_pb2.Tensor:
-    return tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape, **data)
 
 
 def _pieces(message: Any, contents: Contents) -> list[bytes | memoryview]:

@@ -12,7 +12,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve.calls.progress import CallbackError
+from gradserve.calls.exchange import CallbackError
 from gradserve.transport.status import ERRORS, error_from_status
 from gradserve_protocol import errors as client_errors
 from gradserve_protocol.v1 import server_messages_pb2, tensor_messages_pb2

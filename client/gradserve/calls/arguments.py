@@ -4,24 +4,13 @@ import inspect
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
-from typing import Any, TypeAlias
-
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.message import Message
 
 from gradserve.batch_norm import IgnoredArgument, IgnoredArgumentWarning
 from gradserve.conversion.plain import (
-    INT32,
-    INT64,
-    UINT64,
     as_choice,
-    as_flag,
     as_handle,
-    as_integer,
-    as_number,
     as_text,
 )
 from gradserve.conversion.tensors import as_tensor_or_numbers
@@ -37,7 +26,6 @@ _DURABILITIES = {
     "round": accumulator_pb2.DURABILITY_ROUND,
     "gradient": accumulator_pb2.DURABILITY_GRADIENT,
 }
-_Plain: TypeAlias = str | bool | float
 _PLACE = re.compile(r"(?:config\.)?((\w+)(?:\[[^\]]*\])?)")
 _OF_THE_CALL = frozenset({"layer", "placement", "forward_id", "lease", "request_id"})
 """Fields whose errors need no argument name."""
@@ -87,47 +75,6 @@ def as_durability(value: str | None) -> accumulator_pb2.Durability:
     if value is None:
         return accumulator_pb2.DURABILITY_UNSPECIFIED
     return _DURABILITIES[as_choice(value, tuple(_DURABILITIES), Argument("durability"))]
-
-
-_Convert: TypeAlias = Callable[[Any, Argument], _Plain]
-
-_CONVERSIONS: dict[int, _Convert] = {
-    FieldDescriptor.CPPTYPE_STRING: as_text,
-    FieldDescriptor.CPPTYPE_BOOL: as_flag,
-    FieldDescriptor.CPPTYPE_INT32: partial(as_integer, allowed=INT32),
-    FieldDescriptor.CPPTYPE_INT64: partial(as_integer, allowed=INT64),
-    FieldDescriptor.CPPTYPE_UINT64: partial(as_integer, allowed=UINT64),
-    FieldDescriptor.CPPTYPE_FLOAT: as_number,
-    FieldDescriptor.CPPTYPE_DOUBLE: as_number,
-}
-
-
-def plain_fields(message: type[Message], values: Mapping[str, object]) -> dict[str, Any]:
-    """Returns arguments as values for the fields of the same names: text, flags and numbers.
-
-    Raises:
-        InvalidArgumentError: An argument does not fit its field.
-    """
-    fields = {}
-    for name, value in values.items():
-        convert, argument = _conversion(message.DESCRIPTOR, name)
-        fields[name] = convert(value, argument)
-    return fields
-
-
-def plain_field(message: type[Message] | Message, field: str, value: object, argument: Argument) -> _Plain:
-    """Returns an argument as a value for a field of text, a flag or a number.
-
-    Raises:
-        InvalidArgumentError: It does not fit the field.
-    """
-    return _CONVERSIONS[message.DESCRIPTOR.fields_by_name[field].cpp_type](value, argument)
-
-
-@cache
-def _conversion(message: Descriptor, field: str) -> tuple[_Convert, Argument]:
-    """Returns what converts the argument of the same name as a field."""
-    return _CONVERSIONS[message.fields_by_name[field].cpp_type], Argument(field)
 
 
 def dtype_text(dtype: DType) -> str:

@@ -3,25 +3,123 @@
 The exchanges of every small call are named tuples, which are created three times as fast as frozen dataclasses.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from types import MappingProxyType, TracebackType
+from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol, Self, TypeAlias, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from gradserve.calls.progress import Progress, Told
 from gradserve.conversion.plain import as_number
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.arrays import Array, DType
-from gradserve_protocol.errors import InvalidArgumentError
+from gradserve_protocol.errors import GradserveError, InvalidArgumentError
 from gradserve_protocol.messages import encode_duration
 from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.v1 import tensor_messages_pb2
+
+Told: TypeAlias = Callable[[int, int], object] | Literal[True]
+"""The receiver of progress reports: a callback, or a line on a terminal."""
+
+
+class CallbackError(GradserveError):
+    """The end of a call whose callback has raised an exception, until a face raises that in its place.
+
+    Attributes:
+        error: That exception.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"the callback of the progress failed: {error!r}")
+        self.error = error
+
+    def raise_error(self) -> NoReturn:
+        """Raises the exception of the callback, which then refers to nothing of the call."""
+        error, context, traceback = self.error, self.error.__context__, self.error.__traceback__
+        del self.error
+        self.__context__ = None
+        try:
+            raise error.with_traceback(traceback and traceback.tb_next)  # without the frame that called the callback
+        finally:
+            error.__context__ = context  # not this one
+            del error, context, traceback  # or they are a cycle
+
+
+class Progress(Protocol):
+    """Counts the bytes of a transfer, and tells the caller from time to time.
+
+    A context manager, for the time of the call. If the callback raises an exception, so does what tells it.
+
+    Attributes:
+        failure: The error that ends the call, if the callback has raised an exception.
+    """
+
+    failure: CallbackError | None
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+    def sends(self, num_bytes: int, /) -> None:
+        """Tells the caller how many bytes the call sends.
+
+        Raises:
+            CallbackError: The callback has raised an exception.
+        """
+        ...
+
+    def receives(self, num_bytes: int, /) -> None:
+        """Tells the caller how many bytes the call receives, after those that it sends. Only the first time counts.
+
+        Raises:
+            CallbackError: The callback has raised an exception.
+        """
+        ...
+
+    def begin(self, overhead: int = 0, /) -> None:
+        """Notes that the transfer begins, or begins again; the first `overhead` bytes that are moved do not count."""
+        ...
+
+    def moved(self, num_bytes: int, /) -> None:
+        """Adds bytes that were moved.
+
+        Raises:
+            CallbackError: The callback has raised an exception.
+        """
+        ...
+
+    def add(self, num_bytes: int, /) -> bool:
+        """Adds bytes that were moved; returns True if it is time for `tell`. Both are `moved`, where threads differ.
+
+        Raises:
+            CallbackError: The callback has raised an exception before.
+        """
+        ...
+
+    def tell(self) -> None:
+        """Tells the caller how many bytes were moved.
+
+        Raises:
+            CallbackError: The callback has raised an exception.
+        """
+        ...
+
+    def end(self) -> None:
+        """Tells the caller that all was moved. Can be called again.
+
+        Raises:
+            CallbackError: The callback has raised an exception.
+        """
+        ...
+
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 T = TypeVar("T")
@@ -81,7 +179,7 @@ class Unary(NamedTuple):
     at_most: float = math.inf
     target: int = 0
     in_place: bool = False
-    renewal: "Callable[[], Operation[None]] | None" = None
+    renewal: Callable[[], Operation[None]] | None = None
 
     def time_limit(self, times: TimeLimits) -> float:
         """Returns the time limit in seconds."""
@@ -216,14 +314,14 @@ class Background:
     It is stopped when the client is closed or garbage-collected.
     """
 
-    begin: Callable[[], "Operation[None]"]
+    begin: Callable[[], Operation[None]]
 
 
 @dataclass(frozen=True)
 class Together:
     """Operations to run at the same time, answered by their results; see `gradserve.calls.combinators`."""
 
-    operations: "tuple[Operation[Any], ...]"
+    operations: tuple[Operation[Any], ...]
 
 
 @dataclass(frozen=True)
@@ -318,3 +416,30 @@ def encode_idle_lease(seconds: Any) -> Duration | None:
     if not 0 < number <= _LONGEST_SECONDS:
         raise argument.error("a positive number of seconds, or None for no end,", seconds)
     return encode_duration(number)
+
+
+def tracked(
+    progress: Callable[[int, int], object] | bool | None, begin: Callable[[Progress | None], Operation[T]]
+) -> Operation[T]:
+    """Returns an operation that tells the argument `progress` of its caller how far it is.
+
+    Args:
+        progress: The argument.
+        begin: Begins the operation, with what it has to tell how many bytes were moved; None for nobody.
+
+    Raises:
+        InvalidArgumentError: The argument is neither a callable nor a flag.
+    """
+    if progress is None or progress is False:
+        return begin(None)
+    if progress is not True and not callable(progress):
+        raise Argument("progress").error("a callable, True, False or None", progress)
+    return _tracked(progress, begin)
+
+
+def _tracked(told: Told, begin: Callable[[Progress | None], Operation[T]]) -> Operation[T]:
+    progress: Progress = yield Track(told)
+    with progress:
+        result = yield from begin(progress)
+        progress.end()
+    return result

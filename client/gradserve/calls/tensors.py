@@ -1,7 +1,7 @@
 """Calls that take and return tensors, which travel the same way for every service."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,17 +12,18 @@ from google.protobuf.message import Message
 from gradserve.calls.exchange import (
     NOT_CARRIED,
     BeginCleanUp,
+    CallbackError,
     CleanUp,
     Download,
     NotCarried,
     Operation,
+    Progress,
     Reply,
     Unary,
     Upload,
     Whole,
     forget,
 )
-from gradserve.calls.progress import CallbackError, Progress
 from gradserve.calls.retries import is_of_another_run
 from gradserve.conversion.plain import as_flag, as_number
 from gradserve.results import TensorHandle
@@ -88,7 +89,7 @@ def get(handles: Sequence[TensorHandle], progress: Progress | None = None, *, re
         call, over_grpc=False, num_bytes=num_bytes, repeatable=not is_released, progress=progress
     )
     if reply is not NOT_CARRIED:
-        return [array_of(tensor, reply.arrays) for tensor in reply.message.tensors]
+        return arrays_in(reply, reply.message.tensors)
     request = messages_pb2.GetTensorsRequest(handles=names, release=is_released)
     arrays: list[Array] = yield Download(request, num_bytes, progress=progress)
     return arrays
@@ -155,12 +156,14 @@ def receive_results(
 ) -> Operation[list[Array]]:
     """Returns tensors of a reply as new arrays; fetches those kept on the server and deletes them there."""
     kept = [tensor for tensor in tensors if tensor.handle]
+    if not kept and progress is None:
+        return arrays_in(reply, tensors)
     clean_up: BeginCleanUp = forget if not kept else (yield CleanUp())
     try:
         if progress is not None:
             progress.receives(sum(math.prod(each.shape) * to_dtype(each.dtype).itemsize for each in tensors))
         if not kept:
-            return [array_of(tensor, reply.arrays) for tensor in tensors]
+            return arrays_in(reply, tensors)
         arrays: list[Array] = yield from get([handle_of(tensor) for tensor in kept], progress, release=True)
     except CallbackError as error:
         yield from delete_quietly([tensor.handle for tensor in kept], error)
@@ -168,8 +171,8 @@ def receive_results(
     except INTERRUPTIONS:
         delete_later([tensor.handle for tensor in kept], clean_up)
         raise
-    fetched = iter(arrays)
-    return [next(fetched) if tensor.handle else array_of(tensor, reply.arrays) for tensor in tensors]
+    fetched, sent = iter(arrays), iter(arrays_in(reply, [tensor for tensor in tensors if not tensor.handle]))
+    return [next(fetched if tensor.handle else sent) for tensor in tensors]
 
 
 def upload(
@@ -233,24 +236,24 @@ def handle_of(tensor: tensor_pb2.Tensor) -> TensorHandle:
     return TensorHandle(tensor.handle, to_dtype(tensor.dtype), tuple(tensor.shape))
 
 
-def array_of(tensor: tensor_pb2.Tensor, beside: Mapping[int, Array]) -> Array:
-    """Returns a tensor of a reply as a new array.
-
-    Args:
-        tensor: The tensor.
-        beside: The arrays beside the message, by `payload_offset`.
+def arrays_in(reply: Reply, tensors: Iterable[tensor_pb2.Tensor]) -> list[Array]:
+    """Returns tensors that came with a reply as new arrays.
 
     Raises:
         InternalError: The reply does not follow the protos.
     """
-    if tensor.WhichOneof("data") == "payload_offset":
-        if tensor.payload_offset in beside:
-            return beside[tensor.payload_offset]
-        if 0 not in tensor.shape:
-            raise InternalError(f"the server sent a tensor without its elements, at {tensor.payload_offset}")
-    array = np.empty(tuple(tensor.shape), to_dtype(tensor.dtype))
-    buffer_of(array)[:] = tensor.content
-    return array
+    arrays = []
+    for tensor in tensors:
+        if tensor.WhichOneof("data") == "payload_offset":
+            if tensor.payload_offset in reply.arrays:
+                arrays.append(reply.arrays[tensor.payload_offset])
+                continue
+            if 0 not in tensor.shape:
+                raise InternalError(f"the server sent a tensor without its elements, at {tensor.payload_offset}")
+        array = np.empty(tuple(tensor.shape), to_dtype(tensor.dtype))
+        buffer_of(array)[:] = tensor.content
+        arrays.append(array)
+    return arrays
 
 
 def header_of(arrays: Sequence[AnyArray], lease: float | None, device: str) -> messages_pb2.PutTensorsHeader:

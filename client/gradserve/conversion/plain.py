@@ -1,10 +1,13 @@
-"""Checks and converts plain values: text, flags, numbers, shapes and handles."""
+"""Checks and converts plain values: text, flags, numbers, shapes and handles, and those of a message's fields."""
 
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
 
 from gradserve.conversion.arrays import as_array, has_dtype
 from gradserve.results import TensorHandle
@@ -182,3 +185,45 @@ def as_handles(values: Sequence[Any], name: str) -> list[TensorHandle]:
 def _cause(error: Exception) -> Exception | None:
     """Returns an error as the cause of another; None if it only says that a value is of the wrong type."""
     return None if isinstance(error, TypeError | ValueError | OverflowError) else error
+
+
+_Plain: TypeAlias = str | bool | float
+_Convert: TypeAlias = Callable[[Any, Argument], _Plain]
+
+_CONVERSIONS: dict[int, _Convert] = {
+    FieldDescriptor.CPPTYPE_STRING: as_text,
+    FieldDescriptor.CPPTYPE_BOOL: as_flag,
+    FieldDescriptor.CPPTYPE_INT32: partial(as_integer, allowed=INT32),
+    FieldDescriptor.CPPTYPE_INT64: partial(as_integer, allowed=INT64),
+    FieldDescriptor.CPPTYPE_UINT64: partial(as_integer, allowed=UINT64),
+    FieldDescriptor.CPPTYPE_FLOAT: as_number,
+    FieldDescriptor.CPPTYPE_DOUBLE: as_number,
+}
+
+
+def plain_fields(message: type[Message], values: Mapping[str, object]) -> dict[str, Any]:
+    """Returns arguments as values for the fields of the same names: text, flags and numbers.
+
+    Raises:
+        InvalidArgumentError: An argument does not fit its field.
+    """
+    fields = {}
+    for name, value in values.items():
+        convert, argument = _conversion(message.DESCRIPTOR, name)
+        fields[name] = convert(value, argument)
+    return fields
+
+
+def plain_field(message: type[Message] | Message, field: str, value: object, argument: Argument) -> _Plain:
+    """Returns an argument as a value for a field of text, a flag or a number.
+
+    Raises:
+        InvalidArgumentError: It does not fit the field.
+    """
+    return _CONVERSIONS[message.DESCRIPTOR.fields_by_name[field].cpp_type](value, argument)
+
+
+@cache
+def _conversion(message: Descriptor, field: str) -> tuple[_Convert, Argument]:
+    """Returns what converts the argument of the same name as a field."""
+    return _CONVERSIONS[message.fields_by_name[field].cpp_type], Argument(field)

@@ -64,8 +64,6 @@ def leaves_of(tree: Tree, names: Collection[str], argument: Argument) -> Mapping
     Raises:
         InvalidArgumentError: A leaf has none of these names.
     """
-    if type(tree) is dict and tree.keys() == names:
-        return tree  # which saves most of the time where there are many components
     known = set(names)
     branches = {"", *(branch for name in known for branch in _branches(name))}
     leaves: dict[str, Any] = {}
@@ -119,7 +117,7 @@ def _filled(named: Tree, values: Mapping[str, Any]) -> Tree:
     if type(named) is str:
         return values[named]
     if type(named) is dict:
-        return {key: _filled(each, values) for key, each in named.items()}
+        return {key: values[each] if type(each) is str else _filled(each, values) for key, each in named.items()}
     if named is None:
         return None
     return _like(named, [_filled(each, values) for each in (named.values() if isinstance(named, Mapping) else named)])

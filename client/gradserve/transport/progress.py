@@ -6,8 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
 
-from gradserve.calls.exchange import Track
-from gradserve.calls.progress import CallbackError
+from gradserve.calls.exchange import CallbackError, Track
 
 _BAR_COLUMNS = 24
 _TO_THE_END = "\x1b[K"
@@ -59,7 +58,7 @@ INTERVAL_SECONDS = 0.05
 
 
 class TransferProgress:
-    """The progress of one call. See `gradserve.calls.progress.Progress`.
+    """The progress of one call. See `gradserve.calls.exchange.Progress`.
 
     What is reported never falls: a transfer that begins again is reported once it is further than before.
     """

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradserve.calls.exchange import Upload
-from gradserve.calls.progress import Progress
+from gradserve.calls.exchange import Progress, Upload
 from gradserve_protocol.arrays import Array, Assembly, PayloadError, buffer_of
 from gradserve_protocol.errors import InternalError
 from gradserve_protocol.tensors import Chunk, cut, to_dtype

@@ -8,6 +8,7 @@ import math
 import mmap
 import weakref
 from collections import deque
+from functools import lru_cache
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -124,11 +125,13 @@ class BufferPool:
             return np.empty(shape, dtype)
         size = block_size(num_bytes)
         memory = self._idle.take(size) or _map(size)
-        block = _Block.of(memory, num_bytes)
+        block = _Block((num_bytes,), np.uint8, memory.map)
+        block.memory = memory
         weakref.finalize(block, self._idle.put, memory, size).atexit = False
         return np.ndarray(shape, dtype, block)
 
 
+@lru_cache(maxsize=1024)
 def block_size(num_bytes: int) -> int:
     """Returns a size rounded up by at most an eighth, so that nearly equal sizes share blocks."""
     step = max(1 << (num_bytes.bit_length() - 4), mmap.PAGESIZE)

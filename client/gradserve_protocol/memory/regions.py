@@ -7,10 +7,11 @@ import os
 import threading
 import weakref
 from bisect import bisect_right, insort
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +44,7 @@ class Region:
     address: int
 
 
-@dataclass(frozen=True)
-class RegionPart:
+class RegionPart(NamedTuple):
     """A place in a region."""
 
     region: Region
@@ -84,15 +84,19 @@ class RegionPool:
         weakref.finalize(block, self._recycle, region).atexit = False
         return np.ndarray(shape, dtype, block)
 
-    def find(self, buffer: memoryview) -> RegionPart | None:
-        """Returns the place of a buffer in a region, whatever views the caller has made; None if it is in no region."""
-        start = np.frombuffer(buffer, np.uint8).ctypes.data
+    def find(self, buffers: Iterable[memoryview]) -> list[RegionPart | None]:
+        """Returns the place of each buffer in a region, whatever views the caller has made; None for no region."""
+        parts: list[RegionPart | None] = []
         with self._lock:
-            index = bisect_right(self._starts, start) - 1
-            region = self._by_start.get(self._starts[index]) if index >= 0 else None
-        if region is None or start + len(buffer) > region.address + region.num_bytes:
-            return None
-        return RegionPart(region, start - region.address)
+            for buffer in buffers:
+                start = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
+                index = bisect_right(self._starts, start) - 1
+                region = self._by_start.get(self._starts[index]) if index >= 0 else None
+                if region is None or start + len(buffer) > region.address + region.num_bytes:
+                    parts.append(None)
+                else:
+                    parts.append(RegionPart(region, start - region.address))
+        return parts
 
     def withdraw(self, region: Region) -> None:
         """Takes a region back from a server that may still be reading it; the server keeps its present contents.

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.calls.exchange import TimeLimits, Track
-from gradserve.calls.progress import CallbackError
+from gradserve.calls.exchange import CallbackError, TimeLimits, Track
 from gradserve.face import BlockingFace
 from gradserve.testing import FaultyProxy
 from gradserve.transport import progress

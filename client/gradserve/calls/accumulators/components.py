@@ -7,8 +7,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
-from gradserve.calls.exchange import Operation, Reply
-from gradserve.calls.progress import Progress
+from gradserve.calls.exchange import Operation, Progress, Reply
 from gradserve.calls.tensors import receive_results
 from gradserve.conversion.arrays import as_array, as_dtype
 from gradserve.conversion.plain import as_choice, as_handle, as_shape
@@ -160,11 +159,20 @@ class Components:
         Raises:
             InvalidArgumentError: A component is missing, unknown, or cannot be sent.
         """
-        leaves = leaves_of(tree, self._components.keys(), _GRADIENT)
+        # Most gradients are arrays by name that need no conversion: with many components, this takes half of the time.
+        is_by_name = type(tree) is dict and tree.keys() == self._components.keys()
+        leaves = tree if is_by_name else leaves_of(tree, self._components.keys(), _GRADIENT)
         values: dict[str, Sent] = {}
         for name, component in self._components.items():
             value = leaves.get(name)
-            if value is not None or not name:
+            if (
+                type(value) is np.ndarray
+                and value.dtype == component.dtype
+                and value.flags.c_contiguous
+                and not component.is_sparse
+            ):
+                values[name] = value
+            elif value is not None or not name:
                 values[name] = component.value(value)
             elif self._has_zeros:
                 values[name] = component.zeros()

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gradserve.calls.accumulators.components import Component, Components
-from gradserve.calls.arguments import as_durability, plain_fields
+from gradserve.calls.arguments import as_durability
 from gradserve.calls.exchange import Operation, Unary
 from gradserve.conversion.arrays import as_dtype
-from gradserve.conversion.plain import as_choice, as_text, as_texts
+from gradserve.conversion.plain import as_choice, as_text, as_texts, plain_fields
 from gradserve.results import AccumulatorInfo, DTypeLike
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import InvalidArgumentError

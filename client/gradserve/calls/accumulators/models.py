@@ -11,8 +11,7 @@ from typing import Literal
 
 from gradserve.calls.accumulators.operations import AccumulatorCalls
 from gradserve.calls.accumulators.wire import Contribution
-from gradserve.calls.combinators import tracked
-from gradserve.calls.exchange import Operation
+from gradserve.calls.exchange import Operation, tracked
 from gradserve.conversion.plain import as_choice
 from gradserve.conversion.trees import Tree
 from gradserve.results import ApplyResult, Average, Outcome, PushPullResult

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from gradserve.calls.accumulators.components import ONLY
 from gradserve.calls.accumulators.wire import AccumulatorWire, Contribution
-from gradserve.calls.combinators import tracked
-from gradserve.calls.exchange import Operation, check_timeout
+from gradserve.calls.exchange import Operation, check_timeout, tracked
 from gradserve.results import (
     AccumulatorHandle,
     AccumulatorInfo,

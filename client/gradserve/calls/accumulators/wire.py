@@ -17,12 +17,10 @@ from gradserve.calls.accumulators.components import (
 )
 from gradserve.calls.accumulators.creation import delete, described
 from gradserve.calls.accumulators.session import AccumulatorSession, RequestOfAccumulator
-from gradserve.calls.arguments import plain_fields
-from gradserve.calls.exchange import Operation, Reply, Unary, Whole, encode_timeout
+from gradserve.calls.exchange import Operation, Progress, Reply, Unary, Whole, encode_timeout
 from gradserve.calls.identity import AccumulatorKey, CallId, RequestIds
-from gradserve.calls.progress import Progress
 from gradserve.calls.tensors import call_with_arrays, placement_of
-from gradserve.conversion.plain import as_flag, as_integer
+from gradserve.conversion.plain import as_flag, as_integer, plain_fields
 from gradserve.conversion.trees import Tree
 from gradserve.results import (
     AccumulatorInfo,
@@ -432,7 +430,7 @@ class AccumulatorWire:
         fields = plain_fields(request, plain)
         # Tensors of the caller's stay on the server; what was uploaded for this call need not.
         fields["release_handles"] = not has_handles
-        fields["unread_contents"] = any(isinstance(value, GpuArray) for value in values.values())
+        fields["unread_contents"] = GpuArray in map(type, values.values())
         return fields
 
 

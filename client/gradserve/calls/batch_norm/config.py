@@ -7,9 +7,9 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from gradserve.batch_norm import Initializer, RandomAdjustment, Regularizer
-from gradserve.calls.arguments import as_durability, as_op_input, plain_field
+from gradserve.calls.arguments import as_durability, as_op_input
 from gradserve.calls.tensors import OpInput
-from gradserve.conversion.plain import as_list, as_mapping, as_number, is_text
+from gradserve.conversion.plain import as_list, as_mapping, as_number, is_text, plain_field
 from gradserve.results import DenseSpec, TensorLike
 from gradserve_protocol.argument import Argument, described
 from gradserve_protocol.errors import InvalidArgumentError

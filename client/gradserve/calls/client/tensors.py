@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from gradserve.calls import tensors
 from gradserve.calls.client.state import ClientState
-from gradserve.calls.combinators import tracked
-from gradserve.calls.exchange import Allocate, Operation
+from gradserve.calls.exchange import Allocate, Operation, tracked
 from gradserve.conversion.arrays import as_dtype
 from gradserve.conversion.plain import as_handle, as_handles, as_list, as_shape, as_text
 from gradserve.conversion.tensors import as_output, as_tensor

@@ -19,13 +19,12 @@ from gradserve.calls.arguments import (
     check_text_attribute,
     depth_in_package,
     dtype_text,
-    plain_field,
     warn_of_ignored,
 )
 from gradserve.calls.exchange import Operation
 from gradserve.calls.raw_ops.accumulator_arguments import optional_text
 from gradserve.calls.tensors import OpInputs, call_with_inputs, delete_quietly, listed, placement_of, receive_outputs
-from gradserve.conversion.plain import INT32, as_integer, as_list, as_number
+from gradserve.conversion.plain import INT32, as_integer, as_list, as_number, plain_field
 from gradserve.conversion.tensors import as_tensor_of
 from gradserve.ops.declaration import (
     FLOATS,

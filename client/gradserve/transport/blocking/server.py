@@ -8,8 +8,7 @@ from typing import Any
 
 import grpc
 
-from gradserve.calls.exchange import NOT_CARRIED, Download, Introduce, Reply, Unary, Upload, Whole
-from gradserve.calls.progress import Progress
+from gradserve.calls.exchange import NOT_CARRIED, Download, Introduce, Progress, Reply, Unary, Upload, Whole
 from gradserve.calls.retries import Attempt
 from gradserve.errors import DeadlineExceededError, UnavailableError
 from gradserve.results import TransportInfo

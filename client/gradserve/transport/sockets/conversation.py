@@ -10,8 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
-from gradserve.calls.exchange import Reply, Whole
-from gradserve.calls.progress import Progress
+from gradserve.calls.exchange import Progress, Reply, Whole
 from gradserve.errors import GradserveError, InternalError, UnavailableError
 from gradserve.transport.channel import unary_method
 from gradserve.transport.sockets.payloads import Outgoing, Payloads, num_bytes_of
@@ -211,7 +210,7 @@ def _receive_arrays(
     in_place: bool,
 ) -> Conversation[Mapping[int, Array]]:
     """Receives the payload of a reply; returns the arrays in it, by `payload_offset`."""
-    tensors = list(tensors_beside(response))
+    tensors = tensors_beside(response)
     if progress is not None:
         progress.receives(sum(map(num_bytes_of, tensors)))
     arrays = payloads.incoming(

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
-from gradserve.calls.progress import Progress
+from gradserve.calls.exchange import Progress
 from gradserve.transport.sockets.gpu_regions import GpuRegion
 from gradserve.transport.sockets.steps import Send
-from gradserve_protocol.arrays import Array, buffer_of
+from gradserve_protocol.arrays import Array, DType, buffer_of
 from gradserve_protocol.errors import GradserveError
 from gradserve_protocol.frames import ALIGNMENT, FrameError, FrameHeader, Segment
 from gradserve_protocol.memory.pool import BufferPool
@@ -55,17 +57,22 @@ NOTHING = Outgoing()
 """An empty payload, for calls without one."""
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """A tensor of a reply, and the place of its elements.
 
     Attributes:
-        tensor: The tensor.
+        offset: Its `payload_offset`.
+        dtype: Its dtype.
+        shape: Its shape.
+        num_bytes: The size of its elements.
         region: The server's region that they are in; 0 for those that follow the message.
         place: Where they begin in the region, or among the bytes that follow the message.
     """
 
-    tensor: tensor_pb2.Tensor
+    offset: int
+    dtype: DType
+    shape: tuple[int, ...]
+    num_bytes: int
     region: int
     place: int
 
@@ -143,17 +150,18 @@ class Payloads:
         buffers: list[memoryview] = []
         gap = memoryview(bytearray(_MAX_GAP_BYTES if num_following else 0))
         end = 0
-        for placed in sorted(_placed(tensors, segments), key=lambda each: each.place):
-            tensor = placed.tensor
+        for placed in sorted(_placed(tensors, segments), key=attrgetter("place")):
             if placed.region:
-                by_offset[tensor.payload_offset] = self._in_region(placed, progress)
+                by_offset[placed.offset] = self._in_region(placed, progress)
                 continue
-            array = self._pool.empty(tuple(tensor.shape), to_dtype(tensor.dtype))
-            buffers += _gap(gap, placed.place - end)
+            array = self._pool.empty(placed.shape, placed.dtype)
+            if placed.place != end:
+                buffers.append(_gap(gap, placed.place - end))
             buffers.append(buffer_of(array))
-            by_offset[tensor.payload_offset] = array
-            end = placed.place + array.nbytes
-        buffers += _gap(gap, num_following - end)
+            by_offset[placed.offset] = array
+            end = placed.place + placed.num_bytes
+        if num_following != end:
+            buffers.append(_gap(gap, num_following - end))
         return Incoming(by_offset, buffers)
 
     def notice(self, header: FrameHeader, descriptors: Sequence[int], /) -> None:
@@ -179,7 +187,7 @@ def _placed(tensors: Sequence[tensor_pb2.Tensor], segments: Sequence[Segment]) -
     segment = Segment(0, 0, 0, 0)
     places = []
     end = 0
-    for tensor in sorted(tensors, key=lambda each: each.payload_offset):
+    for tensor in sorted(tensors, key=attrgetter("payload_offset")):
         start, num_bytes = tensor.payload_offset, num_bytes_of(tensor)
         while segment.start + segment.num_bytes < start + num_bytes:
             following = next(remaining, None)
@@ -191,7 +199,8 @@ def _placed(tensors: Sequence[tensor_pb2.Tensor], segments: Sequence[Segment]) -
         if start % ALIGNMENT or start < end:
             raise FrameError(f"expected a multiple of {ALIGNMENT}, not before {end}, as an offset, got {start}")
         end = start + num_bytes
-        places.append(Placed(tensor, segment.region, segment.offset + start - segment.start))
+        place = segment.offset + start - segment.start
+        places.append(Placed(start, to_dtype(tensor.dtype), tuple(tensor.shape), num_bytes, segment.region, place))
     return places
 
 
@@ -209,9 +218,7 @@ def num_bytes_of(tensor: tensor_pb2.Tensor) -> int:
         raise FrameError(str(error)) from None
 
 
-def _gap(memory: memoryview, num_bytes: int) -> list[memoryview]:
-    if not num_bytes:
-        return []
+def _gap(memory: memoryview, num_bytes: int) -> memoryview:
     if not 0 < num_bytes <= len(memory):
         raise FrameError(f"expected tensors without overlaps and gaps of at most {len(memory)} bytes, got {num_bytes}")
-    return [memory[:num_bytes]]
+    return memory[:num_bytes]

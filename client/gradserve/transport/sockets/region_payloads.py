@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from gradserve.calls.progress import Progress
+from gradserve.calls.exchange import Progress
 from gradserve.transport.sockets.gpu_regions import GpuRegion, GpuRegions, NotSharedError
 from gradserve.transport.sockets.payloads import Incoming, Outgoing, Payloads, Placed
 from gradserve.transport.sockets.steps import Send
 from gradserve_protocol.arrays import Array
 from gradserve_protocol.errors import GradserveError
-from gradserve_protocol.frames import ALIGNMENT, FrameError, FrameHeader, FrameKind, Segment, aligned
+from gradserve_protocol.frames import ALIGNMENT, FrameError, FrameHeader, FrameKind, Segment
 from gradserve_protocol.gpu import GpuArray, failures
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_protocol.memory.regions import MIN_BYTES, Region, RegionPool
 from gradserve_protocol.memory.sealed import RegionError, map_region
-from gradserve_protocol.tensors import Contents, to_dtype
+from gradserve_protocol.tensors import Contents
 from gradserve_protocol.v1 import socket_messages_pb2, tensor_pb2
 
 GPU_ARRAYS_IN_PLACE = "in place"
@@ -142,8 +142,7 @@ class RegionPayloads(Payloads):
         """Returns what to send for buffers, beside what has segments already."""
         regions: dict[int, Region] = {}
         others: dict[int, memoryview] = {}
-        for start, buffer in buffers.items():
-            part = self._regions.find(buffer)
+        for (start, buffer), part in zip(buffers.items(), self._regions.find(buffers.values()), strict=True):
             if part is None or part.offset % ALIGNMENT or part.region.number in self._refused:
                 others[start] = buffer
             else:
@@ -151,20 +150,20 @@ class RegionPayloads(Payloads):
                 segments.append(Segment(start, len(buffer), part.region.number, part.offset))
         scratch, following = None, list[bytes | memoryview]()
         if others and (scratch := self._copied(others, progress)) is not None:
-            found = self._regions.find(scratch.data)
+            (found,) = self._regions.find([scratch.data])
             assert found is not None, "the copies are in a region"
             regions[found.region.number] = found.region
             offset = 0
             for start, buffer in others.items():
                 segments.append(Segment(start, len(buffer), found.region.number, offset))
-                offset += aligned(len(buffer))
+                offset += len(buffer) + -len(buffer) % ALIGNMENT
         else:
             offset = 0
             for start, buffer in others.items():
                 segments.append(Segment(start, len(buffer), 0, offset))
-                following += [buffer, bytes(aligned(len(buffer)) - len(buffer))]
-                offset += aligned(len(buffer))
-        segments.sort(key=lambda each: each.start)
+                following += [buffer, bytes(-len(buffer) % ALIGNMENT)]
+                offset += len(buffer) + -len(buffer) % ALIGNMENT
+        segments.sort()
         new = [region for number, region in regions.items() if number not in self._handed_over]
         self._lent, self._scratch = tuple(regions.values()), scratch
         return Outgoing(prefix, tuple(segments), following, new)
@@ -239,14 +238,13 @@ class RegionPayloads(Payloads):
 
     def _in_region(self, placed: Placed, progress: Progress | None) -> Array:
         read = self._reads[placed.region]
-        shape, dtype = tuple(placed.tensor.shape), to_dtype(placed.tensor.dtype)
-        num_bytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
-        if placed.place + num_bytes > read.size:
+        end = placed.place + placed.num_bytes
+        if end > read.size:
             raise FrameError(f"expected a place in a region, got {placed}")
-        shared: Array = read[placed.place : placed.place + num_bytes].view(np.ndarray).view(dtype).reshape(shape)
+        shared: Array = read[placed.place : end].view(np.ndarray).view(placed.dtype).reshape(placed.shape)
         if not self._copies:
             return shared
-        array = self._pool.empty(shape, dtype)
+        array = self._pool.empty(placed.shape, placed.dtype)
         if progress is None:
             np.copyto(array, shared)
         else:
@@ -256,11 +254,11 @@ class RegionPayloads(Payloads):
     def _copied(self, buffers: Mapping[int, memoryview], progress: Progress | None) -> Array | None:
         """Returns copies of buffers in a region, one after the other; None if there is no memory for them."""
         try:
-            num_bytes = max(sum(aligned(len(each)) for each in buffers.values()), MIN_BYTES)
+            num_bytes = max(sum([len(each) + -len(each) % ALIGNMENT for each in buffers.values()]), MIN_BYTES)
             scratch = self._regions.empty((num_bytes,), np.dtype(np.uint8))
         except MemoryError:
             return None
-        found = self._regions.find(scratch.data)
+        (found,) = self._regions.find([scratch.data])
         if found is None or found.region.number in self._refused:
             return None
         offset = 0
@@ -270,7 +268,7 @@ class RegionPayloads(Payloads):
                 np.copyto(place, np.frombuffer(buffer, np.uint8))
             else:
                 _copy(place, np.frombuffer(buffer, np.uint8), progress)
-            offset += aligned(len(buffer))
+            offset += len(buffer) + -len(buffer) % ALIGNMENT
         return scratch
 
     def _releases(self) -> list[bytes]:

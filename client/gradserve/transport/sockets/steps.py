@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import grpc
 
-from gradserve.calls.progress import Progress
+from gradserve.calls.exchange import Progress
 from gradserve_protocol.frames import FrameError, FrameKind
 
 _MAX_BUFFERS = 1024

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import gradserve
 from gradserve.calls.exchange import Reply, Unary, Whole
-from gradserve.calls.tensors import array_of
+from gradserve.calls.tensors import arrays_in
 from gradserve.transport.sockets.conversation import call, check_strand_answer, hello
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.steps import Inbox
@@ -112,10 +112,10 @@ def test_a_message_longer_than_what_is_received_at_once() -> None:
 
 def test_a_tensor_without_elements_needs_no_payload() -> None:
     reply, _, _ = read(reply_of(Contents(), tensor_messages_pb2.ReadTensorsResponse(tensors=[tensor(0, (0, 3))])))
-    assert array_of(reply.message.tensors[0], reply.arrays).shape == (0, 3)
+    assert [each.shape for each in arrays_in(reply, reply.message.tensors)] == [(0, 3)]
     reply, _, _ = read(reply_of(Contents(), tensor_messages_pb2.ReadTensorsResponse(tensors=[tensor(64, (3,))])))
     with pytest.raises(gradserve.InternalError, match="a tensor without its elements, at 64"):
-        array_of(reply.message.tensors[0], reply.arrays)
+        arrays_in(reply, reply.message.tensors)
 
 
 def test_what_follows_a_reply() -> None:

@@ -8,9 +8,8 @@ from google.protobuf.message import Message
 
 from gradserve.calls.accumulators.components import Component, Sent, add_gradient, arrays_of, receive_values
 from gradserve.calls.combinators import at_target
-from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
+from gradserve.calls.exchange import Operation, Pause, Progress, Reply, Unary, Whole
 from gradserve.calls.identity import AccumulatorKey, CallId
-from gradserve.calls.progress import Progress
 from gradserve.calls.tensors import call_with_arrays, placement_of
 from gradserve.conversion.plain import as_flag
 from gradserve.results import Value

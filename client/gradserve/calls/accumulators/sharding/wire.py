@@ -15,8 +15,7 @@ from gradserve.calls.accumulators.session import RequestOfAccumulator
 from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Parts, Shard, Uncounted
 from gradserve.calls.accumulators.wire import AccumulatorWire, Awaiting, Given
 from gradserve.calls.combinators import aimed_call, all_ended, at_target, together, with_beside
-from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
-from gradserve.calls.progress import CallbackError, Progress
+from gradserve.calls.exchange import CallbackError, Operation, Pause, Progress, Reply, Unary, Whole
 from gradserve.results import AccumulatorInfo, Average, TensorHandle, Value
 from gradserve_protocol.arrays import AnyArray
 from gradserve_protocol.errors import (
