@@ -38,12 +38,12 @@ from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import OPS
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.parts import Parts, ResourceCounts, open_state, within_descriptors
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.cluster import member_of
 from gradserve_server.resources.ids import ServerRun
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
-from gradserve_server.resources.memory import DeviceMemory, ServerQuotas
-from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.memory import Budgets, DeviceMemory
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.interceptors import AccessChecks, FairCalls
@@ -113,12 +113,12 @@ class Server:
         shares = share_rules(limits.reserved_share, self.access)
         tracer = wanted_tracer(parts.tracer_provider, gradserve.__version__, is_wanted=config.runtime.tracing)
         self.observed = observed = Observed(tracer=tracer)
-        self._quotas = quotas = ServerQuotas(limits, shares, device.memory_bytes)
-        memory, bookkeeping, handles, rules = quotas.memory, quotas.bookkeeping, quotas.handles, quotas.rules
+        self._budgets = budgets = Budgets(limits, shares, device.memory_bytes)
+        memory, bookkeeping, handles, rules = budgets.memory, budgets.bookkeeping, budgets.handles, budgets.rules
         device_memory = None
-        if quotas.device_memory is not None:
-            device_memory = DeviceMemory(quotas.device_memory, device.holds)
-            device.limit_memory(quotas.device_memory.limit)
+        if budgets.device_memory is not None:
+            device_memory = DeviceMemory(budgets.device_memory, device.holds)
+            device.limit_memory(budgets.device_memory.limit)
         self._compute = ThreadCompute(config.runtime.compute_threads)
         # Everything that uses the device, and nothing else if that is not the host.
         op_threads = config.runtime.compute_threads if device is host else DEVICE_THREADS
@@ -132,7 +132,7 @@ class Server:
         self.lifetimes = Lifetimes(clock, config.leases.client_lease_seconds)
         self.store = TensorStore(
             pool=pool,
-            memory=quotas.stored_memory,
+            memory=budgets.stored_memory,
             handles=handles,
             leases=config.leases,
             clock=clock,
@@ -146,7 +146,7 @@ class Server:
             device=device,
             families=parts.make_families(device, self._parallel),
             compute=self._op_compute,
-            memory=quotas.call_memory,
+            memory=budgets.call_memory,
             evictor=self.evictor,
             beside=prepared,
         )
@@ -155,7 +155,7 @@ class Server:
         self._device_watch = DeviceWatch(device, on_failure)
         self._state = open_state(config.state)
         shared_memory, readers = SharedMemory(limits.max_region_bytes), Readers()
-        on_host = HostPlace(host.name, reducer, pool.empty, self._compute, quotas.accumulator_memory)
+        on_host = HostPlace(host.name, reducer, pool.empty, self._compute, budgets.accumulator_memory)
         on_device = None
         if device_reducer is not None and self.evictor is not None:
             on_device = DevicePlace(
@@ -180,7 +180,7 @@ class Server:
         self._layer_environment = LayerEnvironment(
             runner=self.runner,
             compute=self._compute,
-            memory=quotas.layer_memory,
+            memory=budgets.layer_memory,
             handles=handles,
             clock=clock,
             new_id=run.new_id,
@@ -189,13 +189,13 @@ class Server:
             device=device_memory,
         )
         self.layers = LayerRegistry(
-            self._layer_environment, quotas.layers, self.lifetimes, bookkeeping, run.is_of_another
+            self._layer_environment, budgets.layers, self.lifetimes, bookkeeping, run.is_of_another
         )
         in_flight = InFlight(limits.max_inflight_bytes, limits.min_arrival_rate)
         tickets, self._socket_addresses = TicketRegistry(clock), SocketAddresses()
         opener = TensorOpener(self.store, residence)
         longest = DeliveryLimits(limits.inline_limit_bytes, limits.max_message_bytes)
-        deliverer = TensorDeliverer(self.store, residence, quotas.call_memory, longest, device_memory)
+        deliverer = TensorDeliverer(self.store, residence, budgets.call_memory, longest, device_memory)
         self._leases = Expiry(
             clock,
             {
@@ -213,18 +213,18 @@ class Server:
             handles=handles,
             accumulators=self.registry.count,
             waiters=self.registry.waiters,
-            layers=quotas.layers,
+            layers=budgets.layers,
             bookkeeping=bookkeeping,
-            device_memory=quotas.device_memory,
+            device_memory=budgets.device_memory,
         )
         fair_sockets = FairSockets(
             limits.max_connections,
-            Quota(limits.max_region_bytes, "bytes of clients' shared memory"),
-            Quota(limits.max_gpu_region_bytes, "bytes of clients' GPU memory"),
-            Quota(max_regions(), "regions of clients' shared memory"),
+            Budget(limits.max_region_bytes, "bytes of clients' shared memory"),
+            Budget(limits.max_gpu_region_bytes, "bytes of clients' GPU memory"),
+            Budget(max_regions(), "regions of clients' shared memory"),
             rules,
         )
-        resources = ResourceCounts(quotas, self.registry, fair_sockets, self.lifetimes.clients, pool, device_memory)
+        resources = ResourceCounts(budgets, self.registry, fair_sockets, self.lifetimes.clients, pool, device_memory)
         upstream = config.upstream
         self.counts = Counts()
         """The counts of an aggregator."""
@@ -260,8 +260,8 @@ class Server:
                 arriving,
                 self._compute,
                 on_host,
-                quotas.call_memory,
-                quotas.accumulator_memory,
+                budgets.call_memory,
+                budgets.accumulator_memory,
                 RequestIds(run.incarnation),
                 self.counts,
             )
@@ -269,8 +269,8 @@ class Server:
             tensors=TensorServicer(
                 self.store,
                 residence,
-                Downloads(host, device, self._op_compute, pool.empty, quotas.call_memory),
-                Uploads(host, device, self._compute, self._op_compute, pool.empty, quotas.call_memory, self.evictor),
+                Downloads(host, device, self._op_compute, pool.empty, budgets.call_memory),
+                Uploads(host, device, self._compute, self._op_compute, pool.empty, budgets.call_memory, self.evictor),
                 opener,
                 in_flight,
                 self._compute,
@@ -309,7 +309,7 @@ class Server:
             methods=methods_of(self._services.all),
             tickets=tickets,
             admission=self._services.admission,
-            memory=quotas.call_memory,
+            memory=budgets.call_memory,
             fair=fair_sockets,
             in_flight=in_flight,
             messages=InFlight(limits.max_queued_bytes, limits.min_arrival_rate),
@@ -373,7 +373,7 @@ class Server:
             OSError: An address cannot be bound, or the file cannot be written.
         """
         if self._state is not None:
-            with self._quotas.rules.suspended():
+            with self._budgets.rules.suspended():
                 count = await self._state.restore(self.registry, self._allocate)
                 num_layers = self._state.layers.restore(
                     self.layers, self._layer_environment, self._allocate, self._residence.copy_to_host

@@ -28,7 +28,7 @@ from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
 from gradserve_server.resources.ids import RandomIds
 from gradserve_server.resources.lifetimes import ClientLeases
-from gradserve_server.resources.memory import DeviceMemory, ServerQuotas
+from gradserve_server.resources.memory import Budgets, DeviceMemory
 from gradserve_server.rpc.boundary.chain import Interceptor, Service
 from gradserve_server.rpc.boundary.interceptors import Admission
 from gradserve_server.rpc.listeners.grpc.listener import GrpcListener
@@ -196,7 +196,7 @@ class ServerState:
 class ResourceCounts:
     """Resource counts for the status page and metrics. Read on the event loop."""
 
-    quotas: ServerQuotas
+    budgets: Budgets
     registry: AccumulatorRegistry
     sockets: FairSockets
     clients: ClientLeases
@@ -205,34 +205,34 @@ class ResourceCounts:
 
     def memory(self) -> Iterable[MemoryStatus]:
         """Returns bytes by purpose. The purposes up to "calls" share the limit of "all tensors"."""
-        quotas, sockets = self.quotas, self.sockets
+        budgets, sockets = self.budgets, self.sockets
         found = [
-            MemoryStatus("all tensors", quotas.memory.used, quotas.memory.limit),
-            MemoryStatus("stored tensors", quotas.stored_memory.used),
-            MemoryStatus("accumulators", quotas.accumulator_memory.used),
-            MemoryStatus("layers", quotas.layer_memory.used),
-            MemoryStatus("calls", quotas.call_memory.used),
-            MemoryStatus("bookkeeping", quotas.bookkeeping.used, quotas.bookkeeping.limit),
+            MemoryStatus("all tensors", budgets.memory.used, budgets.memory.limit),
+            MemoryStatus("stored tensors", budgets.stored_memory.used),
+            MemoryStatus("accumulators", budgets.accumulator_memory.used),
+            MemoryStatus("layers", budgets.layer_memory.used),
+            MemoryStatus("calls", budgets.call_memory.used),
+            MemoryStatus("bookkeeping", budgets.bookkeeping.used, budgets.bookkeeping.limit),
             MemoryStatus("clients' shared memory", sockets.region_bytes.used, sockets.region_bytes.limit),
             MemoryStatus("kept for later", self.pool.idle_bytes),
         ]
         if self.device is not None:
-            found.append(MemoryStatus("device: all", self.device.quota.used, self.device.quota.limit))
+            found.append(MemoryStatus("device: all", self.device.budget.used, self.device.budget.limit))
             found += [MemoryStatus(f"device: {purpose.value}", used) for purpose, used in self.device.used.items()]
         return found
 
     def counts(self) -> Mapping[str, tuple[int, int]]:
         """Returns the number in use and the limit for each kind of resource; 0 means no limit of its own."""
-        quotas, sockets = self.quotas, self.sockets
+        budgets, sockets = self.budgets, self.sockets
         limited = {
-            "handles": quotas.handles,
+            "handles": budgets.handles,
             "accumulators": self.registry.count,
-            "layers": quotas.layers,
+            "layers": budgets.layers,
             "waiters": self.registry.waiters,
             "socket_connections": sockets.connections,
             "regions": sockets.regions,
         }
-        counts = {kind: (quota.used, quota.limit) for kind, quota in limited.items()}
+        counts = {kind: (budget.used, budget.limit) for kind, budget in limited.items()}
         return {**counts, "client_leases": (len(self.clients), 0)}
 
 

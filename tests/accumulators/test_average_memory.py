@@ -126,7 +126,7 @@ async def test_sums_are_divided_in_place_where_there_is_no_memory(error: Excepti
     assert bench.memory.used == 16
 
 
-async def test_sums_are_divided_in_place_when_the_quota_is_used_up(memory: ListedMemory) -> None:
+async def test_sums_are_divided_in_place_when_the_budget_is_used_up(memory: ListedMemory) -> None:
     bench = Bench(average_memory=memory, limit=31)
     acc = bench.accumulator()
     mine = np.full(4, 6, np.float32)

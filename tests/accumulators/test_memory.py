@@ -18,7 +18,7 @@ from gradserve_server.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.tensors.store import TensorStore
 from tests.accumulators.bench import F32, ID, KEY, Bench, FailingCompute, apply, opened, take, turns, value_of
@@ -56,7 +56,7 @@ class TestMemory:
         store = TensorStore(
             pool=BufferPool(0),
             memory=bench.memory,
-            handles=Quota(9, "handles"),
+            handles=Budget(9, "handles"),
             leases=LeaseConfig(),
             clock=lambda: bench.now,
             new_handle=map(str, itertools.count()).__next__,

@@ -17,7 +17,7 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import AbortedError
-from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.budget import Budget
 from tests.accumulators.bench import F32, Left, opened, turns
 
 P = ParamSpec("P")
@@ -41,25 +41,25 @@ class _Held(InlineCompute):
         return function(*args, **kwargs)
 
 
-def shard_with(compute: InlineCompute, quota: Quota) -> Shard:
-    place = HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, compute, quota)
+def shard_with(compute: InlineCompute, budget: Budget) -> Shard:
+    place = HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, compute, budget)
 
     def make_sum() -> RoundSum:
-        return RoundSum(SPEC, place, memory=quota)
+        return RoundSum(SPEC, place, memory=budget)
 
     return Shard(
         "a",
         SPEC,
         make_sum=make_sum,
         make_running_sum=None,
-        memory=quota,
-        bookkeeping=quota,
+        memory=budget,
+        bookkeeping=budget,
         journal=None,
     )
 
 
 async def test_a_gradient_comes_again_right_when_its_first_caller_has_left() -> None:
-    shard, left = shard_with(InlineCompute(), Quota(1 << 40, "bytes")), Left()
+    shard, left = shard_with(InlineCompute(), Budget(1 << 40, "bytes")), Left()
     first = asyncio.create_task(shard.stage(PartKey(HOME, "0"), 0, left, epoch=0))
     await left.is_opened.wait()
     await turns()
@@ -74,8 +74,8 @@ async def test_a_gradient_comes_again_right_when_its_first_caller_has_left() -> 
 
 
 async def test_a_round_that_is_over_while_it_is_reduced_is_reduced_to_its_end() -> None:
-    compute, quota = _Held(), Quota(1 << 40, "bytes")
-    shard = shard_with(compute, quota)
+    compute, budget = _Held(), Budget(1 << 40, "bytes")
+    shard = shard_with(compute, budget)
     for step in (0, 1):
         values = {"w": np.full(4, step + 1, np.float32)}
         await shard.stage(PartKey(HOME, str(step)), step, opened(Gradient(values)), epoch=0)
@@ -90,7 +90,7 @@ async def test_a_round_that_is_over_while_it_is_reduced_is_reduced_to_its_end() 
         assert value.tolist() == [step + 1] * 4
     assert shard.num_parts == 0
     shard.close(AbortedError("it was deleted"))
-    assert quota.used == 0
+    assert budget.used == 0
 
 
 def decided(number: int) -> Average:

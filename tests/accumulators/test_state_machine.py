@@ -25,8 +25,8 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError
+from gradserve_server.resources.budget import Budget, FairBudget
 from gradserve_server.resources.lifetimes import Lifetimes
-from gradserve_server.resources.quotas import FairQuota, Quota
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import Identity
 from gradserve_server.security.shares import ShareRules
@@ -120,8 +120,8 @@ class AccumulatorMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.memory = FairQuota(1 << 30, "bytes", ShareRules())
-        self.bookkeeping = FairQuota(1 << 30, "bytes", ShareRules())
+        self.memory = FairBudget(1 << 30, "bytes", ShareRules())
+        self.bookkeeping = FairBudget(1 << 30, "bytes", ShareRules())
         self.registry = AccumulatorRegistry(
             places=Places(HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
             bookkeeping=self.bookkeeping,
@@ -352,7 +352,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         if not self.exists:
             return
         replayed = Ledger(
-            CallMemory(window=1024, max_clients=1, silence=1.0, clock=lambda: 0.0, bookkeeping=Quota(1 << 40, "bytes"))
+            CallMemory(window=1024, max_clients=1, silence=1.0, clock=lambda: 0.0, bookkeeping=Budget(1 << 40, "bytes"))
         )
         for record in self.records:
             replayed.replay(from_record(record))
@@ -373,10 +373,10 @@ class AccumulatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def everything_counts_for_its_creator_and_container(self) -> None:
-        for quota in (self.memory, self.registry.count):
-            assert quota.identities.held_by("chief") == quota.containers.held_by("test") == quota.used
-        for quota in (self.bookkeeping, self.registry.waiters):
-            assert quota.containers.held_by("test") == quota.used
+        for budget in (self.memory, self.registry.count):
+            assert budget.identities.held_by("chief") == budget.containers.held_by("test") == budget.used
+        for budget in (self.bookkeeping, self.registry.waiters):
+            assert budget.containers.held_by("test") == budget.used
         if not self.registry.waiters.used:
             # That of waits counts for their container alone.
             assert self.bookkeeping.identities.held_by("chief") == self.bookkeeping.used

@@ -14,7 +14,7 @@ from gradserve_server.accumulators.events import AnswersReceived, ClientsForgott
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.ledger import Answer, Ledger, Taken
 from gradserve_server.errors import ResourceExhaustedError, ServiceError, UnavailableError
-from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.budget import Budget
 from tests.accumulators.bench import Bench, apply, push_pull, take, turns
 from tests.journals import ListedJournal
 
@@ -75,7 +75,7 @@ def told(answer: Answer) -> tuple[Any, ...]:
 
 def replayed(events: list[Event]) -> Ledger:
     calls: CallMemory[Answer] = CallMemory(
-        window=3, max_clients=2, silence=10, clock=lambda: 0.0, bookkeeping=Quota(1 << 40, "bytes")
+        window=3, max_clients=2, silence=10, clock=lambda: 0.0, bookkeeping=Budget(1 << 40, "bytes")
     )
     ledger = Ledger(calls)
     for event in events:

@@ -16,7 +16,7 @@ from gradserve_server.accumulators.spec import ComponentSpec, Layout, PartialSha
 from gradserve_server.config import LimitsConfig
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
-from gradserve_server.resources.quotas import Account, Cost, Quota
+from gradserve_server.resources.budget import Budget, Cost, Reservation
 from gradserve_server.resources.registry import ResourceKey, Tombstones
 from tests.accumulators.bench import F32, KEY, Bench, apply, take, turns
 from tests.floods.test_lists import store_of
@@ -174,8 +174,8 @@ class TestLimits:
 
 
 def test_tensors_without_elements() -> None:
-    bookkeeping = Quota(MIB, "bytes of bookkeeping")
-    handles = Quota(1 << 30, "tensor handles", each=Cost(bookkeeping, 1024))
+    bookkeeping = Budget(MIB, "bytes of bookkeeping")
+    handles = Budget(1 << 30, "tensor handles", each=Cost(bookkeeping, 1024))
     store = store_of(0, handles)
     gc.collect()
     tracemalloc.start()
@@ -192,17 +192,17 @@ def test_tensors_without_elements() -> None:
     assert (bookkeeping.used, handles.used) == (0, 0)
 
 
-def test_a_quota_of_what_takes_from_another() -> None:
-    total = Quota(100, "bytes")
-    things = Quota(50, "things", each=Cost(total, 10))
-    account = Account(things)
-    account.grow(4)
+def test_a_budget_of_what_takes_from_another() -> None:
+    total = Budget(100, "bytes")
+    things = Budget(50, "things", each=Cost(total, 10))
+    reservation = Reservation(things)
+    reservation.grow(4)
     with things.hold(2):
         assert total.used == 60
     with pytest.raises(ResourceExhaustedError, match="too many bytes: 70 asked for, 40 in use, 100 allowed"):
         things.acquire(7)
     assert (things.used, total.used) == (4, 40)
-    account.settle(1)
+    reservation.settle(1)
     assert (things.used, total.used) == (1, 10)
 
 

@@ -11,10 +11,10 @@ from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.layers.batch_norm.forwards import Expiries, Forward, ForwardOutcome
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.leases import LeaseQueue
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.memory import Room
-from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.runtime.timing import Turn
 from tests.accumulators.bench import Bench, apply, opened, push_pull, turns
@@ -93,9 +93,9 @@ async def test_averages_kept_for_calls_that_do_not_come_again(bench: Bench) -> N
 
 
 def forwards_of(count: int, expires: float) -> list[Forward]:
-    quota = Quota(1 << 40, "bytes")
+    budget = Budget(1 << 40, "bytes")
     return [
-        Forward(str(number), ForwardOutcome(), Room(Account(quota)), Account(quota), expires=expires)
+        Forward(str(number), ForwardOutcome(), Room(Reservation(budget)), Reservation(budget), expires=expires)
         for number in range(count)
     ]
 

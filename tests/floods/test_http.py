@@ -23,7 +23,7 @@ from gradserve_server.observe.http import views
 from gradserve_server.observe.http.exchange import MOST_HEAD_BYTES, Answer, Exchange, HeadError
 from gradserve_server.observe.http.pictures import Latest, Pictures
 from gradserve_server.observe.http.port import MOST_CONNECTIONS, HttpPort, UnsentBodies
-from gradserve_server.observe.port import Budget
+from gradserve_server.observe.port import CpuBudget
 from gradserve_server.observe.status.request import StatusRequest
 from gradserve_server.rpc.listeners.sockets import listener
 from gradserve_server.security.tls import context_of, server_certificates
@@ -198,7 +198,7 @@ def test_reading_a_head_is_little_work(head: bytes) -> None:
 
 def test_the_thread_rests_when_its_budget_is_used_up() -> None:
     now = used = 0.0
-    budget = Budget(lambda: now, lambda: used, share=0.1, burst=1.0)
+    budget = CpuBudget(lambda: now, lambda: used, share=0.1, burst=1.0)
     used = 1.0
     assert budget.debt() == 0.0
     used = 1.5

@@ -11,7 +11,7 @@ from gradserve_protocol.memory.pool import BufferPool
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
 from gradserve_server.config import LeaseConfig
-from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.budget import Budget
 from gradserve_server.tensors.held import Serials
 from gradserve_server.tensors.store import TensorStore
 from gradserve_testing import LocalServer
@@ -21,11 +21,11 @@ from tests.floods.work import calls_of
 from tests.servers.raw_calls import RawCalls
 
 
-def store_of(num_tensors: int, handles: Quota | None = None) -> TensorStore:
+def store_of(num_tensors: int, handles: Budget | None = None) -> TensorStore:
     store = TensorStore(
         pool=BufferPool(0),
-        memory=Quota(1 << 40, "bytes"),
-        handles=handles or Quota(1 << 40, "handles"),
+        memory=Budget(1 << 40, "bytes"),
+        handles=handles or Budget(1 << 40, "handles"),
         leases=LeaseConfig(),
         clock=lambda: 0.0,
         new_handle=map(str, itertools.count()).__next__,

@@ -31,8 +31,8 @@ from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.runner import OpRunner
+from gradserve_server.resources.budget import Budget, FairBudget
 from gradserve_server.resources.lifetimes import Lifetimes
-from gradserve_server.resources.quotas import FairQuota, Quota
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.storage.journal import Journal, NoJournal
@@ -52,16 +52,16 @@ class LayerBench:
         remembered: int = REMEMBERED_FORWARDS,
         max_layers: int = 1 << 20,
         records: LayerRecords | None = None,
-        memory: Quota | None = None,
-        handles: Quota | None = None,
+        memory: Budget | None = None,
+        handles: Budget | None = None,
         clock: Callable[[], float] | None = None,
         lifetimes: Lifetimes | None = None,
     ) -> None:
         """Takes `families` of ops and layers together with their device; without, the CPU's."""
         self.now = 0.0
         clock = clock or (lambda: self.now)
-        self.memory = memory or FairQuota(limit, "bytes of tensor memory", ShareRules())
-        self.handles = handles or Quota(1 << 20, "tensor handles")
+        self.memory = memory or FairBudget(limit, "bytes of tensor memory", ShareRules())
+        self.handles = handles or Budget(1 << 20, "tensor handles")
         self._device = device or CpuDevice(BufferPool(0))
         if families is None:
             ops = make_families(self._device, ForkJoin(1))
@@ -86,8 +86,8 @@ class LayerBench:
             records=records or LayerRecords(lambda _: journal or NoJournal()),
             remembered=remembered,
         )
-        self.bookkeeping = Quota(1 << 40, "bytes of bookkeeping")
-        self.registry = LayerRegistry(self.environment, Quota(max_layers, "layers"), self.lifetimes, self.bookkeeping)
+        self.bookkeeping = Budget(1 << 40, "bytes of bookkeeping")
+        self.registry = LayerRegistry(self.environment, Budget(max_layers, "layers"), self.lifetimes, self.bookkeeping)
 
     def layer(self, key: ResourceKey = KEY, reuse: Reuse = Reuse.ALLOWED, **arguments: Any) -> BatchNormLayer:
         """Returns a layer with the arguments of `client.batch_norm`, as the golden cases have them."""

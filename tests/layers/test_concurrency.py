@@ -360,7 +360,7 @@ async def test_a_call_can_be_cancelled_anywhere(
     raise AssertionError("it never ended")
 
 
-class TestQuotas:
+class TestBudgets:
     @pytest.mark.parametrize("arguments", [IN_PLACE, DELAYED], ids=["in place", "delayed"])
     async def test_handles(self, bench: LayerBench, arguments: dict[str, Any]) -> None:
         layer = bench.layer(**arguments)

@@ -12,8 +12,8 @@ from gradserve_server.layers.batch_norm.config import RandomAdjustment
 from gradserve_server.layers.batch_norm.events import AdjustmentDrawn
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.spec import CallInputs
+from gradserve_server.resources.budget import Reservation
 from gradserve_server.resources.memory import Room
-from gradserve_server.resources.quotas import Account
 from tests.layers.bench import KEY, LayerBench, backward, forward, release, run_updates
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) ** 2
@@ -54,10 +54,10 @@ def test_what_was_reserved_for_a_forward_becomes_what_is_kept_of_it(
     bench: LayerBench, arguments: dict[str, Any]
 ) -> None:
     layer = bench.layer(**arguments)
-    reserved, seen = Room(Account(bench.memory)), []
+    reserved, seen = Room(Reservation(bench.memory)), []
 
     def delivered(outputs: Any) -> None:
-        Account(bench.memory).take_over(outputs.nbytes, reserved.host)
+        Reservation(bench.memory).take_over(outputs.nbytes, reserved.host)
         seen.append((reserved.used, bench.memory.used))
 
     call = ForwardCall(keep_for_backward=True)

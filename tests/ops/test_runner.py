@@ -15,7 +15,7 @@ from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.ops.operation import Op
 from gradserve_server.ops.runner import CheckedCall, OpRunner, check_call
-from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.budget import Budget
 from gradserve_server.tensors.spec import TensorSpec
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
@@ -87,13 +87,13 @@ BIG = 100_000
 @dataclass
 class World:
     family: Doubling
-    memory: Quota
+    memory: Budget
     runner: OpRunner
 
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    family, memory, compute = Doubling(), Quota(LIMIT, "bytes of tensor memory"), ThreadCompute(2)
+    family, memory, compute = Doubling(), Budget(LIMIT, "bytes of tensor memory"), ThreadCompute(2)
     device = CpuDevice(BufferPool(0))
     runner = OpRunner(device=device, families={"doubling": family}, compute=compute, memory=memory)
     yield World(family, memory, runner)
@@ -214,7 +214,9 @@ async def test_the_log_says_how_far_a_long_preparation_is(
     monkeypatch.setattr("gradserve_server.ops.runner._SILENT_SECONDS", 0.0)
     families = {"slow": Doubling(), "next": Doubling()}
     compute = ThreadCompute(1)
-    runner = OpRunner(device=CpuDevice(BufferPool(0)), families=families, compute=compute, memory=Quota(LIMIT, "bytes"))
+    runner = OpRunner(
+        device=CpuDevice(BufferPool(0)), families=families, compute=compute, memory=Budget(LIMIT, "bytes")
+    )
     assert (runner.is_preparing, runner.is_prepared) == (False, False)
     with caplog.at_level("INFO", "gradserve_server.ops.runner"):
         runner.prepare()

@@ -63,11 +63,11 @@ def held(local: LocalServer) -> dict[str, int]:
     def look(server: object) -> dict[str, int]:
         usage = server.usage  # type: ignore[attr-defined]
         found: dict[str, int] = {}
-        for quota in (usage.memory, usage.handles, usage.accumulators, usage.layers, usage.waiters, usage.bookkeeping):
-            found |= {f"{quota.unit} of {share.name}": share.held for share in quota.identities}
-            names = quota.containers.names(100)
-            found |= {f"{quota.unit} in {name}": quota.containers.held_by(name) for name in names}
-            found[quota.unit] = quota.used
+        for budget in (usage.memory, usage.handles, usage.accumulators, usage.layers, usage.waiters, usage.bookkeeping):
+            found |= {f"{budget.unit} of {share.name}": share.held for share in budget.identities}
+            names = budget.containers.names(100)
+            found |= {f"{budget.unit} in {name}": budget.containers.held_by(name) for name in names}
+            found[budget.unit] = budget.used
         return {name: amount for name, amount in found.items() if amount}
 
     return local.inspect(look)

@@ -13,7 +13,7 @@ import gradserve
 from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.config import LimitsConfig, RuntimeConfig, SecurityConfig, ServerConfig
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.budget import Budget
 from gradserve_server.rpc.boundary.interceptors import FairCalls
 from gradserve_server.rpc.listeners.sockets.context import FairSockets
 from gradserve_server.security.identity import ANONYMOUS, Identity
@@ -233,9 +233,9 @@ class TestSockets:
 
 
 def test_regions_of_an_identity() -> None:
-    region_bytes, regions = Quota(100, "bytes of shared memory"), Quota(10, "regions")
+    region_bytes, regions = Budget(100, "bytes of shared memory"), Budget(10, "regions")
     rules = rules_of(0.2, limited=OwnLimits(max_region_bytes=30))
-    sockets = FairSockets(10, region_bytes, Quota(100, "bytes of GPU memory"), regions, rules)
+    sockets = FairSockets(10, region_bytes, Budget(100, "bytes of GPU memory"), regions, rules)
     limited = Identity("limited")
     sockets.add_region(limited, 30)
     with pytest.raises(ResourceExhaustedError, match="bytes of shared memory of 'limited': 1 asked for, 30 in use"):

@@ -21,9 +21,9 @@ from gradserve_server.layers.batch_norm import file_journal as layer_journal_mod
 from gradserve_server.layers.batch_norm.file_records import FileLayerRecords
 from gradserve_server.ops.operation import Family
 from gradserve_server.parts import make_all_families
+from gradserve_server.resources.budget import FairBudget
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
-from gradserve_server.resources.quotas import FairQuota
 from gradserve_server.runtime.timing import ServiceClock
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.storage import opening as commits_module
@@ -57,8 +57,8 @@ class Server:
     Attributes:
         disk: What it writes on.
         store: Its state.
-        memory: The quota of bytes.
-        handles: The quota of handles.
+        memory: The budget of bytes.
+        handles: The budget of handles.
         lifetimes: What ends accumulators and layers.
         accumulators: Its accumulators.
         layers: Its layers.
@@ -88,8 +88,8 @@ class Server:
 
         clock = ServiceClock(monotonic, LONGEST_TICK)
         self.lifetimes = Lifetimes(clock, CLIENT_LEASE)
-        self.memory = FairQuota(1 << 40, "bytes of tensor memory", ShareRules())
-        self.handles = FairQuota(1 << 20, "tensor handles", ShareRules())
+        self.memory = FairBudget(1 << 40, "bytes of tensor memory", ShareRules())
+        self.handles = FairBudget(1 << 20, "tensor handles", ShareRules())
         self._bench = Bench(
             records=self.records,
             memory=self.memory,

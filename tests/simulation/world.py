@@ -237,16 +237,16 @@ class World:
         """Ends what is under way, and checks what is left."""
         server = self.server
         await asyncio.sleep(5)
-        self._check_accounts()
+        self._check_reservations()
         for part in self.parts:
             await part.finish()
         await server.store.flush()
-        self._check_accounts()
+        self._check_reservations()
         left = [server.memory.used, server.handles.used, server.bookkeeping, server.lifetimes.num_leases]
         check(left == [0, 0, 0, 0], f"memory, handles, bookkeeping and leases are left: {left}")
         check(not server.store.blobs, f"blobs {server.store.blobs} are left")
 
-    def _check_accounts(self) -> None:
+    def _check_reservations(self) -> None:
         check_files(self.server)
         check_memory(self.server)
 

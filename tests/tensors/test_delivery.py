@@ -10,8 +10,8 @@ from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
+from gradserve_server.resources.budget import Reservation
 from gradserve_server.resources.memory import Sizes
-from gradserve_server.resources.quotas import Account
 from gradserve_server.tensors.delivery import (
     Delivered,
     Delivery,
@@ -176,19 +176,19 @@ def test_what_was_reserved_for_an_inline_result_is_given_back(delivering: Delive
     assert delivering.world.used == (0, 0)
 
 
-def test_a_part_of_an_account(delivering: Delivering) -> None:
+def test_a_part_of_an_reservation(delivering: Delivering) -> None:
     memory = delivering.world.memory
-    account = Account(memory)
-    account.grow(10)
-    part = account.split(4)
-    assert (account.used, part.used, memory.used) == (6, 4, 10)
+    reservation = Reservation(memory)
+    reservation.grow(10)
+    part = reservation.split(4)
+    assert (reservation.used, part.used, memory.used) == (6, 4, 10)
     part.settle(0)
-    assert (account.used, memory.used) == (6, 6)
+    assert (reservation.used, memory.used) == (6, 6)
 
 
 def test_a_holder_takes_over_what_another_reserved(delivering: Delivering) -> None:
     memory = delivering.world.memory
-    giver, taker = Account(memory), Account(memory)
+    giver, taker = Reservation(memory), Reservation(memory)
     giver.grow(10)
     taker.take_over(4, giver)
     assert (giver.used, taker.used, memory.used) == (6, 4, 10)

@@ -12,7 +12,7 @@ from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute, ThreadCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.budget import Budget
 from gradserve_server.tensors import transfers as downloads
 from gradserve_server.tensors.transfers import Downloads
 from tests.servers.polling import PATIENCE_SECONDS
@@ -43,7 +43,7 @@ def arrays_of(sizes: list[int], is_there: Callable[[int], bool]) -> tuple[list[A
     return given, b"".join(array.tobytes() for array in arrays)
 
 
-def make(device: SeparateDevice, memory: Quota, compute: Any, allocate: Any = np.empty) -> Downloads:
+def make(device: SeparateDevice, memory: Budget, compute: Any, allocate: Any = np.empty) -> Downloads:
     return Downloads(CpuDevice(BufferPool(0)), device, compute, allocate, memory)
 
 
@@ -51,7 +51,7 @@ def make(device: SeparateDevice, memory: Quota, compute: Any, allocate: Any = np
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_pieces_are_the_bytes(sizes: list[int], is_there: Callable[[int], bool]) -> None:
     async def main() -> None:
-        device, memory = SeparateDevice(), Quota(1 << 20, "bytes")
+        device, memory = SeparateDevice(), Budget(1 << 20, "bytes")
         arrays, expected = arrays_of(sizes, is_there)
         pieces = [bytes(piece) async for piece in make(device, memory, InlineCompute()).pieces(arrays)]
         assert b"".join(pieces) == expected
@@ -65,7 +65,7 @@ def test_pieces_are_the_bytes(sizes: list[int], is_there: Callable[[int], bool])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_arrays_are_aligned_with_zeros_between(sizes: list[int], alignment: int) -> None:
     async def main() -> None:
-        device, memory = SeparateDevice(), Quota(1 << 20, "bytes")
+        device, memory = SeparateDevice(), Budget(1 << 20, "bytes")
         arrays, _ = arrays_of(sizes, lambda _: True)
         expected = b""
         for array in arrays:
@@ -80,7 +80,7 @@ def test_arrays_are_aligned_with_zeros_between(sizes: list[int], alignment: int)
 
 def test_the_first_piece_comes_before_the_rest_is_copied() -> None:
     async def main() -> None:
-        device, memory = SeparateDevice(), Quota(2 * SLOT_BYTES, "bytes")
+        device, memory = SeparateDevice(), Budget(2 * SLOT_BYTES, "bytes")
         arrays, expected = arrays_of([10 * SLOT_BYTES], lambda _: True)
         pieces = make(device, memory, InlineCompute()).pieces(arrays)
         assert bytes(await anext(pieces)) == expected[:SLOT_BYTES]
@@ -94,7 +94,7 @@ def test_the_first_piece_comes_before_the_rest_is_copied() -> None:
 def test_slots_need_room() -> None:
     async def main() -> None:
         arrays, _ = arrays_of([10 * SLOT_BYTES], lambda _: True)
-        pieces = make(SeparateDevice(), Quota(2 * SLOT_BYTES - 1, "bytes"), InlineCompute()).pieces(arrays)
+        pieces = make(SeparateDevice(), Budget(2 * SLOT_BYTES - 1, "bytes"), InlineCompute()).pieces(arrays)
         with pytest.raises(ResourceExhaustedError):
             await anext(pieces)
 
@@ -115,7 +115,7 @@ def test_who_leaves_waits_for_the_copy_under_way() -> None:
             super().read(array, offset, target)
 
     async def main() -> None:
-        device, memory, compute = Slow(), Quota(1 << 20, "bytes"), ThreadCompute(1)
+        device, memory, compute = Slow(), Budget(1 << 20, "bytes"), ThreadCompute(1)
         arrays, _ = arrays_of([10 * SLOT_BYTES], lambda _: True)
         pieces = make(device, memory, compute).pieces(arrays)
         await anext(pieces)

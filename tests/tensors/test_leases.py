@@ -1,4 +1,4 @@
-"""Leases by a simulated clock, handles, and quotas that are checked before a payload comes."""
+"""Leases by a simulated clock, handles, and budgets that are checked before a payload comes."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ from gradserve_protocol.memory.pool import BufferPool
 from gradserve_protocol.v1 import tensor_messages_pb2, tensor_pb2, tensor_service_pb2_grpc
 from gradserve_server.config import LeaseConfig, LimitsConfig, ServerConfig
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
-from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.budget import Budget
 from gradserve_server.runtime.timing import Turn
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
@@ -38,11 +38,11 @@ class BoomError(Exception):
 
 @dataclass
 class World:
-    """A store, its clock and its quotas."""
+    """A store, its clock and its budgets."""
 
     now: float = 1000.0
-    memory: Quota = field(default_factory=lambda: Quota(1000, "bytes of tensor memory"))
-    handles: Quota = field(default_factory=lambda: Quota(5, "tensor handles"))
+    memory: Budget = field(default_factory=lambda: Budget(1000, "bytes of tensor memory"))
+    handles: Budget = field(default_factory=lambda: Budget(5, "tensor handles"))
     num_made: int = 0
     pool: BufferPool = field(default_factory=lambda: BufferPool(0))
 
@@ -247,7 +247,7 @@ def test_tensors_that_last_cost_nothing(world: World) -> None:
     assert world.used == (0, 0)
 
 
-# --- Quotas
+# --- Budgets
 
 ALLOWED_BYTES, ALLOWED_HANDLES = 1000, 5
 
@@ -272,7 +272,7 @@ def keep(world: World, count: int, num_bytes: int) -> None:
         (5, 1, 1, "too many tensor handles: 1 asked for, 5 in use, 5 allowed"),
     ],
 )
-def test_a_quota_says_what_was_asked_used_and_allowed(
+def test_a_budget_says_what_was_asked_used_and_allowed(
     world: World, take: Callable[[World, int, int], None], used: int, count: int, num_bytes: int, message: str
 ) -> None:
     handles = world.put(count=used) if used else []
@@ -285,7 +285,7 @@ def test_a_quota_says_what_was_asked_used_and_allowed(
 
 
 @pytest.mark.parametrize("take", [receive, keep])
-def test_a_quota_can_be_used_up_exactly(world: World, take: Callable[[World, int, int], None]) -> None:
+def test_a_budget_can_be_used_up_exactly(world: World, take: Callable[[World, int, int], None]) -> None:
     take(world, ALLOWED_HANDLES, ALLOWED_BYTES // ALLOWED_HANDLES)
     assert world.used == (ALLOWED_BYTES, ALLOWED_HANDLES)
     assert world.after(2 * DEFAULT_LEASE) == ALLOWED_HANDLES

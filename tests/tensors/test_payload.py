@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.resources.quotas import Account, Quota
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.references import (
     NO_PAYLOAD,
@@ -35,12 +35,12 @@ class Received:
     """A payload of `size` bytes that the call owns, with an opener."""
 
     def __init__(self, size: int = 256, segments: list[PayloadSegment] | None = None) -> None:
-        self.quota = Quota(1 << 20, "bytes")
-        self.account = Account(self.quota)
-        self.account.grow(size)
+        self.budget = Budget(1 << 20, "bytes")
+        self.reservation = Reservation(self.budget)
+        self.reservation.grow(size)
         self.times_done = 0
         self.memory: NDArray[np.uint8] = np.arange(size).astype(np.uint8)
-        self.payload = Payload(segments or [PayloadSegment(0, self.memory)], self.account, self._done)
+        self.payload = Payload(segments or [PayloadSegment(0, self.memory)], self.reservation, self._done)
         host = CpuDevice(BufferPool(0))
         self.opener = TensorOpener(World().store, Residence(host, host, InlineCompute()))
 
@@ -132,12 +132,12 @@ def test_it_is_free_once_all_was_opened_and_closed() -> None:
     received = Received()
     first, second = received.attached(64, 0), received.attached(64, 64)
     with received.opener.open({"x": first}):
-        assert received.quota.used == 256
+        assert received.budget.used == 256
     assert received.times_done == 0, "the other one was not opened yet"
     with received.opener.open({"y": second}):
         received.payload.close()
-        assert (received.times_done, received.quota.used) == (0, 256), "somebody reads it"
-    assert (received.times_done, received.quota.used) == (1, 0)
+        assert (received.times_done, received.budget.used) == (0, 256), "somebody reads it"
+    assert (received.times_done, received.budget.used) == (1, 0)
     received.payload.close()
     assert received.times_done == 1
 
@@ -146,7 +146,7 @@ def test_it_is_free_when_the_call_ends_without_having_opened_it() -> None:
     received = Received()
     received.attached(64, 0)
     received.payload.close()
-    assert (received.times_done, received.quota.used) == (1, 0)
+    assert (received.times_done, received.budget.used) == (1, 0)
 
 
 def test_the_last_of_several_blocks_frees_it() -> None:
@@ -169,14 +169,14 @@ def test_an_error_in_the_block_frees_it_too() -> None:
 
 def test_memory_that_a_sum_takes_over_is_not_freed() -> None:
     received = Received(128)
-    owner = Account(received.quota)
+    owner = Reservation(received.budget)
     references = {"x": received.attached(64, 0), "y": received.attached(64, 64)}
     with received.opener.open(references) as opened:
         assert opened.exclusive
         (memory,) = opened.memory
         owner.take_over(128, memory)
-        assert received.quota.used == 128
-    assert (received.times_done, received.quota.used) == (1, 128)
+        assert received.budget.used == 128
+    assert (received.times_done, received.budget.used) == (1, 128)
 
 
 def live(size: int) -> tuple[Reference, NDArray[np.uint8]]:

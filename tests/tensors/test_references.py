@@ -12,8 +12,8 @@ from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.memory import Room
-from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
 from gradserve_server.tensors.references import Inline, Malformed, Reference, Stored
 from gradserve_server.tensors.residence import Residence
@@ -23,7 +23,7 @@ from tests.tensors.test_leases import DEFAULT_LEASE, BoomError, World
 
 F32 = np.dtype(np.float32)
 ONES: NDArray[Any] = np.ones(3, F32)
-ROOM = Room(Account(Quota(0, "bytes")))
+ROOM = Room(Reservation(Budget(0, "bytes")))
 
 
 class Opening:

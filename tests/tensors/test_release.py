@@ -82,7 +82,7 @@ def server() -> Iterator[LocalServer]:
 
 
 def used(server: LocalServer) -> tuple[int, int, int]:
-    """Returns the number of tensors that can be found, and the used parts of the quotas."""
+    """Returns the number of tensors that can be found, and the used parts of the budgets."""
     return server.inspect(lambda each: (len(each.store), each.usage.memory.used, each.store._handles.used))
 
 

@@ -14,8 +14,8 @@ from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.memory import Room
-from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.tensors import transfers as uploads
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import Upload, _Places
@@ -43,12 +43,12 @@ def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 class Bench:
     def __init__(self, sizes: list[int], slot_memory: int = 1 << 20) -> None:
         self.host, self.device = CpuDevice(BufferPool(0)), SeparateDevice()
-        self.memory = Quota(slot_memory, "bytes")
+        self.memory = Budget(slot_memory, "bytes")
         compute = InlineCompute()
         self.uploads = Uploads(self.host, self.device, compute, compute, np.empty, self.memory)
-        quota = Quota(1 << 20, "bytes")
+        budget = Budget(1 << 20, "bytes")
         specs = [TensorSpec(np.dtype(np.uint8), (size,)) for size in sizes]
-        self.upload = Upload(specs, 1.0, _Places(Room(Account(quota)), Account(quota)), self.device.empty)
+        self.upload = Upload(specs, 1.0, _Places(Room(Reservation(budget)), Reservation(budget)), self.device.empty)
         random = np.random.default_rng(0)
         self.arrays = [random.integers(0, 255, size, np.uint8) for size in sizes]
         self.payload = b"".join(array.tobytes() for array in self.arrays)

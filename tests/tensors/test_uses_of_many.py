@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from gradserve_server.errors import NotFoundError
-from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.budget import Budget
 from gradserve_server.tensors.held import HeldTensors
 from gradserve_server.tensors.store import USED_AT_ONCE
 from tests.floods.test_lists import store_of
@@ -18,8 +18,8 @@ HANDLES = [str(number) for number in range(COUNT)]
 
 class Many:
     def __init__(self) -> None:
-        self.quota = Quota(COUNT, "handles")
-        self.store = store_of(COUNT, self.quota)
+        self.budget = Budget(COUNT, "handles")
+        self.store = store_of(COUNT, self.budget)
 
     @property
     def found(self) -> list[str]:
@@ -36,7 +36,7 @@ class Many:
     def check_all_are_back(self) -> None:
         assert self.found == HANDLES
         assert self.store.delete(HANDLES) == COUNT
-        assert self.quota.used == 0
+        assert self.budget.used == 0
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ async def test_a_turn_has_few_of_them(many: Many) -> None:
     assert used == COUNT
     assert longest < 40 * USED_AT_ONCE
     assert not many.found
-    assert many.quota.used == 0
+    assert many.budget.used == 0
 
 
 async def test_without_release_they_stay(many: Many) -> None:
@@ -123,6 +123,6 @@ async def test_cancelled_while_it_ends(many: Many, *, release: bool) -> None:
         await using
     if release:
         assert not many.found
-        assert many.quota.used == 0
+        assert many.budget.used == 0
     else:
         many.check_all_are_back()

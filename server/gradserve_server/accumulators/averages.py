@@ -12,7 +12,7 @@ from gradserve_server.accumulators.places.place import AverageCopies
 from gradserve_server.accumulators.rounds import Round, Rounds
 from gradserve_server.accumulators.sharding.home import Decision, as_of_now
 from gradserve_server.errors import AbortedError, OutOfRangeError
-from gradserve_server.resources.quotas import Account, Quota
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.runtime.timing import Turn
 
 
@@ -318,19 +318,19 @@ class KeptAverages:
         history: AverageHistory,
         undelivered: UndeliveredAverages,
         kept: KeptBytes,
-        memory: Quota,
+        memory: Budget,
         copies: AverageCopies,
         expire_at: Callable[[float, "KeptAverages"], None],
         forget: Callable[[Collection[int]], None] = lambda _: None,
         decision: Decision | None = None,
     ) -> None:
-        """Takes the parts that keep averages, and the quota of memory.
+        """Takes the parts that keep averages, and the budget of memory.
 
         Args:
             history: Keeps averages for readers.
             undelivered: Keeps averages for calls that may be sent again.
             kept: Counts the memory of the averages of both.
-            memory: The quota of bytes.
+            memory: The budget of bytes.
             copies: Copies averages to other memory.
             expire_at: Schedules a call of `expire` at a time of the clock of `undelivered`.
             forget: Called with the numbers of rounds whose averages are no longer kept.
@@ -339,7 +339,7 @@ class KeptAverages:
         self.history = history
         self._undelivered = undelivered
         self._kept = kept
-        self._account = Account(memory)
+        self._reservation = Reservation(memory)
         self._copies = copies
         self._expire_at = expire_at
         self._forget = forget
@@ -349,7 +349,7 @@ class KeptAverages:
     @property
     def nbytes(self) -> int:
         """The memory of all averages."""
-        return self._account.used
+        return self._reservation.used
 
     def of_current(self, rounds: Rounds, values: Mapping[str, Value]) -> Average:
         """Returns the average of the round that is about to end, without keeping it yet."""
@@ -459,7 +459,7 @@ class KeptAverages:
         dropped = self._kept.take_dropped()
         if dropped:
             self._forget(dropped)
-        self._account.settle(self._kept.total)
+        self._reservation.settle(self._kept.total)
 
     def _ask_for_expiry(self) -> None:
         deadline = self._undelivered.next_deadline

@@ -17,7 +17,7 @@ from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.accumulators.waits import TakeQueue, Waiter
 from gradserve_server.errors import ServiceError
-from gradserve_server.resources.quotas import Account, Quota
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
 
 _WORKER_BYTES = 512
@@ -29,8 +29,8 @@ _HELD_BYTES = 1280
 class MemberBytes:
     """Counts the memory of the members of one accumulator's rounds."""
 
-    def __init__(self, quota: Quota, ledger: Ledger, *, holds_gradients: bool) -> None:
-        self._account = Account(quota)
+    def __init__(self, budget: Budget, ledger: Ledger, *, holds_gradients: bool) -> None:
+        self._reservation = Reservation(budget)
         self._ledger = ledger
         self._held_bytes = _HELD_BYTES if holds_gradients else 0
         self._is_closed = False
@@ -45,12 +45,12 @@ class MemberBytes:
         num_new = sum([self._ledger.is_new(each) for each in contribution.workers])
         cost = _WORKER_BYTES * num_new + self._held_bytes * contribution.num_gradients
         if cost:
-            self._account.grow(cost)
+            self._reservation.grow(cost)
 
     def settle(self) -> None:
         """Counts the members that there are; none once it is closed."""
         held = self._held_bytes * self._ledger.rounds.num_accumulated
-        self._account.settle(0 if self._is_closed else _WORKER_BYTES * self._ledger.num_named + held)
+        self._reservation.settle(0 if self._is_closed else _WORKER_BYTES * self._ledger.num_named + held)
 
     def close(self) -> None:
         """Gives everything back."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.resources.quotas import Account
+from gradserve_server.resources.budget import Reservation
 from gradserve_server.security.identity import Identity
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Gradient:
     Attributes:
         values: Arrays that only the accumulator may change, if `owned`, and clients, if `live`.
         owned: Whether the accumulator may take over the memory of the arrays, unless they are live.
-        memory: The accounts of that memory.
+        memory: The reservations of that memory.
         live: Whether some dense values are in memory of a client, which can change them at any time and gets the memory
             back after the call. They are read once, for the addition or a checked copy, and once more for the disk.
         finite: The components whose values are known to be finite.
@@ -71,7 +71,7 @@ class Gradient:
 
     values: Mapping[str, Value]
     owned: bool = False
-    memory: tuple[Account, ...] = ()
+    memory: tuple[Reservation, ...] = ()
     live: bool = False
     finite: frozenset[str] = frozenset()
     lenders: tuple[Lender, ...] = ()
@@ -219,11 +219,11 @@ async def drop(_gradient: Gradient) -> None:
 class HostCopy(Protocol):
     """The copy of an average on a device in host memory. Used on the event loop only."""
 
-    async def reserve(self, account: Account, owner: Identity) -> None:
+    async def reserve(self, reservation: Reservation, owner: Identity) -> None:
         """Reserves device memory for handles of the values; makes room if necessary.
 
         Args:
-            account: An account of the memory where the values are.
+            reservation: A reservation of the memory where the values are.
             owner: Whose handles they will be.
 
         Raises:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
-from gradserve_server.resources.quotas import Account, Quota
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.storage.journal import IdWindow
 
 RecordT = TypeVar("RecordT")
@@ -109,19 +109,19 @@ class CallMemory(Generic[RecordT]):
     """
 
     def __init__(
-        self, *, window: int, max_clients: int, silence: float, clock: Callable[[], float], bookkeeping: Quota
+        self, *, window: int, max_clients: int, silence: float, clock: Callable[[], float], bookkeeping: Budget
     ) -> None:
-        """Takes its limits and its quota.
+        """Takes its limits and its budget.
 
         Args:
             window: The number of calls of a client to remember.
             max_clients: The number of clients to remember.
             silence: The seconds of silence after which a client may be forgotten.
             clock: A monotonic clock, in seconds.
-            bookkeeping: The quota of bytes.
+            bookkeeping: The budget of bytes.
         """
         self._bookkeeping = bookkeeping
-        self._account = Account(bookkeeping)
+        self._reservation = Reservation(bookkeeping)
         self._closed = False
         self._window = window
         self._max_clients = max_clients
@@ -185,10 +185,10 @@ class CallMemory(Generic[RecordT]):
                 self._add_bytes(-_CLIENT_BYTES - _RECORD_BYTES * len(window.calls))
 
     def close(self) -> None:
-        """Forgets everything. Calls in flight may still be remembered, without counting in the quota."""
+        """Forgets everything. Calls in flight may still be remembered, without counting in the budget."""
         self._closed = True
         self._clients.clear()
-        self._account.settle(0)
+        self._reservation.settle(0)
 
     def room_for(self, *calls: RequestId | None) -> AbstractContextManager[None]:
         """Makes room to remember the outcomes of calls at the end of a block.
@@ -237,7 +237,7 @@ class CallMemory(Generic[RecordT]):
 
     def _add_bytes(self, amount: int) -> None:
         if not self._closed:
-            self._account.settle(self._account.used + amount)
+            self._reservation.settle(self._reservation.used + amount)
 
     def _heard_of(self, client_id: str) -> ClientWindow[RecordT]:
         """Returns the window of a client, marked as the one last heard of."""

@@ -39,9 +39,9 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
+from gradserve_server.resources.budget import Budget, Cost, FairBudget
 from gradserve_server.resources.cluster import Member, check_place
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
-from gradserve_server.resources.quotas import Cost, FairQuota, Quota
 from gradserve_server.resources.registry import Directory, ResourceKey
 from gradserve_server.runtime.timing import Deadlines, Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity
@@ -50,8 +50,8 @@ from gradserve_server.storage.journal import Durability
 
 
 @dataclass(frozen=True)
-class OwnQuotas:
-    """The quotas of one accumulator, which count for its creator and its container, too.
+class OwnBudgets:
+    """The budgets of one accumulator, which count for its creator and its container, too.
 
     Attributes:
         memory: Bytes of sums, held gradients and averages, in the accumulator's place.
@@ -61,11 +61,11 @@ class OwnQuotas:
         waiters: The number of waiting calls.
     """
 
-    memory: Quota
-    host_memory: Quota
-    bookkeeping: Quota
-    count: Quota
-    waiters: Quota
+    memory: Budget
+    host_memory: Budget
+    bookkeeping: Budget
+    count: Budget
+    waiters: Budget
 
     def begin(self, num_bytes: int) -> None:
         """Counts one more accumulator, with bookkeeping of this size.
@@ -106,7 +106,7 @@ class AccumulatorRegistry:
         self,
         *,
         places: Places,
-        bookkeeping: Quota,
+        bookkeeping: Budget,
         limits: LimitsConfig,
         lifetimes: Lifetimes,
         clock: Callable[[], float],
@@ -144,14 +144,14 @@ class AccumulatorRegistry:
         )
         self._expiries: Deadlines[KeptAverages] = Deadlines()
         self.bookkeeping = bookkeeping
-        self.count = FairQuota(
+        self.count = FairBudget(
             limits.max_accumulators,
             "accumulators",
             rules,
             each=Cost(bookkeeping, _ACCUMULATOR_BYTES),
             of_container=lambda limits: limits.max_accumulators,
         )
-        self.waiters = FairQuota(
+        self.waiters = FairBudget(
             limits.max_waiters,
             "waiting calls",
             rules,
@@ -160,7 +160,7 @@ class AccumulatorRegistry:
             of_container=lambda limits: limits.max_waiters,
             retry_after=_RETRY_SECONDS,
         )
-        self._quotas: dict[ResourceKey, OwnQuotas] = {}
+        self._budgets: dict[ResourceKey, OwnBudgets] = {}
 
     def create(
         self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime = SHARED, home_incarnation: str = ""
@@ -199,15 +199,15 @@ class AccumulatorRegistry:
         check_place(self._member, key, spec.num_shards)
         place = self._places.of_new(spec)
         spec = _durable(spec.resolved(spec.durability or self.records.default, place.name))
-        quotas = self._begin(key, spec, place)
+        budgets = self._begin(key, spec, place)
         try:
             incarnation = home_incarnation or (self._ordered.new() if spec.num_shards else self._new_incarnation())
             journal = self.records.begin(key, spec, lifetime, incarnation)
         except ServiceError:
             self._release(key, spec)
             raise
-        ledger = Ledger(self.new_call_memory(quotas.bookkeeping))
-        accumulator = self._make(key, spec, place, incarnation, ledger, journal, quotas)
+        ledger = Ledger(self.new_call_memory(budgets.bookkeeping))
+        accumulator = self._make(key, spec, place, incarnation, ledger, journal, budgets)
         self._accumulators.add(key, accumulator, lifetime)
         return accumulator, True
 
@@ -230,8 +230,8 @@ class AccumulatorRegistry:
         place = self._places.of_restored(spec, f"accumulator {str(key)!r}")
         if spec.num_shards and not self._parts.is_part(key, spec.num_shards):
             self._ordered.restored(incarnation)
-        quotas = self._begin(key, spec, place)
-        accumulator = self._make(key, spec, place, incarnation, ledger, journal, quotas)
+        budgets = self._begin(key, spec, place)
+        accumulator = self._make(key, spec, place, incarnation, ledger, journal, budgets)
         self._accumulators.add(key, accumulator, lifetime)
         return accumulator
 
@@ -370,16 +370,16 @@ class AccumulatorRegistry:
         incarnation: str,
         ledger: Ledger,
         journal: AccumulatorJournal,
-        quotas: OwnQuotas,
+        budgets: OwnBudgets,
     ) -> Accumulator:
-        make_sum, average_memory = self._sums(key, place, quotas)
-        copies = place.average_copies(quotas.host_memory, self._allocate_averages(average_memory))
+        make_sum, average_memory = self._sums(key, place, budgets)
+        copies = place.average_copies(budgets.host_memory, self._allocate_averages(average_memory))
         kept = KeptBytes()
         undelivered = UndeliveredAverages(self._limits.undelivered_lease_seconds, self._clock, kept)
         history = AverageHistory(spec.keep_averages, kept)
         decision = Decision(incarnation, spec.deterministic) if spec.num_shards else None
         averages = KeptAverages(
-            history, undelivered, kept, quotas.memory, copies, self._expiries.add, journal.forget, decision
+            history, undelivered, kept, budgets.memory, copies, self._expiries.add, journal.forget, decision
         )
         return Accumulator(
             str(key),
@@ -388,15 +388,15 @@ class AccumulatorRegistry:
             ledger=ledger,
             round_sum=make_sum(spec.without_components() if spec.num_shards else spec, averages.make_room),
             averages=averages,
-            journal=place.journal(journal, spec.durability, quotas.host_memory),
-            waiters=quotas.waiters,
-            bookkeeping=quotas.bookkeeping,
+            journal=place.journal(journal, spec.durability, budgets.host_memory),
+            waiters=budgets.waiters,
+            bookkeeping=budgets.bookkeeping,
             observer=self._observe(key),
             gate=self.gate,
-            shard=self._shard(key, spec, make_sum, quotas, journal),
+            shard=self._shard(key, spec, make_sum, budgets, journal),
         )
 
-    def _sums(self, key: ResourceKey, place: Place, quotas: OwnQuotas) -> tuple[MakeSum, AverageMemory | None]:
+    def _sums(self, key: ResourceKey, place: Place, budgets: OwnBudgets) -> tuple[MakeSum, AverageMemory | None]:
         """Returns a factory of sums for one accumulator, and the memory of its averages."""
         average_memory = self._make_average_memory()
 
@@ -404,7 +404,7 @@ class AccumulatorRegistry:
             return RoundSum(
                 spec,
                 place,
-                memory=quotas.memory,
+                memory=budgets.memory,
                 owner=key.user,
                 make_room=make_room,
                 average_memory=average_memory if place is self._places.host else None,
@@ -417,7 +417,7 @@ class AccumulatorRegistry:
         key: ResourceKey,
         spec: AccumulatorSpec,
         make_sum: MakeSum,
-        quotas: OwnQuotas,
+        budgets: OwnBudgets,
         journal: AccumulatorJournal,
     ) -> Shard | None:
         """Returns this server's shard of an accumulator; None if it has none."""
@@ -430,8 +430,8 @@ class AccumulatorRegistry:
             shard,
             make_sum=partial(make_sum, shard, lambda: False),
             make_running_sum=None if is_held else partial(make_sum, shard.in_order_of_arrival(), lambda: False),
-            memory=quotas.memory,
-            bookkeeping=quotas.bookkeeping,
+            memory=budgets.memory,
+            bookkeeping=budgets.bookkeeping,
             journal=journal.of_shard(),
             clock=self._clock,
             call_seconds=self._client_lease_seconds,
@@ -450,12 +450,12 @@ class AccumulatorRegistry:
 
         return arrays
 
-    def bookkeeping_of(self, key: ResourceKey) -> Quota:
-        """Returns the bookkeeping quota for an accumulator of this name and creator."""
+    def bookkeeping_of(self, key: ResourceKey) -> Budget:
+        """Returns the bookkeeping budget for an accumulator of this name and creator."""
         return self.bookkeeping.part(key.user, key.container)
 
-    def new_call_memory(self, bookkeeping: Quota) -> CallMemory[Answer]:
-        """Returns an empty memory of calls for one accumulator, which counts in a quota of bytes."""
+    def new_call_memory(self, bookkeeping: Budget) -> CallMemory[Answer]:
+        """Returns an empty memory of calls for one accumulator, which counts in a budget of bytes."""
         return CallMemory(
             window=self._limits.id_window,
             max_clients=self._limits.max_clients,
@@ -471,21 +471,21 @@ class AccumulatorRegistry:
             self._parts.check_is_not_earlier(key, None if found is None else found.incarnation, home_incarnation)
         return found
 
-    def _begin(self, key: ResourceKey, spec: AccumulatorSpec, place: Place) -> OwnQuotas:
+    def _begin(self, key: ResourceKey, spec: AccumulatorSpec, place: Place) -> OwnBudgets:
         of_creator = key.user, key.container
-        quotas = OwnQuotas(
+        budgets = OwnBudgets(
             place.part(*of_creator),
             self._places.host.part(*of_creator),
             self.bookkeeping_of(key),
             self.count.part(*of_creator),
             self.waiters.part(ANONYMOUS, key.container),  # the caller's share is counted by `waiting`
         )
-        quotas.begin(_names_bytes(key) + spec.bookkeeping_bytes)
-        self._quotas[key] = quotas
-        return quotas
+        budgets.begin(_names_bytes(key) + spec.bookkeeping_bytes)
+        self._budgets[key] = budgets
+        return budgets
 
     def _release(self, key: ResourceKey, spec: AccumulatorSpec) -> None:
-        self._quotas.pop(key).end(_names_bytes(key) + spec.bookkeeping_bytes)
+        self._budgets.pop(key).end(_names_bytes(key) + spec.bookkeeping_bytes)
 
     def expire(self, turn: Turn) -> int:
         """Releases averages kept for calls whose lease has ended, in one turn; returns the number of calls."""

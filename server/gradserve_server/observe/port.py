@@ -163,7 +163,7 @@ class RestingSelector(selectors.DefaultSelector):
 
     def __init__(self, hurry: threading.Event) -> None:
         super().__init__()
-        self._budget = Budget()
+        self._budget = CpuBudget()
         self._hurry = hurry
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -174,7 +174,7 @@ class RestingSelector(selectors.DefaultSelector):
         return super().select(timeout)
 
 
-class Budget:
+class CpuBudget:
     """A limit on the processor time of one thread.
 
     Python's threads take turns, so without it clients that keep this thread busy would slow down all others.

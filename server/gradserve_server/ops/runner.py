@@ -15,8 +15,8 @@ from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Array, Device, with_all_memory
 from gradserve_server.errors import ServiceError
 from gradserve_server.ops.operation import AttributesT, Family, InputsT, Op, OutputsT, PlanT
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.memory import Memories, Room, Sizes
-from gradserve_server.resources.quotas import Quota
 from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
 from gradserve_server.tensors.references import Reference
@@ -178,7 +178,7 @@ class OpRunner:
         device: Device,
         families: Mapping[str, Family],
         compute: Compute,
-        memory: Quota,
+        memory: Budget,
         evictor: Evictor | None = None,
         beside: Mapping[str, Family] = MappingProxyType({}),
     ) -> None:
@@ -188,7 +188,7 @@ class OpRunner:
             device: The device that ops run on.
             families: The families of its ops, by name.
             compute: Runs them, in threads that sums do not wait for.
-            memory: The quota of bytes, of the host if the device has its own memory.
+            memory: The budget of bytes, of the host if the device has its own memory.
             evictor: Makes room in the device's memory; None if the device is the host.
             beside: Other families with kernels, which are prepared before those of the ops.
         """

@@ -1,1 +1,1 @@
-"""Common parts of the server's resources: names, leases, ids, and quotas of memory and counts."""
+"""Common parts of the server's resources: names, leases, ids, and budgets of memory and counts."""

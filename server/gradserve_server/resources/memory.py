@@ -1,4 +1,4 @@
-"""All quotas of a server, and the memory of the host and the device that one holder takes."""
+"""All budgets of a server, and the memory of the host and the device that one holder takes."""
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.device import Array
-from gradserve_server.resources.quotas import Account, Cost, FairQuota, PurposeQuota, Quota
+from gradserve_server.resources.budget import Budget, Cost, FairBudget, PurposeBudget, Reservation
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.shares import ShareRules
 
@@ -35,22 +35,22 @@ class DeviceMemory:
     """The memory of a device, apart from the host's.
 
     Attributes:
-        quota: The quota of its bytes.
+        budget: The budget of its bytes.
         holds: Returns whether an array is on the device.
     """
 
-    def __init__(self, quota: FairQuota, holds: Callable[[Array], bool]) -> None:
-        self.quota = quota
+    def __init__(self, budget: FairBudget, holds: Callable[[Array], bool]) -> None:
+        self.budget = budget
         self.holds = holds
-        self._purposes = {purpose: PurposeQuota(quota) for purpose in Purpose}
+        self._purposes = {purpose: PurposeBudget(budget) for purpose in Purpose}
 
     @property
     def used(self) -> Mapping[Purpose, int]:
         """The bytes in use by purpose."""
-        return {purpose: quota.used for purpose, quota in self._purposes.items()}
+        return {purpose: budget.used for purpose, budget in self._purposes.items()}
 
-    def part(self, purpose: Purpose, owner: Identity = ANONYMOUS, container: str | None = None) -> Quota:
-        """Returns the quota that an identity uses for a purpose; see `Quota.part`."""
+    def part(self, purpose: Purpose, owner: Identity = ANONYMOUS, container: str | None = None) -> Budget:
+        """Returns the budget that an identity uses for a purpose; see `Budget.part`."""
         return self._purposes[purpose].part(owner, container)
 
 
@@ -58,16 +58,16 @@ class Room:
     """One holder's share of host memory and device memory.
 
     Attributes:
-        host: The account of host memory.
-        device: The account of device memory; of an empty quota if ops run on the host.
+        host: The reservation of host memory.
+        device: The reservation of device memory; of an empty budget if ops run on the host.
         owner: The holder.
     """
 
     __slots__ = ("device", "host", "owner")
 
-    def __init__(self, host: Account, device: Account | None = None, owner: Identity = ANONYMOUS) -> None:
+    def __init__(self, host: Reservation, device: Reservation | None = None, owner: Identity = ANONYMOUS) -> None:
         self.host = host
-        self.device = Account(Quota(0, "bytes of no device")) if device is None else device
+        self.device = Reservation(Budget(0, "bytes of no device")) if device is None else device
         self.owner = owner
 
     @property
@@ -93,7 +93,7 @@ class Room:
             raise
 
     def take_over(self, sizes: Sizes, giver: "Room") -> None:
-        """Takes more of both: first what another holder has reserved, then the rest; see `Account.take_over`.
+        """Takes more of both: first what another holder has reserved, then the rest; see `Reservation.take_over`.
 
         Raises:
             ResourceExhaustedError: There is not enough; nothing has changed.
@@ -108,7 +108,7 @@ class Room:
             raise
 
     def settle(self, sizes: Sizes = Sizes()) -> None:  # noqa: B008
-        """Sets both accounts, without checking the limits."""
+        """Sets both reservations, without checking the limits."""
         self.host.settle(sizes.host)
         self.device.settle(sizes.device)
 
@@ -117,29 +117,29 @@ class Memories:
     """The memory of the host and, if ops run on a GPU, of the device.
 
     Attributes:
-        host: The quota of bytes of host memory.
+        host: The budget of bytes of host memory.
         device: The device's memory; None if ops run on the host.
     """
 
-    def __init__(self, host: Quota, device: DeviceMemory | None = None, purpose: Purpose = Purpose.COMPUTING) -> None:
+    def __init__(self, host: Budget, device: DeviceMemory | None = None, purpose: Purpose = Purpose.COMPUTING) -> None:
         self.host = host
         self.device = device
         self._purpose = purpose
-        self._nothing = Quota(0, "bytes of no device")
+        self._nothing = Budget(0, "bytes of no device")
 
     def room(self, owner: Identity = ANONYMOUS, container: str | None = None) -> Room:
-        """Returns an empty room of an identity in a container; see `Quota.part`."""
-        return Room(Account(self.host.part(owner, container)), self._on_device(owner, container), owner)
+        """Returns an empty room of an identity in a container; see `Budget.part`."""
+        return Room(Reservation(self.host.part(owner, container)), self._on_device(owner, container), owner)
 
     def room_of_call(self, owner: Identity = ANONYMOUS) -> Room:
         """Returns an empty room for the results of a call.
 
         Device memory counts against the caller from the start; host memory only when the results are stored.
         """
-        return Room(Account(self.host), self._on_device(owner, None), owner)
+        return Room(Reservation(self.host), self._on_device(owner, None), owner)
 
-    def _on_device(self, owner: Identity, container: str | None) -> Account:
-        return Account(self._nothing if self.device is None else self.device.part(self._purpose, owner, container))
+    def _on_device(self, owner: Identity, container: str | None) -> Reservation:
+        return Reservation(self._nothing if self.device is None else self.device.part(self._purpose, owner, container))
 
     def is_on_device(self, array: Array) -> bool:
         """Returns True if an array is in device memory."""
@@ -164,8 +164,8 @@ _LAYER_BYTES = 24 << 10
 """The memory of a layer without variables and tags."""
 
 
-class ServerQuotas:
-    """The quotas of a server.
+class Budgets:
+    """The budgets of a server.
 
     Attributes:
         rules: How much an identity or a container may take of them.
@@ -181,7 +181,7 @@ class ServerQuotas:
     """
 
     def __init__(self, limits: LimitsConfig, rules: ShareRules, device_bytes: int | None = None) -> None:
-        """Makes the quotas.
+        """Makes the budgets.
 
         Args:
             limits: The limits.
@@ -191,32 +191,32 @@ class ServerQuotas:
         self.rules = rules
         self.device_memory = None
         if device_bytes is not None:
-            self.device_memory = FairQuota(
+            self.device_memory = FairBudget(
                 min(limits.max_device_bytes or device_bytes, device_bytes),
                 "bytes of the device's memory (--max-device-bytes)",
                 rules,
                 of_identity=lambda own: own.max_device_bytes,
             )
-        self.memory = FairQuota(
+        self.memory = FairBudget(
             limits.max_bytes,
             "bytes of tensor memory",
             rules,
             of_identity=lambda own: own.max_bytes,
             of_container=lambda own: own.max_bytes,
         )
-        self.stored_memory = PurposeQuota(self.memory)
-        self.accumulator_memory = PurposeQuota(self.memory)
-        self.layer_memory = PurposeQuota(self.memory)
-        self.call_memory = PurposeQuota(self.memory)
-        self.bookkeeping = FairQuota(limits.bookkeeping_bytes, "bytes of bookkeeping", rules)
-        self.handles = FairQuota(
+        self.stored_memory = PurposeBudget(self.memory)
+        self.accumulator_memory = PurposeBudget(self.memory)
+        self.layer_memory = PurposeBudget(self.memory)
+        self.call_memory = PurposeBudget(self.memory)
+        self.bookkeeping = FairBudget(limits.bookkeeping_bytes, "bytes of bookkeeping", rules)
+        self.handles = FairBudget(
             limits.max_handles,
             "tensor handles",
             rules,
             each=Cost(self.bookkeeping, _HANDLE_BYTES),
             of_identity=lambda own: own.max_handles,
         )
-        self.layers = FairQuota(
+        self.layers = FairBudget(
             limits.max_layers,
             "layers",
             rules,

@@ -8,8 +8,8 @@ from typing import Self, TypeAlias
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import ResourceExhaustedError, request_fields
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.memory import DeviceMemory, Memories, Room
-from gradserve_server.resources.quotas import Quota
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.references import Inline, Stored
 from gradserve_server.tensors.residence import Residence
@@ -185,7 +185,7 @@ class TensorDeliverer:
         self,
         store: TensorStore,
         residence: Residence,
-        memory: Quota,
+        memory: Budget,
         limits: DeliveryLimits,
         device: DeviceMemory | None = None,
     ) -> None:

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from gradserve_server.devices.device import DeviceFullError
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
-from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.security.identity import ANONYMOUS, Identity, owner_named
 from gradserve_server.tensors.held import Entry, move
 from gradserve_server.tensors.residence import Residence
@@ -50,7 +50,7 @@ class Evictor:
     Not thread-safe: used on the event loop only.
     """
 
-    def __init__(self, store: TensorStore, host: Quota, device: DeviceMemory, residence: Residence) -> None:
+    def __init__(self, store: TensorStore, host: Budget, device: DeviceMemory, residence: Residence) -> None:
         self.device = device
         self._memories = Memories(host, device, Purpose.STORED)
         self._store = store
@@ -59,25 +59,25 @@ class Evictor:
         self.num_evicted = 0
         self.evicted_bytes = 0
 
-    async def grow(self, account: Account, amount: int, owner: Identity = ANONYMOUS) -> None:
-        """Grows an account of device memory, evicting tensors if necessary.
+    async def grow(self, reservation: Reservation, amount: int, owner: Identity = ANONYMOUS) -> None:
+        """Grows a reservation of device memory, evicting tensors if necessary.
 
         Args:
-            account: An account of device memory.
+            reservation: A reservation of device memory.
             amount: The additional bytes.
-            owner: The owner of the account.
+            owner: The owner of the reservation.
 
         Raises:
             ResourceExhaustedError: There is not enough, even after evicting everything that can be; nothing was taken.
         """
         try:
-            account.grow(amount)
+            reservation.grow(amount)
         except ResourceExhaustedError:
             async with self._evicting:
-                await self._grow(account, amount, owner)
+                await self._grow(reservation, amount, owner)
 
     async def spare(self, amount: int, owner: Identity = ANONYMOUS) -> bool:
-        """Evicts tensors of up to that many bytes although the quota suffices; returns False if none can go.
+        """Evicts tensors of up to that many bytes although the budget suffices; returns False if none can go.
 
         For when the device itself has less free memory, or has it in fragments.
         """
@@ -111,25 +111,25 @@ class Evictor:
         raise self._refusal(amount, why)
 
     def _refusal(self, amount: int, why: str) -> ResourceExhaustedError:
-        quota = self.device.quota
+        budget = self.device.budget
         return ResourceExhaustedError(
-            f"the memory of the device does not suffice: {amount} bytes asked for, {quota.used} in use, {quota.limit} "
-            f"allowed (--max-device-bytes); {why}"
+            f"the memory of the device does not suffice: {amount} bytes asked for, {budget.used} in use, "
+            f"{budget.limit} allowed (--max-device-bytes); {why}"
         )
 
-    async def _grow(self, account: Account, amount: int, owner: Identity) -> None:
+    async def _grow(self, reservation: Reservation, amount: int, owner: Identity) -> None:
         while True:
             try:
-                return account.grow(amount)
+                return reservation.grow(amount)
             except ResourceExhaustedError:
-                own, all_in_all = self.device.quota.missing(owner, amount)
+                own, all_in_all = self.device.budget.missing(owner, amount)
                 is_within_share = self._is_within_share(owner, amount)
                 if not await self._evict(owner, own, all_in_all, is_within_share=is_within_share):
                     raise
 
     def _is_within_share(self, owner: Identity, amount: int) -> bool:
-        quota = self.device.quota
-        return quota.identities.held_by(owner.name) + amount <= quota.reserve
+        budget = self.device.budget
+        return budget.identities.held_by(owner.name) + amount <= budget.reserve
 
     async def _evict(self, owner: Identity, own: int, amount: int, *, is_within_share: bool) -> bool:
         """Evicts `own` bytes of a caller's tensors, and `amount` bytes in total; returns False if it cannot.
@@ -161,14 +161,14 @@ class Evictor:
 
     def _choose(self, owner: str, own: int, amount: int, *, is_within_share: bool) -> list[_Victim]:
         """Chooses tensors, and reserves host memory for them; returns none if they would not suffice."""
-        quota, idle = self.device.quota, self._store.idle
-        over = {each for each in idle.owners if not each or quota.identities.held_by(each) > quota.reserve}
+        budget, idle = self.device.budget, self._store.idle
+        over = {each for each in idle.owners if not each or budget.identities.held_by(each) > budget.reserve}
         others = set(idle.owners) if is_within_share else set()
         if sum(map(idle.num_bytes, over | others | {owner})) < amount or idle.num_bytes(owner) < own:
             return []
         chosen = _Chosen(self._memories)
         chosen.add(idle.oldest({owner}), own)
-        floor = {each: quota.identities.held_by(each) - quota.reserve for each in over if each and each != owner}
+        floor = {each: budget.identities.held_by(each) - budget.reserve for each in over if each and each != owner}
         chosen.add(idle.oldest(over | {owner}), amount, floor)
         chosen.add(idle.oldest(others), amount)
         return chosen.victims(amount)

@@ -10,9 +10,9 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from gradserve_server.devices.device import Array
+from gradserve_server.resources.budget import Reservation
 from gradserve_server.resources.leases import Lease
 from gradserve_server.resources.memory import Memories, Room, Sizes
-from gradserve_server.resources.quotas import Account
 from gradserve_server.security.identity import owner_named
 
 
@@ -24,9 +24,9 @@ class Entry:
     serial: int
     array: Array
     lease: Lease[str]
-    memory: Account
-    place: Account
-    """Its account in the quota of handles."""
+    memory: Reservation
+    place: Reservation
+    """Its reservation in the budget of handles."""
     shared: bool
     """True if the memory is referenced from outside the store."""
     owner: str
@@ -63,8 +63,8 @@ class HeldTensors:
         return all(entry.users == 1 and not entry.shared for entry in self._entries.values())
 
     @property
-    def memory(self) -> tuple[Account, ...]:
-        """The accounts of the tensors' memory, for callers that take it over."""
+    def memory(self) -> tuple[Reservation, ...]:
+        """The reservations of the tensors' memory, for callers that take it over."""
         return tuple(entry.memory for entry in self._entries.values())
 
     def share(self) -> None:
@@ -105,7 +105,7 @@ class HeldTensors:
 
 
 def move(entry: Entry, array: Array, memories: Memories, giver: Room) -> None:
-    """Replaces the array of a stored tensor, with its account.
+    """Replaces the array of a stored tensor, with its reservation.
 
     Args:
         entry: The tensor.

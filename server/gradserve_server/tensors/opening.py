@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.resources.budget import Reservation
 from gradserve_server.resources.memory import Room
-from gradserve_server.resources.quotas import Account
 from gradserve_server.tensors.held import HeldTensors
 from gradserve_server.tensors.references import (
     Attached,
@@ -124,8 +124,8 @@ class OpenedTensors:
         return num_attached > 0
 
     @property
-    def memory(self) -> tuple[Account, ...]:
-        """The accounts of the tensors' memory, for callers that take it over."""
+    def memory(self) -> tuple[Reservation, ...]:
+        """The reservations of the tensors' memory, for callers that take it over."""
         payloads = {id(each.payload): each.payload for each in self._references.values() if isinstance(each, Attached)}
         attached = tuple(each.memory for each in payloads.values() if each.memory is not None)
         return (*self._held.memory, *attached)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gradserve_protocol.frames import ALIGNMENT
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import AbortedError
-from gradserve_server.resources.quotas import Account
+from gradserve_server.resources.budget import Reservation
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.spec import TensorSpec
 
@@ -178,13 +178,13 @@ class Payload:
     Not thread-safe: used on the event loop only.
 
     Attributes:
-        memory: The account of the call's own memory in it, from which new owners of tensors take their share.
+        memory: The reservation of the call's own memory in it, from which new owners of tensors take their share.
     """
 
     def __init__(
         self,
         segments: Sequence[PayloadSegment],
-        memory: Account | None,
+        memory: Reservation | None,
         done: Callable[[], None] = lambda: None,
         arrival: Arrival | None = None,
         has_left: Callable[[], bool] = lambda: False,
@@ -193,7 +193,7 @@ class Payload:
 
         Args:
             segments: The segments, in ascending order.
-            memory: The account of the call's own memory among them.
+            memory: The reservation of the call's own memory among them.
             done: Called once, after the last read of the segments.
             arrival: Progress of the call's own memory; None if all of it has arrived.
             has_left: Returns whether the client has given up the call; valid once the whole payload has arrived.
@@ -265,7 +265,7 @@ class Payload:
         Raises:
             ResourceExhaustedError: There is no room for it.
         """
-        assert self.memory is not None, "a payload with tensors has an account"
+        assert self.memory is not None, "a payload with tensors has a reservation"
         self.memory.grow(num_bytes)
         self._allocated += num_bytes
         self._own_bytes += num_bytes

@@ -15,9 +15,9 @@ from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.limits import quoted
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.leases import LeaseQueue
 from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
-from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.runtime.timing import Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.held import Entry, HeldTensors, IdleTensors, Serials
@@ -60,7 +60,7 @@ class _Places:
     """
 
     room: Room
-    handles: Account
+    handles: Reservation
 
 
 @dataclass(eq=False)
@@ -84,7 +84,7 @@ class Upload:
 
 
 class TensorStore:
-    """Stored tensors under leased handles, within quotas of bytes and handles.
+    """Stored tensors under leased handles, within budgets of bytes and handles.
 
     Attributes:
         nothing_held: The empty set of held tensors.
@@ -97,8 +97,8 @@ class TensorStore:
         self,
         *,
         pool: BufferPool,
-        memory: Quota,
-        handles: Quota,
+        memory: Budget,
+        handles: Budget,
         leases: LeaseConfig,
         clock: Callable[[], float],
         new_handle: Callable[[], str],
@@ -109,8 +109,8 @@ class TensorStore:
 
         Args:
             pool: The memory of uploads.
-            memory: The quota of bytes, of the host if the device has its own.
-            handles: The quota of handles.
+            memory: The budget of bytes, of the host if the device has its own.
+            handles: The budget of handles.
             leases: The lengths of leases.
             clock: A monotonic clock, in seconds.
             new_handle: A source of unguessable handles.
@@ -182,7 +182,7 @@ class TensorStore:
         Raises:
             ResourceExhaustedError: They do not fit, or would be too much for their owner.
         """
-        places = _Places(self._memories.room(owner), Account(self._handles.part(owner)))
+        places = _Places(self._memories.room(owner), Reservation(self._handles.part(owner)))
         try:
             places.handles.grow(num_handles)
             if given is None:

@@ -14,8 +14,8 @@ from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array, Device, bytes_of, with_all_memory
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import quoted
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.memory import Memories, Room
-from gradserve_server.resources.quotas import Quota
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.spec import num_bytes_of
@@ -211,7 +211,7 @@ class Uploads:
         compute: Compute,
         device_compute: Compute,
         allocate: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]],
-        memory: Quota,
+        memory: Budget,
         evictor: Evictor | None = None,
     ) -> None:
         """Takes the devices, and what the slots need.
@@ -222,7 +222,7 @@ class Uploads:
             compute: Runs work that is slow for many tensors.
             device_compute: Runs the copies.
             allocate: Allocates the slots.
-            memory: The quota of bytes for the slots.
+            memory: The budget of bytes for the slots.
             evictor: Makes room in device memory; None if ops run on the host.
         """
         self.host = host
@@ -344,7 +344,7 @@ class Downloads:
         device: Device,
         compute: Compute,
         allocate: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]],
-        memory: Quota,
+        memory: Budget,
     ) -> None:
         """Takes the devices, and what the slots need.
 
@@ -353,7 +353,7 @@ class Downloads:
             device: The device of the ops.
             compute: Runs the copies.
             allocate: Allocates the slots.
-            memory: The quota of bytes for the slots.
+            memory: The budget of bytes for the slots.
         """
         self._host = host
         self._device = device

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Hashable
 
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.resources.quotas import Account, Quota
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks
 
 
@@ -16,20 +16,20 @@ class LatestAverages:
     They are kept only to be faster. So the one that was used the longest ago goes when a call finds too little memory.
     """
 
-    def __init__(self, memory: Quota) -> None:
+    def __init__(self, memory: Budget) -> None:
         self._memory = memory
-        self._kept: OrderedDict[LatestAverage, tuple[Average, Account]] = OrderedDict()
+        self._kept: OrderedDict[LatestAverage, tuple[Average, Reservation]] = OrderedDict()
         memory.whole.spare.append(self._make_room)
 
     def keep(self, holder: "LatestAverage", average: Average) -> None:
         """Keeps an average in the place of the holder's one, if there is memory for it."""
         self.drop(holder)
-        account = Account(self._memory)
+        reservation = Reservation(self._memory)
         try:
-            account.grow(average.nbytes)
+            reservation.grow(average.nbytes)
         except ResourceExhaustedError:
             return
-        self._kept[holder] = average, account
+        self._kept[holder] = average, reservation
 
     def find(self, holder: "LatestAverage") -> Average | None:
         """Returns the average of a holder, if it is kept."""
@@ -46,9 +46,9 @@ class LatestAverages:
     def _make_room(self, amount: int) -> None:
         """Gives back `amount` of memory, or all there is."""
         while self._kept and amount > 0:
-            _, (_, account) = self._kept.popitem(last=False)
-            amount -= account.used
-            account.settle(0)
+            _, (_, reservation) = self._kept.popitem(last=False)
+            amount -= reservation.used
+            reservation.settle(0)
 
 
 class LatestAverage:

@@ -14,8 +14,8 @@ from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import Compute, InlineCompute
 from gradserve_server.devices.cuda.reduction import CudaReducer
 from gradserve_server.devices.device import CpuDevice
+from gradserve_server.resources.budget import Budget, FairBudget
 from gradserve_server.resources.memory import DeviceMemory, Purpose
-from gradserve_server.resources.quotas import FairQuota, Quota
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.residence import Residence
@@ -70,20 +70,20 @@ class OnDevice:
     Attributes:
         device: The device.
         memory: What of it is taken.
-        host: The quota of the host of stored tensors.
+        host: The budget of the host of stored tensors.
         store: The stored tensors.
     """
 
     def __init__(self, folder: Path, *, limit: int = 1 << 30, compute: Compute | None = None) -> None:
         self.device = SumsDevice(folder)
         self.compute = compute or InlineCompute()
-        self.host = FairQuota(1 << 30, "bytes", ShareRules())
-        self.memory = DeviceMemory(FairQuota(limit, "bytes of the device", ShareRules()), self.device.holds)
+        self.host = FairBudget(1 << 30, "bytes", ShareRules())
+        self.memory = DeviceMemory(FairBudget(limit, "bytes of the device", ShareRules()), self.device.holds)
         pool, ids = BufferPool(0), map(str, itertools.count())
         self.store = TensorStore(
             pool=pool,
             memory=self.host,
-            handles=Quota(1 << 20, "handles"),
+            handles=Budget(1 << 20, "handles"),
             leases=LeaseConfig(),
             clock=lambda: 0.0,
             new_handle=ids.__next__,

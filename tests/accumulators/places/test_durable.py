@@ -15,7 +15,7 @@ from gradserve_server.accumulators.places.device_place import DeviceJournal
 from gradserve_server.accumulators.places.place import Places
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.errors import AbortedError, ResourceExhaustedError, ServiceError, UnavailableError
-from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.budget import Budget
 from gradserve_server.storage.journal import Durability
 from tests.accumulators.bench import KEY, opened, take
 from tests.accumulators.durable.disk import Disk
@@ -77,7 +77,7 @@ async def test_a_restart_goes_on_with_the_same_bits(
         await one.store.flush()
         assert one.bench.memory.used == 0
         one.store.close()
-    assert there.memory.quota.used == 0
+    assert there.memory.budget.used == 0
 
 
 @pytest.mark.parametrize("durability", LEVELS)
@@ -135,11 +135,11 @@ class FailingJournal:
 class HostCopy:
     """The copy of an average."""
 
-    def __init__(self, memory: Quota) -> None:
+    def __init__(self, memory: Budget) -> None:
         self._memory = memory
         self._used = 0
 
-    async def reserve(self, account: Any, owner: Any) -> None:
+    async def reserve(self, reservation: Any, owner: Any) -> None:
         """Takes nothing."""
 
     async def values(self) -> Any:
@@ -153,8 +153,8 @@ class HostCopy:
 
 
 @pytest.fixture
-def memory() -> Quota:
-    return Quota(16, "bytes")
+def memory() -> Budget:
+    return Budget(16, "bytes")
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def inner() -> FailingJournal:
 
 
 @pytest.fixture
-def journal(inner: FailingJournal, memory: Quota) -> DeviceJournal:
+def journal(inner: FailingJournal, memory: Budget) -> DeviceJournal:
     def on_host(gradient: Gradient) -> Gradient:
         return Gradient({"": np.ones(2, DTYPE)})
 
@@ -174,13 +174,13 @@ GRADIENT = Gradient({"": np.ones(2, DTYPE)})
 EVENT: Any = object()
 
 
-def average_of(memory: Quota) -> Average:
+def average_of(memory: Budget) -> Average:
     return Average({"": np.ones(2, DTYPE)}, 1, 0, 1, 1.0, (), HostCopy(memory))
 
 
 @pytest.mark.parametrize("step", ["append", "accept", "reserve", "settle"])
 async def test_a_failing_disk_leaves_no_memory_taken(
-    journal: DeviceJournal, inner: FailingJournal, memory: Quota, step: str
+    journal: DeviceJournal, inner: FailingJournal, memory: Budget, step: str
 ) -> None:
     inner.failing = step
     with pytest.raises(ServiceError, match=f"no {step}"):
@@ -188,7 +188,7 @@ async def test_a_failing_disk_leaves_no_memory_taken(
     assert memory.used == 0
 
 
-async def _all_steps(journal: DeviceJournal, memory: Quota) -> None:
+async def _all_steps(journal: DeviceJournal, memory: Budget) -> None:
     await journal.accept(EVENT, GRADIENT)
     await journal.reserve(16)
     await journal.append(EVENT)
@@ -196,7 +196,7 @@ async def _all_steps(journal: DeviceJournal, memory: Quota) -> None:
     await journal.settle(average_of(memory), ())
 
 
-async def test_a_copy_counts_until_it_is_written(journal: DeviceJournal, inner: FailingJournal, memory: Quota) -> None:
+async def test_a_copy_counts_until_it_is_written(journal: DeviceJournal, inner: FailingJournal, memory: Budget) -> None:
     inner.written = asyncio.get_running_loop().create_future()
     await journal.accept(EVENT, GRADIENT)
     assert memory.used == 8

@@ -35,8 +35,8 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import ServiceError
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.lifetimes import Lifetimes
-from gradserve_server.resources.quotas import Quota
 from gradserve_server.resources.registry import ResourceKey
 from tests.accumulators.bench import opened
 from tests.accumulators.places.on_device import OnDevice
@@ -74,10 +74,10 @@ class CoreFace:
 
     def __init__(self, places: Callable[[HostPlace], Places] = Places) -> None:
         self._names = map(str, itertools.count())
-        self.memory = Quota(1 << 40, "bytes")
+        self.memory = Budget(1 << 40, "bytes")
         self._registry = AccumulatorRegistry(
             places=places(HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
-            bookkeeping=Quota(1 << 40, "bytes"),
+            bookkeeping=Budget(1 << 40, "bytes"),
             limits=LimitsConfig(),
             lifetimes=Lifetimes(lambda: 0.0, 60.0),
             clock=lambda: 0.0,

@@ -167,7 +167,7 @@ def test_numbers_that_are_not_new(connect_unix: Connect, number: int) -> None:
         refused(client, INVALID, f"expected a new number other than 0 for a region, got {number}")
 
 
-def test_all_regions_have_a_quota(connect_unix: Connect, server: LocalServer) -> None:
+def test_all_regions_have_a_budget(connect_unix: Connect, server: LocalServer) -> None:
     half = LIMITS.max_region_bytes // 2
     with connect_unix() as first, connect_unix() as second:
         with_region(first, half)
@@ -194,10 +194,10 @@ def test_an_empty_file_counts_with_its_size(connect_unix: Connect, num_bytes: in
 
 @pytest.fixture
 def two_regions_allowed(server: LocalServer) -> Iterator[None]:
-    quota = server.inspect(lambda each: each._sockets._context.fair.regions)
-    limit, quota.limit = quota.limit, 2
+    budget = server.inspect(lambda each: each._sockets._context.fair.regions)
+    limit, budget.limit = budget.limit, 2
     yield
-    quota.limit = limit
+    budget.limit = limit
 
 
 @pytest.mark.usefixtures("two_regions_allowed")
@@ -274,15 +274,15 @@ def test_what_is_stored_from_a_region_is_a_copy(connect_unix: Connect) -> None:
 def test_copies_of_a_region_need_memory(connect_unix: Connect, server: LocalServer) -> None:
     num_bytes = MIB
     request = tensor_messages_pb2.StoreTensorsRequest(tensors=[beside(np.uint8, [num_bytes], 0)])
-    quota = server.inspect(lambda each: each._sockets._context.memory.whole)
+    budget = server.inspect(lambda each: each._sockets._context.memory.whole)
     with connect_unix() as client:
         with_region(client, num_bytes)
-        limit, quota.limit = quota.limit, num_bytes - 1
+        limit, budget.limit = budget.limit, num_bytes - 1
         try:
             call_with(client, "TensorService.StoreTensors", request, num_bytes)
             frame = client.receive()
         finally:
-            quota.limit = limit
+            budget.limit = limit
         assert frame.header.code == EXHAUSTED.value[0]
         assert answers(client)
 

@@ -8,9 +8,9 @@ import pytest
 
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.layers.batch_norm.registry import LayerRegistry
+from gradserve_server.resources.budget import Reservation
 from gradserve_server.resources.leases import Lease, LeaseQueue
 from gradserve_server.resources.lifetimes import SHARED, ClientLeases
-from gradserve_server.resources.quotas import Account
 from gradserve_server.runtime.timing import ServiceClock
 from gradserve_server.tensors.delivery import Delivery
 from gradserve_server.tensors.held import HeldTensors
@@ -75,7 +75,7 @@ def keep_the_memory_of_a_broken_upload(patch: pytest.MonkeyPatch) -> None:
             try:
                 yield room
             except BaseException:
-                room.memory, room.places = Account(self._memory), Account(self._handles)
+                room.memory, room.places = Reservation(self._memory), Reservation(self._handles)
                 raise
 
     real: Any = TensorStore._reserved

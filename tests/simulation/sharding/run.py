@@ -23,11 +23,11 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
+from gradserve_server.resources.budget import FairBudget
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.ids import ServerRun
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
-from gradserve_server.resources.quotas import FairQuota
 from gradserve_server.rpc.accumulators.replies import reply_codecs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.boundary.chain import Call
@@ -65,7 +65,7 @@ class Run:
         place: Its place in the cluster.
         is_gone: Whether it has been killed.
         restored: The rounds whose averages it has kept from an earlier run, with the incarnations of accumulators.
-        memory: The quota of bytes.
+        memory: The budget of bytes.
         registry: Its accumulators.
     """
 
@@ -89,7 +89,7 @@ class Run:
         if folder is not None:
             self.store = SimulatedStore(StateDirectory(folder), SimulatedDisk(folder, chance), chance)
             self._records = FileRecords(self.store, Durability.ROUND)
-        self.memory = FairQuota(1 << 40, "bytes of tensor memory", ShareRules())
+        self.memory = FairBudget(1 << 40, "bytes of tensor memory", ShareRules())
         self._lifetimes = Lifetimes(clock, CLIENT_LEASE)
         self._bench = Bench(
             records=self._records,
@@ -107,7 +107,7 @@ class Run:
         tensors = TensorStore(
             pool=BufferPool(0),
             memory=self.memory,
-            handles=FairQuota(1 << 20, "tensor handles", ShareRules()),
+            handles=FairBudget(1 << 20, "tensor handles", ShareRules()),
             leases=LeaseConfig(),
             clock=clock,
             new_handle=run.new_id,

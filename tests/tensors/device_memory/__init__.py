@@ -1,1 +1,1 @@
-"""Tests of the memory of a device: its quota, and what moves to the host when it is full."""
+"""Tests of the memory of a device: its budget, and what moves to the host when it is full."""

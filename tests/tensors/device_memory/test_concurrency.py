@@ -39,7 +39,7 @@ class Caller:
             await asyncio.wait([step])
             with suppress(asyncio.CancelledError, ResourceExhaustedError, NotFoundError):
                 step.result()
-            assert self._world.quota.used <= LIMIT
+            assert self._world.budget.used <= LIMIT
 
     async def _pause(self) -> None:
         for _ in range(self._random.randrange(4)):
@@ -115,15 +115,15 @@ async def test_every_byte_counts_once(seed: int) -> None:
     entries = {handle: world.store._entries[handle] for handle in values}
     assert len(world.store) == len(values) == world.handles.used
     assert {handle: world.value(handle) for handle in values} == values
-    for quota, where in ((world.quota, SeparateArray), (world.host, np.ndarray)):
+    for budget, where in ((world.budget, SeparateArray), (world.host, np.ndarray)):
         there = [each for each in entries.values() if isinstance(each.array, where)]
-        assert quota.used == sum(each.array.nbytes for each in there)
+        assert budget.used == sum(each.array.nbytes for each in there)
         for name in NAMES:
             held = sum(each.array.nbytes for each in there if each.owner == name)
-            assert quota.identities.held_by(name) == held
-    assert world.memory.used[Purpose.STORED] == world.quota.used
+            assert budget.identities.held_by(name) == held
+    assert world.memory.used[Purpose.STORED] == world.budget.used
     assert world.memory.used[Purpose.COMPUTING] == 0
-    assert sum(map(world.store.idle.num_bytes, NAMES)) == world.quota.used
+    assert sum(map(world.store.idle.num_bytes, NAMES)) == world.budget.used
     for name in NAMES:
         world.store.delete([each for each in values if entries[each].owner == name], user=owner_named(name))
     assert world.used == (0, 0)

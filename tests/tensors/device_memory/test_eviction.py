@@ -8,8 +8,8 @@ import pytest
 
 from gradserve_server.devices.device import DeviceFullError
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.memory import Purpose, Room
-from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.security.identity import ANONYMOUS
 from tests.tensors.device_memory.world import LEASE, LIMIT, World
 
@@ -57,17 +57,17 @@ async def test_who_makes_room(
             await world.take(amount, name)
         assert world.used == (0, before), "nothing moves if it is of no use"
         return
-    account = await world.take(amount, name)
+    reservation = await world.take(amount, name)
     assert [index for index, handle in enumerate(handles) if not world.is_on_device(handle)] == moved
     given = sum(stored[index][1] for index in moved)
     assert world.used == (given, before - given + amount)
     for owner in dict(stored):
         on_device = sum(size for index, (who, size) in enumerate(stored) if who == owner and index not in moved)
         own = amount if owner == name else 0
-        assert world.quota.identities.held_by(owner) == (on_device + own if owner else 0)
+        assert world.budget.identities.held_by(owner) == (on_device + own if owner else 0)
     assert [world.value(handle) for handle in handles] == list(range(len(stored)))
     assert (world.evictor.num_evicted, world.evictor.evicted_bytes) == (len(moved), given)
-    account.settle(0)
+    reservation.settle(0)
     assert world.store.delete(handles, user=_ADMIN) == len(stored)
     assert world.used == (0, 0)
 
@@ -93,9 +93,9 @@ async def test_what_is_in_use_stays(world: World) -> None:
 
 async def test_what_moved_can_come_back_and_move_again(world: World) -> None:
     handle = world.keep(60, value=3)
-    account = await world.take(100)
+    reservation = await world.take(100)
     assert world.used == (60, 100)
-    account.settle(0)
+    reservation.settle(0)
     room = world.rooms().room_of_call()
     await world.evictor.grow(room.device, 60)
     with world.store.use([handle]) as held:
@@ -223,7 +223,7 @@ class TestMeanwhile:
     async def test_another_copy_takes_its_place(self, world: World) -> None:
         async def replace(handle: str) -> None:
             with world.store.use([handle]) as held:
-                held.relocate(handle, world.array(60, 4), Room(Account(Quota(0, "bytes"))))
+                held.relocate(handle, world.array(60, 4), Room(Reservation(Budget(0, "bytes"))))
 
         handle = await self._meanwhile(world, replace)
         assert (world.is_on_device(handle), world.value(handle)) == (False, 4), "the new one has moved"

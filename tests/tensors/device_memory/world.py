@@ -10,8 +10,8 @@ from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
+from gradserve_server.resources.budget import Budget, FairBudget, Reservation
 from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose
-from gradserve_server.resources.quotas import Account, FairQuota, Quota
 from gradserve_server.runtime.timing import Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity, owner_named
 from gradserve_server.security.shares import OwnLimits, ShareRules
@@ -58,10 +58,10 @@ class World:
         self.now = 0.0
         rules = ShareRules(RESERVED / LIMIT, self._limits)
         self.device = SeparateDevice(LIMIT)
-        self.host = FairQuota(host_limit, "bytes of tensor memory", rules)
-        self.quota = FairQuota(LIMIT, "bytes of device memory", rules, of_identity=lambda own: own.max_device_bytes)
-        self.memory = DeviceMemory(self.quota, self.device.holds)
-        self.handles = Quota(max_handles, "tensor handles")
+        self.host = FairBudget(host_limit, "bytes of tensor memory", rules)
+        self.budget = FairBudget(LIMIT, "bytes of device memory", rules, of_identity=lambda own: own.max_device_bytes)
+        self.memory = DeviceMemory(self.budget, self.device.holds)
+        self.handles = Budget(max_handles, "tensor handles")
         self.compute = GatedCompute()
         numbers = iter(range(1 << 30))
         self.store = TensorStore(
@@ -80,8 +80,8 @@ class World:
     def _limits(name: str) -> OwnLimits:
         return OwnLimits(max_device_bytes=OWN_LIMIT if name == "limited" else None)
 
-    def account(self, owner: str = "") -> Account:
-        return Account(self.memory.part(Purpose.COMPUTING, owner_named(owner)))
+    def reservation(self, owner: str = "") -> Reservation:
+        return Reservation(self.memory.part(Purpose.COMPUTING, owner_named(owner)))
 
     def array(self, num_bytes: int, value: int = 7) -> SeparateArray:
         return SeparateArray(np.full(num_bytes, value, np.uint8))
@@ -91,11 +91,11 @@ class World:
         (handle,) = self.store.keep([self.array(num_bytes, value)], None, shared=False, owner=owner_named(owner))
         return handle
 
-    async def take(self, num_bytes: int, owner: str = "") -> Account:
+    async def take(self, num_bytes: int, owner: str = "") -> Reservation:
         """Takes memory, as a call does for its outputs."""
-        account = self.account(owner)
-        await self.evictor.grow(account, num_bytes, owner_named(owner))
-        return account
+        reservation = self.reservation(owner)
+        await self.evictor.grow(reservation, num_bytes, owner_named(owner))
+        return reservation
 
     def is_on_device(self, handle: str) -> bool:
         return self.device.holds(self.found(handle))
@@ -117,7 +117,7 @@ class World:
     @property
     def used(self) -> tuple[int, int]:
         """Bytes of the host and of the device."""
-        return self.host.used, self.quota.used
+        return self.host.used, self.budget.used
 
     def rooms(self) -> Memories:
         return Memories(self.host, self.memory)

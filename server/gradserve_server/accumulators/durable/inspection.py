@@ -28,8 +28,8 @@ from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
+from gradserve_server.resources.budget import Budget, FairBudget
 from gradserve_server.resources.lifetimes import Lifetimes
-from gradserve_server.resources.quotas import FairQuota, Quota
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.storage.directory import DAMAGES, StateError
@@ -110,10 +110,10 @@ async def _make_again(
     Raises:
         StateError, DAMAGES: A server cannot make it again.
     """
-    memory = FairQuota(_ENDLESS, "bytes of tensor memory", ShareRules())
+    memory = FairBudget(_ENDLESS, "bytes of tensor memory", ShareRules())
     registry = AccumulatorRegistry(
         places=Places(HostPlace("cpu", reducer, np.empty, InlineCompute(), memory)),
-        bookkeeping=FairQuota(_ENDLESS, "bytes of bookkeeping", ShareRules()),
+        bookkeeping=FairBudget(_ENDLESS, "bytes of bookkeeping", ShareRules()),
         limits=LimitsConfig(),
         lifetimes=Lifetimes(lambda: 0.0, 1.0),
         clock=lambda: 0.0,
@@ -181,5 +181,5 @@ def unlimited_calls() -> CallMemory[Answer]:
         max_clients=_ENDLESS,
         silence=float("inf"),
         clock=lambda: 0.0,
-        bookkeeping=Quota(_ENDLESS, "bytes"),
+        bookkeeping=Budget(_ENDLESS, "bytes"),
     )

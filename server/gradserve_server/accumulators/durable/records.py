@@ -25,9 +25,9 @@ from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.cluster import MisplacedError
 from gradserve_server.resources.lifetimes import Lifetime
-from gradserve_server.resources.quotas import Quota
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import owner_named
 from gradserve_server.storage.database import UNREADABLE, reading_database
@@ -243,8 +243,8 @@ class FileRecords:
     def _read_ledger(self, number: int, position: int) -> str | None:
         """Returns the record of the ledger at a position; None if the accumulator was deleted."""
         assert self._registry is not None, "restore comes first"
-        # Short-lived and in another thread, so it counts in no quota.
-        calls = self._registry.new_call_memory(Quota(1 << 62, "bytes"))
+        # Short-lived and in another thread, so it counts in no budget.
+        calls = self._registry.new_call_memory(Budget(1 << 62, "bytes"))
         with reading_database(self._store.database) as connection:
 
             def rows(query: str, *values: Any) -> list[tuple[Any, ...]]:

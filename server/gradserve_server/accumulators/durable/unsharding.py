@@ -27,7 +27,7 @@ from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
-from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.budget import Budget
 from gradserve_server.storage.directory import DAMAGES, StateError
 from gradserve_server.storage.store import Change, StateStore
 
@@ -85,7 +85,7 @@ async def _averages(
 
 
 def _shard(spec: AccumulatorSpec) -> Shard:
-    memory = Quota(_ENDLESS, "bytes")
+    memory = Budget(_ENDLESS, "bytes")
     place = HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), memory)
 
     def make_sum() -> RoundSum:

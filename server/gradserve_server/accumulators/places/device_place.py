@@ -16,8 +16,8 @@ from gradserve_server.accumulators.places.place import AllocateAverage, AverageC
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Device, Reducer, with_all_memory
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.memory import Purpose
-from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.runtime.tasks import BackgroundTasks
 from gradserve_server.security.identity import Identity
 from gradserve_server.storage.journal import Durability
@@ -28,7 +28,7 @@ class DeviceAverages(AverageCopies):
     """Copies the averages of an accumulator on a device to the host, and back after a restart."""
 
     def __init__(
-        self, device: Device, compute: Compute, evictor: Evictor, memory: Quota, allocate: AllocateAverage
+        self, device: Device, compute: Compute, evictor: Evictor, memory: Budget, allocate: AllocateAverage
     ) -> None:
         """Takes the device and the memory of both sides.
 
@@ -36,7 +36,7 @@ class DeviceAverages(AverageCopies):
             device: The device.
             compute: Runs copies.
             evictor: Makes room in the device's memory.
-            memory: The quota of bytes on the host.
+            memory: The budget of bytes on the host.
             allocate: Allocates memory there.
         """
         self._device = device
@@ -47,7 +47,7 @@ class DeviceAverages(AverageCopies):
 
     def host_copy(self, values: Mapping[str, Value]) -> HostCopy:
         """Returns a copy of an average in host memory, made on demand."""
-        return SharedHostCopy(values, self._compute, self._to_host, Account(self._memory), self._evictor)
+        return SharedHostCopy(values, self._compute, self._to_host, Reservation(self._memory), self._evictor)
 
     async def brought(self, values: Mapping[str, Value]) -> Mapping[str, Value]:
         """Returns the values of an average on the device; see `AverageCopies`."""
@@ -73,7 +73,7 @@ class DeviceAverages(AverageCopies):
 class SharedHostCopy:
     """A copy of one average in host memory, made on first demand and shared by all readers: a `HostCopy`.
 
-    Counts in the quota until `close`. A reader that asks later, because its reply was still pending, gets a copy that
+    Counts in the budget until `close`. A reader that asks later, because its reply was still pending, gets a copy that
     counts only while it is made. Used on the event loop only.
     """
 
@@ -82,7 +82,7 @@ class SharedHostCopy:
         values: Mapping[str, Any],
         compute: Compute,
         copy: Callable[[Mapping[str, Array]], dict[str, Value]],
-        account: Account,
+        reservation: Reservation,
         evictor: Evictor,
     ) -> None:
         """Takes the values and the means to copy them.
@@ -91,13 +91,13 @@ class SharedHostCopy:
             values: The values on the device.
             compute: Runs the copying.
             copy: Copies the values to the host.
-            account: An empty account of the host's memory.
+            reservation: An empty reservation of the host's memory.
             evictor: Makes room in the device's memory.
         """
         self._values = values
         self._compute = compute
         self._copy = copy
-        self._account = account
+        self._reservation = reservation
         self._evictor = evictor
         self._copying: asyncio.Task[Mapping[str, Value]] | None = None
         self._tasks = BackgroundTasks()
@@ -107,9 +107,9 @@ class SharedHostCopy:
     def _num_bytes(self) -> int:
         return sum([value.nbytes for value in self._values.values()])
 
-    async def reserve(self, account: Account, owner: Identity) -> None:
+    async def reserve(self, reservation: Reservation, owner: Identity) -> None:
         """Reserves device memory for handles of the values; unused stored tensors make room for them."""
-        await self._evictor.grow(account, self._num_bytes, owner)
+        await self._evictor.grow(reservation, self._num_bytes, owner)
 
     async def values(self) -> Mapping[str, Value]:
         """Returns the values in host memory. If the caller is cancelled, others still get them.
@@ -118,7 +118,7 @@ class SharedHostCopy:
             ResourceExhaustedError: There is not enough memory on the host; a later call tries again.
         """
         if self._copying is None:
-            self._account.grow(self._num_bytes)
+            self._reservation.grow(self._num_bytes)
             self._copying = self._tasks.begin(self._copied())
         return await asyncio.shield(self._copying)
 
@@ -142,7 +142,7 @@ class SharedHostCopy:
 
     def _forget(self) -> None:
         self._copying = None
-        self._account.settle(0)
+        self._reservation.settle(0)
 
 
 class DeviceJournal:
@@ -159,14 +159,14 @@ class DeviceJournal:
         durability: Durability,
         compute: Compute,
         to_host: Callable[[Gradient], Gradient],
-        memory: Quota,
+        memory: Budget,
     ) -> None:
         self._journal = journal
         self._writes_gradients = durability is Durability.GRADIENT
         self._compute = compute
         self._to_host = to_host
         self._memory = memory
-        self._reserved = Account(memory)
+        self._reserved = Reservation(memory)
         """Counts the copy of the average of a round that is about to end."""
 
     async def append(self, event: Event) -> None:
@@ -181,7 +181,7 @@ class DeviceJournal:
         """Copies a gradient to the host if it is to be written."""
         if not self._writes_gradients:
             return await self._journal.accept(event, gradient)
-        copied = Account(self._memory)
+        copied = Reservation(self._memory)
         copied.grow(gradient.nbytes)
         try:
             on_host = await self._compute.run_in_thread(self._to_host, gradient)
@@ -263,13 +263,13 @@ class DevicePlace(Place):
     has_sparse = False
     takes_from_anywhere = True
 
-    def part(self, owner: Identity, container: str | None) -> Quota:
-        """Returns the quota of bytes of the device for an accumulator."""
+    def part(self, owner: Identity, container: str | None) -> Budget:
+        """Returns the budget of bytes of the device for an accumulator."""
         return self.evictor.device.part(Purpose.ACCUMULATORS, owner, container)
 
-    async def grow(self, account: Account, amount: int, owner: Identity) -> None:
+    async def grow(self, reservation: Reservation, amount: int, owner: Identity) -> None:
         """Takes more bytes; unused stored tensors move to the host to make room."""
-        await self.evictor.grow(account, amount, owner)
+        await self.evictor.grow(reservation, amount, owner)
 
     async def attempt(
         self, num_bytes: int, owner: Identity, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -334,12 +334,12 @@ class DevicePlace(Place):
     def protect(self, array: Array) -> None:
         """Does nothing: see `may_be_written`."""
 
-    def average_copies(self, host_memory: Quota, allocate: AllocateAverage) -> DeviceAverages:
+    def average_copies(self, host_memory: Budget, allocate: AllocateAverage) -> DeviceAverages:
         """Returns the copies of averages on the host."""
         return DeviceAverages(self.device, self.compute, self.evictor, host_memory, allocate)
 
     def journal(
-        self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Quota
+        self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Budget
     ) -> AccumulatorJournal:
         """Returns a journal that copies to the host what the other one writes."""
         if durability in (None, Durability.NONE):

@@ -17,7 +17,7 @@ from gradserve_server.devices.device import Allocate, Reducer
 from gradserve_server.devices.inventory import NoSuchDeviceError
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import quoted
-from gradserve_server.resources.quotas import Account, Quota
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.security.identity import Identity
 from gradserve_server.storage.journal import Durability
 
@@ -85,11 +85,11 @@ class Place(ABC):
     # Memory
 
     @abstractmethod
-    def part(self, owner: Identity, container: str | None) -> Quota:
-        """Returns the quota of bytes for an accumulator; see `Quota.part`."""
+    def part(self, owner: Identity, container: str | None) -> Budget:
+        """Returns the budget of bytes for an accumulator; see `Budget.part`."""
 
     @abstractmethod
-    async def grow(self, account: Account, amount: int, owner: Identity) -> None:
+    async def grow(self, reservation: Reservation, amount: int, owner: Identity) -> None:
         """Takes more bytes for an accumulator of an identity.
 
         Raises:
@@ -150,24 +150,24 @@ class Place(ABC):
     # Copies on the host
 
     @abstractmethod
-    def average_copies(self, host_memory: Quota, allocate: AllocateAverage) -> AverageCopies:
+    def average_copies(self, host_memory: Budget, allocate: AllocateAverage) -> AverageCopies:
         """Returns the copies of one accumulator's averages on the host.
 
         Args:
-            host_memory: The accumulator's quota of bytes on the host.
+            host_memory: The accumulator's budget of bytes on the host.
             allocate: Allocates an average's arrays on the host.
         """
 
     @abstractmethod
     def journal(
-        self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Quota
+        self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Budget
     ) -> AccumulatorJournal:
         """Returns a journal that takes gradients and averages in this place.
 
         Args:
             journal: A journal that takes them on the host.
             durability: Decides what it writes.
-            host_memory: The accumulator's quota of bytes on the host.
+            host_memory: The accumulator's budget of bytes on the host.
         """
 
 
@@ -176,21 +176,21 @@ class HostPlace(Place):
     """The memory of the host.
 
     Attributes:
-        memory: The quota of bytes.
+        memory: The budget of bytes.
     """
 
-    memory: Quota
+    memory: Budget
 
     has_sparse = True
     takes_from_anywhere = False
 
-    def part(self, owner: Identity, container: str | None) -> Quota:
-        """Returns the quota of bytes for an accumulator."""
+    def part(self, owner: Identity, container: str | None) -> Budget:
+        """Returns the budget of bytes for an accumulator."""
         return self.memory.part(owner, container)
 
-    async def grow(self, account: Account, amount: int, owner: Identity) -> None:
+    async def grow(self, reservation: Reservation, amount: int, owner: Identity) -> None:
         """Takes more bytes."""
-        account.grow(amount)
+        reservation.grow(amount)
 
     async def attempt(
         self, num_bytes: int, owner: Identity, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -224,12 +224,12 @@ class HostPlace(Place):
         """Returns an element, for messages."""
         return array[index]
 
-    def average_copies(self, host_memory: Quota, allocate: AllocateAverage) -> AverageCopies:
+    def average_copies(self, host_memory: Budget, allocate: AllocateAverage) -> AverageCopies:
         """Returns copies that do nothing."""
         return AverageCopies()
 
     def journal(
-        self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Quota
+        self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Budget
     ) -> AccumulatorJournal:
         """Returns the journal itself."""
         return journal

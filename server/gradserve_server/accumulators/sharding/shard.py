@@ -22,7 +22,7 @@ from gradserve_server.accumulators.sharding.running_sum import RunningSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError
-from gradserve_server.resources.quotas import Account, Quota
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks
 
 _PART_BYTES = 2048
@@ -81,8 +81,8 @@ class Shard:
         *,
         make_sum: Callable[[], RoundSum],
         make_running_sum: Callable[[], RoundSum] | None,
-        memory: Quota,
-        bookkeeping: Quota,
+        memory: Budget,
+        bookkeeping: Budget,
         journal: ShardJournal | None,
         clock: Callable[[], float] = time.monotonic,
         call_seconds: float = 60.0,
@@ -94,8 +94,8 @@ class Shard:
             spec: The spec of the shard.
             make_sum: Makes a sum of gradients in the order that the home decides.
             make_running_sum: Makes a sum of gradients as they arrive; None if they must be held.
-            memory: The quota of bytes of averages.
-            bookkeeping: The quota of bytes of memory beside tensors.
+            memory: The budget of bytes of averages.
+            bookkeeping: The budget of bytes of memory beside tensors.
             journal: Writes the gradients that are held; None if they need not survive a restart.
             clock: A monotonic clock, in seconds.
             call_seconds: The time within which the call of a gradient staged without an epoch reaches the home; after
@@ -107,8 +107,8 @@ class Shard:
         self._make_sum = make_sum
         self._make_running_sum = make_running_sum
         self._journal = journal
-        self._averages = Account(memory)
-        self._bookkeeping = Account(bookkeeping)
+        self._averages = Reservation(memory)
+        self._bookkeeping = Reservation(bookkeeping)
         self._place = make_sum().place
         self._parts: dict[PartKey, _Part] = {}
         self._since: dict[PartKey, float] = {}

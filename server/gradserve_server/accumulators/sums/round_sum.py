@@ -1,4 +1,4 @@
-"""The sum of the current round: checks gradients, adds them up within the quotas, and averages them."""
+"""The sum of the current round: checks gradients, adds them up within the budgets, and averages them."""
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from gradserve_server.accumulators.sums.checking import Check
 from gradserve_server.accumulators.sums.summation import Staged, WorkerOrderSum, make_summation
 from gradserve_server.devices.compute import INLINE_BYTES, PIECE_BYTES
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.resources.quotas import Account, Quota
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
 P = ParamSpec("P")
@@ -42,7 +42,7 @@ class AverageMemory(Protocol):
 
         Raises:
             MemoryError: There is not enough memory. The sums are divided in place then.
-            ResourceExhaustedError: A quota is used up; likewise.
+            ResourceExhaustedError: A budget is used up; likewise.
         """
         ...
 
@@ -85,7 +85,7 @@ class RoundSum:
         spec: AccumulatorSpec,
         place: Place,
         *,
-        memory: Quota,
+        memory: Budget,
         owner: Identity = ANONYMOUS,
         make_room: Callable[[], bool] = lambda: False,
         average_memory: AverageMemory | None = None,
@@ -95,9 +95,9 @@ class RoundSum:
         Args:
             spec: The accumulator's spec.
             place: Where the sum is.
-            memory: The quota of bytes there.
+            memory: The budget of bytes there.
             owner: Whose accumulator it is.
-            make_room: Called when the quota is used up; frees some memory, or returns False.
+            make_room: Called when the budget is used up; frees some memory, or returns False.
             average_memory: Allocates averages that others read in place; None if nobody does.
         """
         self.spec = spec
@@ -106,8 +106,8 @@ class RoundSum:
         self.place = place
         self._summation = make_summation(spec, place)
         self._compute = place.compute
-        self._account = Account(memory)
-        self._copied = Account(memory)
+        self._reservation = Reservation(memory)
+        self._copied = Reservation(memory)
         self._owner = owner
         self._make_room = make_room
         self._average_memory = average_memory
@@ -126,7 +126,7 @@ class RoundSum:
     @property
     def nbytes(self) -> int:
         """The memory of the sum, or of the gradients held for it."""
-        return self._account.used
+        return self._reservation.used
 
     async def check(self, gradient: Gradient, contribution: Contribution, *, joins: bool) -> Gradient:
         """Checks a gradient; returns it with values in the components' dtypes, and without its lenders.
@@ -166,7 +166,7 @@ class RoundSum:
     async def _stage(self, gradient: Gradient, contribution: Contribution) -> StagedGradient:
         growth = await self._pass(self._summation.growth, gradient)
         if growth:
-            await self._make_room_for(lambda: self.place.grow(self._account, growth, self._owner))
+            await self._make_room_for(lambda: self.place.grow(self._reservation, growth, self._owner))
         if gradient.is_adoptable:
             await self._expect(gradient)
         shapes = memory = None
@@ -239,20 +239,20 @@ class RoundSum:
         (gradient,) = _in_order(other).held
         await self.commit(await self._stage(replace(gradient, owned=False, memory=()), contribution))
 
-    def settle(self, givers: Sequence[Account] = ()) -> None:
+    def settle(self, givers: Sequence[Reservation] = ()) -> None:
         """Sets the memory counted for the sum to what it uses now.
 
         Args:
-            givers: The accounts that count the memory it may have taken over; from now on it is counted here alone.
+            givers: The reservations that count the memory it may have taken over; from now on it is counted here alone.
         """
         nbytes = 0 if self._closed else self._summation.nbytes
         for giver in givers:
             # Checked by `stage`.
-            grown = max(nbytes - self._account.used, 0)
+            grown = max(nbytes - self._reservation.used, 0)
             taken = min(giver.used, grown)
             giver.settle(giver.used - taken)
-            self._account.settle(self._account.used + taken)
-        self._account.settle(nbytes)
+            self._reservation.settle(self._reservation.used + taken)
+        self._reservation.settle(nbytes)
 
     def close(self) -> None:
         """Frees the memory, including that of additions under way."""
@@ -266,7 +266,7 @@ class RoundSum:
         memory = await self._pass(self._memory_to_read_in_place, self._shapes)
         if memory is not None:
             try:
-                self._account.grow(sum([each.nbytes for each in memory]))
+                self._reservation.grow(sum([each.nbytes for each in memory]))
             except ResourceExhaustedError:
                 return None
         return memory
@@ -290,8 +290,8 @@ class RoundSum:
             self.settle()
             raise
 
-    async def _ask_owners(self, num_bytes: int, givers: Sequence[Account]) -> None:
-        self._account.expect(num_bytes, givers)
+    async def _ask_owners(self, num_bytes: int, givers: Sequence[Reservation]) -> None:
+        self._reservation.expect(num_bytes, givers)
 
     async def _make_room_for(self, reserve: Callable[[], Awaitable[None]]) -> None:
         while True:

@@ -46,7 +46,7 @@ class SparseSum:
         return 0 if self._rows is None else self._rows.nbytes
 
     def growth(self, gradient: SparseSlices) -> int:
-        """Returns the most bytes of the memory quota that adding `gradient` takes."""
+        """Returns the most bytes of the memory budget that adding `gradient` takes."""
         row_bytes = 16 + gradient.values[:1].size * self._dtype.itemsize
         return gradient.indices.size * row_bytes
 
@@ -175,7 +175,7 @@ class SparseSums:
         return sum([each.nbytes for each in self._sums.values()])
 
     def growth(self, gradient: Gradient) -> int:
-        """Returns the most bytes of the memory quota that adding `gradient` takes."""
+        """Returns the most bytes of the memory budget that adding `gradient` takes."""
         values: Mapping[str, Any] = gradient.values
         return sum(each.growth(values[name]) for name, each in self._sums.items())
 

@@ -27,7 +27,7 @@ class Summation(Protocol):
         ...
 
     def growth(self, gradient: Gradient) -> int:
-        """Returns the most bytes of the memory quota that adding `gradient` takes."""
+        """Returns the most bytes of the memory budget that adding `gradient` takes."""
         ...
 
     def adopted(self, gradient: Gradient) -> int:
@@ -121,7 +121,7 @@ class ArrivalOrderSum:
         return self._dense_nbytes + self._sparse_nbytes
 
     def growth(self, gradient: Gradient) -> int:
-        """Returns the most bytes of the memory quota that adding `gradient` takes."""
+        """Returns the most bytes of the memory budget that adding `gradient` takes."""
         sparse = 0 if self._sparse is None else self._sparse.growth(gradient)
         if self._sums:
             return sparse
@@ -258,7 +258,7 @@ class WorkerOrderSum:
         return self._nbytes
 
     def growth(self, gradient: Gradient) -> int:
-        """Returns the bytes of the memory quota that holding `gradient` takes."""
+        """Returns the bytes of the memory budget that holding `gradient` takes."""
         return 0 if gradient.is_adoptable else gradient.nbytes
 
     def adopted(self, gradient: Gradient) -> int:

@@ -10,7 +10,7 @@ change is first computed, which can fail; then it is decided, the journal takes 
 applies it, which cannot fail. Events carry values, not how they were computed, so replaying them gives the same bits on
 any device.
 
-`forwards` keeps what backwards and delayed updates need, under leases and within the quotas, and remembers which of the
-latest forwards were counted. Leases start anew when events are replayed. `file_journal` and `file_records` keep layers
-in a state directory: values in segments, and the events without values beside them.
+`forwards` keeps what backwards and delayed updates need, under leases and within the budgets, and remembers which of
+the latest forwards were counted. Leases start anew when events are replayed. `file_journal` and `file_records` keep
+layers in a state directory: values in segments, and the events without values beside them.
 """

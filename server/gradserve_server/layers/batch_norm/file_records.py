@@ -24,8 +24,8 @@ from gradserve_server.layers.batch_norm.state import LayerJournal, LayerRecords,
 from gradserve_server.layers.batch_norm.variables import variable_names
 from gradserve_server.layers.initializers import Initializer, NamedInitializer, TensorInitializer
 from gradserve_server.layers.regularizers import Regularizer
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.lifetimes import Lifetime
-from gradserve_server.resources.quotas import Quota
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import owner_named
 from gradserve_server.storage.directory import DAMAGES, DamagedError, StateError
@@ -217,7 +217,7 @@ def layer_removal(store: StateStore, found: FoundLayer) -> Change | None:
 def _inspect_one(store: StateStore, number: int, key: ResourceKey, config: str, lifetime: str) -> FoundLayer:
     Lifetime(**json.loads(lifetime))
     tensors = read_tensors(store, number, config_of(json.loads(config)), np.empty)
-    forwards = Forwards(Quota(_ENDLESS, "bytes"), Quota(_ENDLESS, "tensor handles"), lambda: 0.0, remembered=_ENDLESS)
+    forwards = Forwards(Budget(_ENDLESS, "bytes"), Budget(_ENDLESS, "tensor handles"), lambda: 0.0, remembered=_ENDLESS)
     state = LayerState(forwards)
     restore_state(state, store.rows, number, tensors.variables, tensors.pending)
     return FoundLayer(number, key, len(tensors.variables), state.num_updates, len(tensors.pending))

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from gradserve_server.errors import AbortedError, NotFoundError
 from gradserve_server.layers.batch_norm.events import ForwardEnded, Moments, Saved, arrays_kept
 from gradserve_server.limits import quoted
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
-from gradserve_server.resources.quotas import Account, Quota
 from gradserve_server.security.identity import owner_of
 from gradserve_server.storage.journal import IdWindow
 
@@ -54,7 +54,7 @@ class Forward:
     forward_id: str
     outcome: ForwardOutcome
     room: Room
-    place: Account
+    place: Reservation
     saved: Saved | None = None
     claimed: Saved | None = None
     pending: Moments | None = None
@@ -82,8 +82,8 @@ class Forwards:
 
     def __init__(
         self,
-        memory: Quota,
-        handles: Quota,
+        memory: Budget,
+        handles: Budget,
         clock: Callable[[], float],
         *,
         remembered: int,
@@ -94,12 +94,12 @@ class Forwards:
         """Creates an empty collection.
 
         Args:
-            memory: The quota of bytes.
-            handles: The quota of forwards kept.
+            memory: The budget of bytes.
+            handles: The budget of forwards kept.
             clock: A monotonic clock, in seconds.
             remembered: The number of latest forwards whose outcome is remembered.
             on_presence: Called with True when the first forward is kept, with False when none is left.
-            container: The container whose quota the forwards use, together with that of their owner.
+            container: The container whose budget the forwards use, together with that of their owner.
             device: The memory of the device; None if ops run on the host.
         """
         self.num_bytes = 0
@@ -180,7 +180,7 @@ class Forwards:
         Raises:
             ResourceExhaustedError: There is not enough room.
         """
-        room, place = self._accounts(forward_id)
+        room, place = self._reservations(forward_id)
         reserved = reserved or room.another()
         room.take_over(self._memories.sizes(arrays_kept(saved, pending)), reserved)
         reserved.settle()
@@ -240,7 +240,7 @@ class Forwards:
         if self._closed or (forward is None and event.saved is None and event.pending is None):
             return
         if forward is None:
-            forward = Forward(event.forward_id, outcome, *self._accounts(event.forward_id))
+            forward = Forward(event.forward_id, outcome, *self._reservations(event.forward_id))
             self._forwards[event.forward_id] = forward
             forward.place.settle(1)
             if len(self) == 1:
@@ -342,10 +342,10 @@ class Forwards:
         self.num_bytes += sum(sizes) - forward.room.used
         forward.room.settle(sizes)
 
-    def _accounts(self, forward_id: str) -> tuple[Room, Account]:
-        """Returns the accounts of bytes and handles that a forward uses: those of its owner."""
+    def _reservations(self, forward_id: str) -> tuple[Room, Reservation]:
+        """Returns the reservations of bytes and handles that a forward uses: those of its owner."""
         of_maker = owner_of(forward_id), self._container
-        return self._memories.room(*of_maker), Account(self._handles.part(*of_maker))
+        return self._memories.room(*of_maker), Reservation(self._handles.part(*of_maker))
 
     def _set_outcome(self, forward_id: str, outcome: ForwardOutcome) -> None:
         if forward_id in self._forwards:

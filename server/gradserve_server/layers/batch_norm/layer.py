@@ -42,9 +42,9 @@ from gradserve_server.layers.batch_norm.variables import (
 )
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, arrays_of, check_call, with_arrays
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
-from gradserve_server.resources.quotas import Quota
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.tensors.spec import widened
 
@@ -116,8 +116,8 @@ class LayerEnvironment:
     Attributes:
         runner: Runs their computations.
         compute: Runs their initializers.
-        memory: The quota of bytes.
-        handles: The quota of forwards that they keep.
+        memory: The budget of bytes.
+        handles: The budget of forwards that they keep.
         clock: A monotonic clock, in seconds.
         new_id: A source of unique ids.
         new_seed: A source of seeds.
@@ -128,8 +128,8 @@ class LayerEnvironment:
 
     runner: OpRunner
     compute: Compute
-    memory: Quota
-    handles: Quota
+    memory: Budget
+    handles: Budget
     clock: Callable[[], float]
     new_id: Callable[[], str]
     new_seed: Callable[[], int]
@@ -477,12 +477,12 @@ class BatchNormLayer:
             self._follow_variables()
 
     def _follow_variables(self) -> None:
-        """Updates the memory accounts if variables can be on a device."""
+        """Updates the memory reservations if variables can be on a device."""
         if self._memories.device is not None and not self._closed:
             self._settle_memory()
 
     def _settle_memory(self) -> None:
-        """Updates the memory accounts of the configuration and the variables."""
+        """Updates the memory reservations of the configuration and the variables."""
         variables = () if self.variables is None else self.variables.by_name().values()
         host, device = self._memories.sizes(variables)
         self._room.settle(Sizes(self.config.num_bytes + host, device))

@@ -15,8 +15,8 @@ from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, No
 from gradserve_server.layers.batch_norm.config import BatchNormConfig, describe_differences
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer, LayerEnvironment
 from gradserve_server.limits import MAX_ID_BYTES, check_length
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
-from gradserve_server.resources.quotas import Quota
 from gradserve_server.resources.registry import Directory, ResourceKey
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
@@ -41,7 +41,7 @@ class LayerRegistry:
     """Creates, finds and deletes the layers of a server.
 
     Attributes:
-        count: The quota of layers, and how many there are.
+        count: The budget of layers, and how many there are.
 
     Not thread-safe: used on the event loop only.
     """
@@ -49,26 +49,26 @@ class LayerRegistry:
     def __init__(
         self,
         environment: LayerEnvironment,
-        count: Quota,
+        count: Budget,
         lifetimes: Lifetimes,
-        bookkeeping: Quota,
+        bookkeeping: Budget,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Creates an empty registry.
 
         Args:
             environment: What the layers share.
-            count: The quota of layers.
+            count: The budget of layers.
             lifetimes: Ends the layers.
-            bookkeeping: The quota of bytes for names and tags.
+            bookkeeping: The budget of bytes for names and tags.
             is_of_another_run: Tells whether an earlier run of the server made the layer with this incarnation.
         """
         self._bookkeeping = bookkeeping
         self.count = count
         self._environment = environment
         self._layers: Directory[BatchNormLayer] = Directory("layer", lifetimes, self._delete, "a", is_of_another_run)
-        self._quotas: dict[BatchNormLayer, tuple[Quota, Quota]] = {}
-        """The quotas of layers and bookkeeping from which each layer takes."""
+        self._budgets: dict[BatchNormLayer, tuple[Budget, Budget]] = {}
+        """The budgets of layers and bookkeeping from which each layer takes."""
         # Usually only a few of many layers keep forwards.
         self._keeping: dict[ResourceKey, BatchNormLayer] = {}
 
@@ -315,7 +315,7 @@ class LayerRegistry:
         return self._counted(key, make)
 
     def _counted(self, key: ResourceKey, make: Callable[[], BatchNormLayer]) -> BatchNormLayer:
-        """Returns a new layer that takes from the quotas of its creator and its container."""
+        """Returns a new layer that takes from the budgets of its creator and its container."""
         count, bookkeeping = self.count.part(key.user, key.container), self._bookkeeping.part(key.user, key.container)
         count.acquire()
         try:
@@ -328,7 +328,7 @@ class LayerRegistry:
         except BaseException:
             count.release()
             raise
-        self._quotas[layer] = count, bookkeeping
+        self._budgets[layer] = count, bookkeeping
         return layer
 
     def _begin(self, key: ResourceKey, layer: BatchNormLayer, lifetime: Lifetime) -> None:
@@ -342,7 +342,7 @@ class LayerRegistry:
             self._keeping.pop(key, None)
 
     def _close(self, layer: BatchNormLayer) -> None:
-        count, bookkeeping = self._quotas.pop(layer)
+        count, bookkeeping = self._budgets.pop(layer)
         count.release()
         bookkeeping.release(layer.bookkeeping_bytes)
         layer.close()

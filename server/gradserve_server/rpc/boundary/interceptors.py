@@ -25,7 +25,7 @@ from gradserve_server.errors import (
 from gradserve_server.observe.call_record import CallRecord, Origin, current_call
 from gradserve_server.observe.calls import Calls, MethodCalls
 from gradserve_server.observe.logs import FailureLog
-from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.registry import DEFAULT_CONTAINER
 from gradserve_server.rpc.boundary.chain import Call, Handle
 from gradserve_server.rpc.boundary.messages import MalformedMessage
@@ -240,7 +240,7 @@ class FairCalls:
     """
 
     def __init__(self, max_calls: int, rules: ShareRules) -> None:
-        self._under_way = Quota(max_calls, "calls under way")
+        self._under_way = Budget(max_calls, "calls under way")
         self._shares = Shares(self._under_way, rules, lambda limits: limits.max_calls, _RETRY_SECONDS)
         self._rates = CallRates(time.monotonic, rules.of_identity)
 

@@ -15,9 +15,9 @@ from gradserve_server.devices.inventory import Inventory
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.observe.status.source import StatusSource
+from gradserve_server.resources.budget import FairBudget
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.memory import Purpose
-from gradserve_server.resources.quotas import FairQuota
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.sockets.service import SocketAddresses
 from gradserve_server.security.identity import Identity
@@ -31,15 +31,15 @@ _MOST_COMPARED = 1000
 
 @dataclass(frozen=True)
 class Usage:
-    """The use of the quotas of a server."""
+    """The use of the budgets of a server."""
 
-    memory: FairQuota
-    handles: FairQuota
-    accumulators: FairQuota
-    waiters: FairQuota
-    layers: FairQuota
-    bookkeeping: FairQuota
-    device_memory: FairQuota | None = None
+    memory: FairBudget
+    handles: FairBudget
+    accumulators: FairBudget
+    waiters: FairBudget
+    layers: FairBudget
+    bookkeeping: FairBudget
+    device_memory: FairBudget | None = None
 
     def of_all(self) -> messages_pb2.ServerUsage:
         """Returns the use by everybody."""
@@ -58,11 +58,11 @@ class Usage:
             return []
         names = {caller.name}
         if caller.reaches_all:
-            quotas = [self.memory, self.handles, self.accumulators, self.waiters, self.layers, self.bookkeeping]
-            quotas += [] if self.device_memory is None else [self.device_memory]
-            names = {share.name for quota in quotas for share in quota.identities if share.held}
+            budgets = [self.memory, self.handles, self.accumulators, self.waiters, self.layers, self.bookkeeping]
+            budgets += [] if self.device_memory is None else [self.device_memory]
+            names = {share.name for budget in budgets for share in budget.identities if share.held}
         largest = nlargest(_MOST_IDENTITIES, names, key=self.memory.identities.held_by)
-        return [self._share(name, lambda quota, name: quota.identities.held_by(name)) for name in largest]
+        return [self._share(name, lambda budget, name: budget.identities.held_by(name)) for name in largest]
 
     def of_containers(self, caller: Identity) -> list[messages_pb2.ShareUsage]:
         """Returns the use in the largest containers in which the caller has a role."""
@@ -70,9 +70,9 @@ class Usage:
         used = self.bookkeeping.containers
         names = [name for name in used.names(_MOST_COMPARED) if caller.role_in(name) is not None and used.held_by(name)]
         largest = nlargest(_MOST_CONTAINERS, names, key=self.memory.containers.held_by)
-        return [self._share(name, lambda quota, name: quota.containers.held_by(name)) for name in largest]
+        return [self._share(name, lambda budget, name: budget.containers.held_by(name)) for name in largest]
 
-    def _share(self, name: str, held_by: Callable[[FairQuota, str], int]) -> messages_pb2.ShareUsage:
+    def _share(self, name: str, held_by: Callable[[FairBudget, str], int]) -> messages_pb2.ShareUsage:
         return messages_pb2.ShareUsage(
             name=name,
             num_bytes=held_by(self.memory, name),
@@ -104,7 +104,7 @@ class DeviceFigures:
             return None
         used = self.evictor.device.used
         return messages_pb2.DeviceUsage(
-            max_bytes=self.evictor.device.quota.limit,
+            max_bytes=self.evictor.device.budget.limit,
             computing_bytes=used[Purpose.COMPUTING],
             stored_bytes=used[Purpose.STORED],
             accumulator_bytes=used[Purpose.ACCUMULATORS],

@@ -24,7 +24,7 @@ from gradserve_server.errors import (
     InvalidArgumentError,
     ServiceError,
 )
-from gradserve_server.resources.quotas import Account, Quota
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.rpc.accumulators.requests import GradientRequest
 from gradserve_server.rpc.upstream.messages import Answer, Pulled, alone, answer_of, arrays_of, of_sum
 from gradserve_server.rpc.upstream.shards import UpstreamShards
@@ -124,7 +124,7 @@ class Forwarding:
     """
 
     def __init__(
-        self, link: UpstreamLink, place: Place, memory: Quota, ids: RequestIds, tasks: BackgroundTasks, counts: Counts
+        self, link: UpstreamLink, place: Place, memory: Budget, ids: RequestIds, tasks: BackgroundTasks, counts: Counts
     ) -> None:
         self._link = link
         self._place = place
@@ -167,11 +167,11 @@ class Forwarding:
 
     async def _sum(self, accumulator: Aggregated, leaves: Sequence[GradientLeaf]) -> Answer:
         ordered = [leaves[at] for at in in_order([each.contribution for each in leaves])]
-        account = Account(self._memory)
+        reservation = Reservation(self._memory)
         try:
             async with AsyncExitStack() as reading:
                 gradients = [await reading.enter_async_context(each.borrowed()) for each in ordered]
-                account.grow(sum_bytes(accumulator.spec, gradients[0]))
+                reservation.grow(sum_bytes(accumulator.spec, gradients[0]))
                 given = [(each.contribution, gradient) for each, gradient in zip(ordered, gradients, strict=True)]
                 num_bytes = sum([gradient.nbytes for gradient in gradients])
                 values = await self._place.compute.run(num_bytes, summed, accumulator.spec, self._place, given)
@@ -191,7 +191,7 @@ class Forwarding:
         except MemoryError as error:
             raise InternalError("the aggregator has no memory left for a sum") from error
         finally:
-            account.settle(0)
+            reservation.settle(0)
 
     async def _alone(self, accumulator: Aggregated, leaf: GradientLeaf) -> None:
         try:

@@ -39,7 +39,7 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
-from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.registry import DEFAULT_CONTAINER
 from gradserve_server.rpc.accumulators.replies import encode_pulled, encode_read, encode_taken
 from gradserve_server.rpc.accumulators.requests import (
@@ -96,8 +96,8 @@ class AggregatingServicer:
         arriving: ArrivingGradients,
         compute: Compute,
         place: Place,
-        memory: Quota,
-        kept_memory: Quota,
+        memory: Budget,
+        kept_memory: Budget,
         ids: RequestIds,
         counts: Counts,
     ) -> None:

@@ -140,8 +140,8 @@ def test_few_allocations_are_open_at_a_time(start: Callable[[], Process], opened
 
 
 def test_there_are_limits(start: Callable[[], Process], opened: Open, server_here: LocalServer) -> None:
-    quota = server_here.inspect(lambda server: server._sockets._context.fair.gpu_bytes)
-    quota.limit = 1000
+    budget = server_here.inspect(lambda server: server._sockets._context.fair.gpu_bytes)
+    budget.limit = 1000
     worker = start()
     assert "copied to the host: too many bytes of clients' GPU memory" in worker.does("put")
     opened.are_none()

@@ -19,7 +19,7 @@ from gradserve_server.devices.host.shared_blocks import Readers, SharedMemory
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ServiceError
 from gradserve_server.observe.call_record import Origin
 from gradserve_server.observe.calls import WireTraffic
-from gradserve_server.resources.quotas import Quota
+from gradserve_server.resources.budget import Budget
 from gradserve_server.rpc.boundary.chain import Handle, Service
 from gradserve_server.rpc.boundary.interceptors import Admission
 from gradserve_server.rpc.boundary.messages import RequestReader
@@ -100,13 +100,13 @@ class FairSockets:
     """
 
     def __init__(
-        self, max_connections: int, region_bytes: Quota, gpu_bytes: Quota, regions: Quota, rules: ShareRules
+        self, max_connections: int, region_bytes: Budget, gpu_bytes: Budget, regions: Budget, rules: ShareRules
     ) -> None:
         self.region_bytes = region_bytes
         self.gpu_bytes = gpu_bytes
         self.regions = regions
-        self.connections = Quota(max_connections, "connections to sockets")
-        self.strands = Quota(max_connections, "strands of connections to sockets")
+        self.connections = Budget(max_connections, "connections to sockets")
+        self.strands = Budget(max_connections, "strands of connections to sockets")
         self._connections = Shares(self.connections, rules, lambda limits: limits.max_connections)
         self._bytes_of = Shares(region_bytes, rules, lambda limits: limits.max_region_bytes)
         self._gpu_bytes_of = Shares(gpu_bytes, rules, lambda _: None)
@@ -133,7 +133,7 @@ class FairSockets:
             ResourceExhaustedError: The regions of the identity, or of everybody, would be too many or too large.
         """
         with ExitStack() as on_failure:
-            quota, shares = self._memory(on_gpu=on_gpu)
+            budget, shares = self._memory(on_gpu=on_gpu)
             regions, region_bytes = self._regions_of.of(identity), shares.of(identity)
             regions.take()
             on_failure.callback(regions.give_back)
@@ -141,18 +141,18 @@ class FairSockets:
             on_failure.callback(region_bytes.give_back, num_bytes)
             self.regions.acquire()
             on_failure.callback(self.regions.release)
-            quota.acquire(num_bytes)
+            budget.acquire(num_bytes)
             on_failure.pop_all()
 
     def drop_region(self, identity: Identity, num_bytes: int, *, on_gpu: bool = False) -> None:
         """Stops counting a region."""
-        quota, shares = self._memory(on_gpu=on_gpu)
-        quota.release(num_bytes)
+        budget, shares = self._memory(on_gpu=on_gpu)
+        budget.release(num_bytes)
         self.regions.release()
         shares.of(identity).give_back(num_bytes)
         self._regions_of.of(identity).give_back()
 
-    def _memory(self, *, on_gpu: bool) -> tuple[Quota, Shares]:
+    def _memory(self, *, on_gpu: bool) -> tuple[Budget, Shares]:
         return (self.gpu_bytes, self._gpu_bytes_of) if on_gpu else (self.region_bytes, self._bytes_of)
 
 
@@ -184,8 +184,8 @@ class GpuAccess:
 class Strands:
     """The strands of one connection: further sockets over which its large payloads are split."""
 
-    def __init__(self, quota: Quota) -> None:
-        self._quota = quota
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
         self._streams: dict[int, FrameStream] = {}
 
     def add(self, number: int, stream: FrameStream) -> None:
@@ -199,7 +199,7 @@ class Strands:
             raise InvalidArgumentError(f"expected 1 to {MAX_STRANDS}, got {number}", field="strand")
         if number in self._streams:
             raise InvalidArgumentError(f"strand {number} is there already", field="strand")
-        self._quota.acquire()
+        self._budget.acquire()
         self._streams[number] = stream
 
     def first(self, count: int) -> list[FrameStream]:
@@ -217,7 +217,7 @@ class Strands:
         """Closes all strands."""
         while self._streams:
             self._streams.popitem()[1].close()
-            self._quota.release()
+            self._budget.release()
 
 
 class StrandKeys:
@@ -256,7 +256,7 @@ class SocketContext:
         methods: The methods that can be called, by name.
         tickets: The tickets that open connections.
         admission: Admits calls until the server drains.
-        memory: The quota of the bytes of tensors.
+        memory: The budget of the bytes of tensors.
         fair: Limits connections and regions.
         in_flight: Limits the payloads that are arriving.
         messages: Limits the long messages that are arriving.
@@ -277,7 +277,7 @@ class SocketContext:
     methods: Mapping[bytes, Method]
     tickets: TicketRegistry
     admission: Admission
-    memory: Quota
+    memory: Budget
     fair: FairSockets
     in_flight: InFlight
     messages: InFlight

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from gradserve_protocol.frames import FrameError, FrameHeader, Segment, unpack_segments
 from gradserve_server.devices.device import SharedEvent, SharingError
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
-from gradserve_server.resources.quotas import Account
+from gradserve_server.resources.budget import Reservation
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.regions import ClientRegions
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
@@ -95,7 +95,7 @@ class PayloadReceiver:
         check_payload_bytes(sum(each.num_bytes for each in places), allowed)
         waits = num_bytes <= self._context.memory.limit  # others go on while a payload that never fits is dropped
         in_flight = self._context.in_flight
-        memory = Account(self._context.memory)
+        memory = Reservation(self._context.memory)
         if waits and num_bytes:
             await in_flight.enter(num_bytes)
 
@@ -147,7 +147,7 @@ class PayloadReceiver:
         await _until_done(event)
         if in_place:
             return
-        assert payload.memory is not None, "the payload of a call has an account"
+        assert payload.memory is not None, "the payload of a call has a reservation"
         payload.memory.grow(sum(each.memory.nbytes for each in segments))
         device = sharing.device
 
@@ -180,13 +180,13 @@ class PayloadReceiver:
             return PayloadSegment(place.start, part.memory, is_live=True, on_gpu=part.on_gpu)
         return PayloadSegment(place.start, own[place.offset : place.offset + place.num_bytes])
 
-    def _allocate(self, num_bytes: int, memory: Account) -> NDArray[np.uint8]:
+    def _allocate(self, num_bytes: int, memory: Reservation) -> NDArray[np.uint8]:
         if not num_bytes:
             return _NOTHING
         memory.grow(num_bytes)
         return self._context.allocate((num_bytes,), np.dtype(np.uint8))
 
-    async def _copied(self, segments: Sequence[PayloadSegment], memory: Account) -> list[PayloadSegment]:
+    async def _copied(self, segments: Sequence[PayloadSegment], memory: Reservation) -> list[PayloadSegment]:
         """Replaces segments in the client's host memory by copies."""
         live = sum(each.memory.size for each in segments if each.is_live and not each.on_gpu)
         memory.grow(live)

@@ -1,4 +1,4 @@
-"""Quotas shared by everything on the server, with fair shares for identities and containers."""
+"""Budgets shared by everything on the server, with fair shares for identities and containers."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from gradserve_server.security.identity import Identity
 from gradserve_server.security.shares import ContainerLimits, ContainerShares, OwnLimits, Share, ShareRules, Shares
 
 
-class Quota:
+class Budget:
     """A limit on an amount that is in use at one time.
 
     Attributes:
@@ -25,12 +25,12 @@ class Quota:
     owners: Sequence[Share] = ()
 
     def __init__(self, limit: int, unit: str, *, each: "Cost | None" = None) -> None:
-        """Makes a quota that is not in use.
+        """Makes a budget that is not in use.
 
         Args:
             limit: The limit.
             unit: The unit for messages, e.g. "bytes of tensor memory".
-            each: The cost of each unit in another quota.
+            each: The cost of each unit in another budget.
         """
         self.limit = limit
         self.used = 0
@@ -39,12 +39,12 @@ class Quota:
         self._each = each
 
     @property
-    def whole(self) -> "Quota":
-        """The quota that this is a part of, or this quota itself."""
+    def whole(self) -> "Budget":
+        """The budget that this is a part of, or this budget itself."""
         return self
 
-    def part(self, owner: Identity, container: str | None = None) -> "Quota":
-        """Returns the quota that an identity uses in a container; without fair shares, the same for all."""
+    def part(self, owner: Identity, container: str | None = None) -> "Budget":
+        """Returns the budget that an identity uses in a container; without fair shares, the same for all."""
         return self
 
     def acquire(self, amount: int = 1) -> None:
@@ -55,7 +55,7 @@ class Quota:
         """
         self.check(amount)
         if self._each is not None:
-            self._each.quota.acquire(self._each.amount * amount)
+            self._each.budget.acquire(self._each.amount * amount)
         self.count(amount)
 
     def check(self, amount: int) -> None:
@@ -83,17 +83,17 @@ class Quota:
             )
 
     def release(self, amount: int = 1) -> None:
-        """Returns `amount` to the quota."""
+        """Returns `amount` to the budget."""
         self.change(-amount)
 
     def change(self, amount: int) -> None:
         """Changes the amount in use, without checking the limit."""
         self.count(amount)
         if self._each is not None:
-            self._each.quota.change(self._each.amount * amount)
+            self._each.budget.change(self._each.amount * amount)
 
     def count(self, amount: int) -> None:
-        """Changes the amount in use of this quota alone, not of the one that `each` costs."""
+        """Changes the amount in use of this budget alone, not of the one that `each` costs."""
         self.used += amount
 
     def hold(self, amount: int = 1) -> "Held":
@@ -103,41 +103,41 @@ class Quota:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one unit of something in a quota."""
+    """The cost of one unit of something in a budget."""
 
-    quota: Quota
+    budget: Budget
     amount: int
 
     def part(self, owner: Identity, container: str | None) -> "Cost":
-        """Returns the cost to an identity and a container; see `Quota.part`."""
-        return Cost(self.quota.part(owner, container), self.amount)
+        """Returns the cost to an identity and a container; see `Budget.part`."""
+        return Cost(self.budget.part(owner, container), self.amount)
 
 
 class Held:
-    """An amount of a quota, taken for the length of a block. Made by `Quota.hold`."""
+    """An amount of a budget, taken for the length of a block. Made by `Budget.hold`."""
 
-    __slots__ = ("_amount", "_quota")
+    __slots__ = ("_amount", "_budget")
 
-    def __init__(self, quota: Quota, amount: int) -> None:
-        self._quota = quota
+    def __init__(self, budget: Budget, amount: int) -> None:
+        self._budget = budget
         self._amount = amount
 
     def __enter__(self) -> None:
         """Takes it."""
-        self._quota.acquire(self._amount)
+        self._budget.acquire(self._amount)
 
     def __exit__(self, *_: object) -> None:
         """Returns it."""
-        self._quota.release(self._amount)
+        self._budget.release(self._amount)
 
 
-class Account:
-    """One holder's share of a quota, which grows and shrinks."""
+class Reservation:
+    """One holder's share of a budget, which grows and shrinks."""
 
-    __slots__ = ("_expected", "_quota", "used")
+    __slots__ = ("_budget", "_expected", "used")
 
-    def __init__(self, quota: Quota, used: int = 0) -> None:
-        self._quota = quota
+    def __init__(self, budget: Budget, used: int = 0) -> None:
+        self._budget = budget
         self._expected: list[tuple[Share, int]] | None = None
         self.used = used
 
@@ -147,34 +147,34 @@ class Account:
         Raises:
             ResourceExhaustedError: That much is not left; nothing was taken.
         """
-        self._quota.acquire(amount)
+        self._budget.acquire(amount)
         self.used += amount
 
-    def take_over(self, amount: int, giver: "Account") -> None:
-        """Takes `amount` more: first what another holder has reserved, then the rest from the quota.
+    def take_over(self, amount: int, giver: "Reservation") -> None:
+        """Takes `amount` more: first what another holder has reserved, then the rest from the budget.
 
-        Only a giver that shares the quota can hand anything over; others keep what they have.
+        Only a giver that shares the budget can hand anything over; others keep what they have.
 
         Raises:
             ResourceExhaustedError: The rest is not left, or the owners may not hold it; nothing has changed.
         """
         given = min(giver.used, amount) if self._shares_with(giver) else 0
         self._ask_owners(amount, (giver,))
-        self._quota.check_left(amount - given)
+        self._budget.check_left(amount - given)
         giver.settle(giver.used - given)
-        self._quota.change(amount)
+        self._budget.change(amount)
         self.used += amount
 
-    def split(self, amount: int) -> "Account":
-        """Moves `amount` to a new account, and returns it."""
+    def split(self, amount: int) -> "Reservation":
+        """Moves `amount` to a new reservation, and returns it."""
         self.used -= amount
-        return Account(self._quota, amount)
+        return Reservation(self._budget, amount)
 
-    def another(self) -> "Account":
-        """Returns an empty account of the same holder."""
-        return Account(self._quota)
+    def another(self) -> "Reservation":
+        """Returns an empty reservation of the same holder."""
+        return Reservation(self._budget)
 
-    def expect(self, amount: int, givers: Iterable["Account"]) -> None:
+    def expect(self, amount: int, givers: Iterable["Reservation"]) -> None:
         """Reserves `amount` in the owners' shares, for memory that givers will hand over, until `settle`.
 
         Raises:
@@ -192,25 +192,25 @@ class Account:
                 owner.give_back(num)
             self._expected = None
         if amount != self.used:
-            self._quota.change(amount - self.used)
+            self._budget.change(amount - self.used)
             self.used = amount
 
-    def _shares_with(self, other: "Account") -> bool:
-        return self._quota.whole is other._quota.whole
+    def _shares_with(self, other: "Reservation") -> bool:
+        return self._budget.whole is other._budget.whole
 
-    def _ask_owners(self, amount: int, givers: Iterable["Account"]) -> list[tuple[Share, int]]:
+    def _ask_owners(self, amount: int, givers: Iterable["Reservation"]) -> list[tuple[Share, int]]:
         """Checks that the owners may hold an amount that givers hand over; returns how much is new to each.
 
         Raises:
             ResourceExhaustedError: They may not.
         """
-        if not self._quota.owners:
+        if not self._budget.owners:
             return []
         givers = tuple([each for each in givers if self._shares_with(each)])
         new = amount - min(amount, sum([each.used for each in givers]))
         asked = []
-        for owner in self._quota.owners:
-            own = sum([each.used for each in givers if owner in each._quota.owners])
+        for owner in self._budget.owners:
+            own = sum([each.used for each in givers if owner in each._budget.owners])
             missing = amount - min(amount, own)
             owner.check(missing, counted=max(missing - new, 0))
             asked.append((owner, missing))
@@ -221,8 +221,8 @@ def _no_limit(_limits: OwnLimits | ContainerLimits) -> None:
     return None
 
 
-class FairQuota(Quota):
-    """A quota with fair shares for identities, and limits for containers.
+class FairBudget(Budget):
+    """A budget with fair shares for identities, and limits for containers.
 
     Attributes:
         identities: What each identity holds.
@@ -240,13 +240,13 @@ class FairQuota(Quota):
         of_container: Callable[[ContainerLimits], int | None] = _no_limit,
         retry_after: float | None = None,
     ) -> None:
-        """Makes a quota that is not in use.
+        """Makes a budget that is not in use.
 
         Args:
             limit: The limit.
             unit: The unit for messages.
             rules: How much of it an identity or a container may hold.
-            each: The cost of each unit in another quota.
+            each: The cost of each unit in another budget.
             of_identity: Returns the limit from an identity's own limits, or None.
             of_container: Returns the limit from a container's limits, or None.
             retry_after: Seconds after which a refused owner may try again; None if waiting does not help.
@@ -257,8 +257,8 @@ class FairQuota(Quota):
         self._rules = rules
         self._has_identities = rules.has_identities
         # Shared by everything of the same identity and container: there can be a million handles.
-        self._parts: WeakValueDictionary[tuple[str, str], Quota] = WeakValueDictionary()
-        self._parts_without_container: dict[str, Quota] = {}
+        self._parts: WeakValueDictionary[tuple[str, str], Budget] = WeakValueDictionary()
+        self._parts_without_container: dict[str, Budget] = {}
 
     @property
     def reserve(self) -> int:
@@ -272,8 +272,8 @@ class FairQuota(Quota):
         reserve = 0 if not owner.name or held + amount <= self.reserve else self.reserve
         return own, max(own, self.used + amount - (self.limit - reserve))
 
-    def part(self, owner: Identity, container: str | None = None) -> Quota:
-        """Returns the quota that an identity uses in a container; whatever is taken counts against both.
+    def part(self, owner: Identity, container: str | None = None) -> Budget:
+        """Returns the budget that an identity uses in a container; whatever is taken counts against both.
 
         Args:
             owner: The identity; the anonymous one if none owns it.
@@ -287,33 +287,33 @@ class FairQuota(Quota):
             part = self._parts[name, container] = self._new_part(name, owner, container)
         return part
 
-    def _part_without_container(self, name: str, owner: Identity) -> Quota:
+    def _part_without_container(self, name: str, owner: Identity) -> Budget:
         part = self._parts_without_container.get(name)
         if part is None:
             part = self._parts_without_container[name] = self._new_part(name, owner, None)
         return part
 
-    def _new_part(self, name: str, owner: Identity, container: str | None) -> Quota:
+    def _new_part(self, name: str, owner: Identity, container: str | None) -> Budget:
         owners = [self.identities.named(name)] if name else []
         if container is not None:
             owners.append(self.containers.named(container))
         return _OwnedPart(self, owners, None if self._each is None else self._each.part(owner, container))
 
 
-class _OwnedPart(Quota):
-    """A fair quota as its owners see it.
+class _OwnedPart(Budget):
+    """A fair budget as its owners see it.
 
     Attributes:
         used: The amount that they have taken.
     """
 
-    def __init__(self, whole: Quota, owners: Sequence[Share], each: Cost | None) -> None:
+    def __init__(self, whole: Budget, owners: Sequence[Share], each: Cost | None) -> None:
         super().__init__(whole.limit, whole.unit, each=each)
         self._whole = whole
         self.owners = owners
 
     @property
-    def whole(self) -> Quota:
+    def whole(self) -> Budget:
         return self._whole
 
     def check(self, amount: int) -> None:
@@ -331,24 +331,24 @@ class _OwnedPart(Quota):
             owner.held += amount
 
 
-class PurposeQuota(Quota):
-    """Usage of another quota for one purpose.
+class PurposeBudget(Budget):
+    """Usage of another budget for one purpose.
 
     Attributes:
         used: The amount taken for the purpose.
     """
 
-    def __init__(self, source: Quota) -> None:
+    def __init__(self, source: Budget) -> None:
         super().__init__(source.limit, source.unit)
         self.owners = source.owners
         self._source = source
-        self._parts: WeakValueDictionary[Quota, _PurposePart] = WeakValueDictionary()
+        self._parts: WeakValueDictionary[Budget, _PurposePart] = WeakValueDictionary()
 
     @property
-    def whole(self) -> Quota:
+    def whole(self) -> Budget:
         return self._source.whole
 
-    def part(self, owner: Identity, container: str | None = None) -> Quota:
+    def part(self, owner: Identity, container: str | None = None) -> Budget:
         source = self._source.part(owner, container)
         if source is self._source:
             return self
@@ -368,10 +368,10 @@ class PurposeQuota(Quota):
         self._source.change(amount)
 
 
-class _PurposePart(PurposeQuota):
+class _PurposePart(PurposeBudget):
     """Usage for the purpose by one identity, or in one container."""
 
-    def __init__(self, source: Quota, of_all: PurposeQuota) -> None:
+    def __init__(self, source: Budget, of_all: PurposeBudget) -> None:
         super().__init__(source)
         self._of_all = of_all
 

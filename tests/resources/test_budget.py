@@ -1,11 +1,11 @@
-"""What is taken of a quota counts for its owner and its container, too."""
+"""What is taken of a budget counts for its owner and its container, too."""
 
 import gc
 
 import pytest
 
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.resources.quotas import Account, Cost, FairQuota, Quota
+from gradserve_server.resources.budget import Budget, Cost, FairBudget, Reservation
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.shares import ContainerLimits, OwnLimits, ShareRules
 
@@ -22,8 +22,8 @@ class World:
             lambda container: ContainerLimits(max_bytes=30 if container == "box" else None),
             has_identities=has_identities,
         )
-        self.bookkeeping = FairQuota(1000, "bytes of bookkeeping", self.rules)
-        self.quota = FairQuota(
+        self.bookkeeping = FairBudget(1000, "bytes of bookkeeping", self.rules)
+        self.budget = FairBudget(
             100,
             "bytes",
             self.rules,
@@ -32,12 +32,12 @@ class World:
             of_container=lambda limits: limits.max_bytes,
         )
 
-    def held(self, quota: FairQuota | None = None) -> tuple[int, int, int, int]:
+    def held(self, budget: FairBudget | None = None) -> tuple[int, int, int, int]:
         """Returns what all hold, the chief, the worker, and the container "box"."""
-        quota = quota or self.quota
-        identities, containers = quota.identities, quota.containers
+        budget = budget or self.budget
+        identities, containers = budget.identities, budget.containers
         of_names = identities.held_by("chief"), identities.held_by("worker")
-        return (quota.used, *of_names, containers.held_by("box"))
+        return (budget.used, *of_names, containers.held_by("box"))
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def world() -> World:
 
 
 def test_what_is_taken_counts_for_all(world: World) -> None:
-    part = world.quota.part(CHIEF, "box")
+    part = world.budget.part(CHIEF, "box")
     with part.hold(10):
         part.acquire(5)
         assert world.held() == (15, 15, 0, 15)
@@ -80,9 +80,9 @@ TOO_MUCH: list[tuple[Identity, str | None, int, int, str]] = [
 def test_who_takes_too_much_gets_nothing(
     world: World, owner: Identity, container: str | None, used: int, amount: int, message: str, way: str
 ) -> None:
-    world.quota.change(used)
-    part = world.quota.part(owner, container)
-    account, giver = Account(part), Account(world.quota)
+    world.budget.change(used)
+    part = world.budget.part(owner, container)
+    reservation, giver = Reservation(part), Reservation(world.budget)
     if way == "take_over":
         giver.grow(min(amount, 3))
     if way == "expect":
@@ -94,40 +94,40 @@ def test_who_takes_too_much_gets_nothing(
             case "acquire":
                 part.acquire(amount)
             case "grow":
-                account.grow(amount)
+                reservation.grow(amount)
             case "take_over":
-                account.take_over(amount, giver)
+                reservation.take_over(amount, giver)
             case _:
-                account.expect(amount, [giver])
+                reservation.expect(amount, [giver])
 
     with pytest.raises(ResourceExhaustedError) as raised:
         take(amount)
     assert message in raised.value.message
     assert (world.held(), world.held(world.bookkeeping)) == before
-    assert account.used == 0
+    assert reservation.used == 0
     with world.rules.suspended():
         if owner.name:
-            account.expect(amount, [])
-            account.settle(0)
+            reservation.expect(amount, [])
+            reservation.settle(0)
     giver.settle(min(giver.used, amount - 1))
     take(min(amount - 1, 100 - used))
 
 
 def test_to_take_nothing_is_never_refused(world: World) -> None:
-    part = world.quota.part(CHIEF, "box")
+    part = world.budget.part(CHIEF, "box")
     part.change(200)
     part.acquire(0)
-    Account(part).grow(0)
-    Account(part).take_over(0, Account(world.quota))
+    Reservation(part).grow(0)
+    Reservation(part).take_over(0, Reservation(world.budget))
 
 
 @pytest.mark.parametrize(("given_by", "may_have"), [(CHIEF, 50), (WORKER, 50), (ANONYMOUS, 50)])
 def test_what_changes_hands_counts_once(world: World, given_by: Identity, may_have: int) -> None:
-    taker, giver = Account(world.quota.part(CHIEF)), Account(world.quota.part(given_by))
+    taker, giver = Reservation(world.budget.part(CHIEF)), Reservation(world.budget.part(given_by))
     giver.grow(40)
     taker.take_over(may_have, giver)
     assert (world.held(), giver.used) == ((may_have, may_have, 0, 0), 0)
-    back = Account(world.quota.part(given_by))
+    back = Reservation(world.budget.part(given_by))
     back.take_over(may_have, taker)
     assert world.held()[1] == (may_have if given_by is CHIEF else 0)
 
@@ -135,37 +135,37 @@ def test_what_changes_hands_counts_once(world: World, given_by: Identity, may_ha
 @pytest.mark.parametrize(("given_by", "expected"), [(CHIEF, 40), (WORKER, 80), (ANONYMOUS, 80)])
 def test_what_is_expected_counts_for_the_owner_already(world: World, given_by: Identity, expected: int) -> None:
     with world.rules.suspended():
-        taker, giver = Account(world.quota.part(CHIEF)), Account(world.quota.part(given_by))
+        taker, giver = Reservation(world.budget.part(CHIEF)), Reservation(world.budget.part(given_by))
         giver.grow(40)
         taker.grow(40 if given_by is not CHIEF else 0)
         taker.expect(40, [giver])
     assert world.held() == (40 + taker.used, expected, 40 if given_by is WORKER else 0, 0)
     with pytest.raises(ResourceExhaustedError):
-        Account(world.quota.part(CHIEF)).grow(11)
+        Reservation(world.budget.part(CHIEF)).grow(11)
     taker.settle(taker.used)
     assert world.held()[1] == (40 if given_by is CHIEF else taker.used)
 
 
 def test_without_identities_only_containers_count() -> None:
     world = World(has_identities=False)
-    assert world.quota.part(CHIEF) is world.quota
-    part = world.quota.part(CHIEF, "box")
+    assert world.budget.part(CHIEF) is world.budget
+    part = world.budget.part(CHIEF, "box")
     part.acquire(30)
     assert (part.used, world.held()) == (30, (30, 0, 0, 30))
 
 
 def test_a_container_is_forgotten_with_its_last_part(world: World) -> None:
-    part = world.quota.part(ANONYMOUS, "box")
-    assert world.quota.part(ANONYMOUS, "box") is part
-    other = world.quota.part(CHIEF, "box")
+    part = world.budget.part(ANONYMOUS, "box")
+    assert world.budget.part(ANONYMOUS, "box") is part
+    other = world.budget.part(CHIEF, "box")
     part.acquire(1)
     other.acquire(2)
-    assert (world.held()[3], world.quota.containers.names(10)) == (3, ["box"])
+    assert (world.held()[3], world.budget.containers.names(10)) == (3, ["box"])
     del part, other
     gc.collect()
-    assert world.quota.containers.names(10) == []
+    assert world.budget.containers.names(10) == []
 
 
-def test_a_plain_quota_has_no_parts() -> None:
-    quota = Quota(10, "bytes")
-    assert quota.part(CHIEF, "box") is quota
+def test_a_plain_budget_has_no_parts() -> None:
+    budget = Budget(10, "bytes")
+    assert budget.part(CHIEF, "box") is budget
