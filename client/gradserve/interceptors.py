@@ -94,7 +94,7 @@ class CallAnswer:
 
 
 Around: TypeAlias = Generator[Mapping[str, str] | None, CallAnswer, None]
-"""What an interceptor does around a call: it yields once to make the call, and gets the answer or the error there."""
+"""The work of an interceptor around a call: it yields once to make the call, and gets the answer or the error there."""
 
 
 class Interceptor:

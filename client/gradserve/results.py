@@ -288,7 +288,7 @@ class TransportInfo:
     """The way that a client's calls take to the server.
 
     Attributes:
-        way: "shared_memory" or "bulk", a socket beside gRPC, or "grpc".
+        way: "shared_memory" or "bulk", a socket beside gRPC, or "grpc"; "in_process" for a server of a test.
         why_not_faster: Why no faster way is in use; empty for the fastest.
         num_sockets: Over how many sockets one call's large tensors travel at once: several if the way is "bulk" and
             the link is long.

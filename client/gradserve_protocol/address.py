@@ -19,22 +19,25 @@ _MAX_PATH_BYTES = 101
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*).*", re.DOTALL)
 _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([\w-]{0,62})(\.[a-z0-9_][\w-]{0,62})*\.?", re.ASCII | re.IGNORECASE)
+_IN_PROCESS = "in-process:"
 _DIGITS_AND_DOTS = re.compile(r"[0-9.]+")
 
 
 @dataclass(frozen=True)
 class Address:
-    """The address of a server: a host and a port, or the path of a Unix socket.
+    """The address of a server: a host and a port, the path of a Unix socket, or a name in this process.
 
     Attributes:
         host: A name, or an IPv4 or IPv6 address; empty for a Unix socket.
         port: 1 to 65535; 0 for a free port to listen on, and for a Unix socket.
         path: The path of the Unix socket; empty for a host.
+        name: The name of a server in this process, for tests; empty for all others.
     """
 
     host: str = ""
     port: int = 0
     path: str = ""
+    name: str = ""
 
     @classmethod
     def to_connect(cls, text: str) -> "Address":
@@ -47,6 +50,9 @@ class Address:
         Raises:
             InvalidArgumentError: The text is none of these.
         """
+        given = text.strip() if isinstance(text, str) else ""
+        if given.startswith(_IN_PROCESS):
+            return cls(name=given.removeprefix(_IN_PROCESS))
         address = _parse(text)
         if address.host and address.port == 0:
             _refuse(text, "port 0 is for a server to listen on; connect to the port that the server has picked")
@@ -64,11 +70,15 @@ class Address:
     @property
     def target(self) -> str:
         """The address in gRPC's notation, for a client to connect to."""
+        if self.name:
+            return str(self)
         if self.path:
             return f"unix:{quote(os.fsencode(self.path))}"
         return f"dns:///{quote(str(self), safe='[]:')}"
 
     def __str__(self) -> str:
+        if self.name:
+            return f"{_IN_PROCESS}{self.name}"
         if self.path:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

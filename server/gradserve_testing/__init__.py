@@ -1,4 +1,4 @@
-"""The test kit: real servers in a thread or a process, and faults by name, in the server and in its network.
+"""The test kit: real servers in this process or another, and faults by name, in the server and in its network.
 
 Users import it as `gradserve.testing`, and the fixtures of pytest as `gradserve.testing.fixtures`; `LocalServer`, whose
 insides tests may look at, is for our own tests. Needs the extra `server`. Nothing but tests needs this package.
@@ -6,6 +6,7 @@ insides tests may look at, is for our own tests. Needs the extra `server`. Nothi
 
 import gradserve_server.runtime.installed  # noqa: F401, I001  says which extra is missing, before anything else is imported
 
+from gradserve_testing.in_process import InProcessServer
 from gradserve_testing.local_server import LocalServer
 from gradserve_testing.network import ConnectionFault, ConnectionFaults, FaultyProxy
 from gradserve_testing.server_process import ServerProcess
@@ -17,6 +18,7 @@ __all__ = [
     "Fault",
     "Faults",
     "FaultyProxy",
+    "InProcessServer",
     "LocalServer",
     "ServerProcess",
     "ServerThread",

@@ -5,7 +5,7 @@ import difflib
 import random
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 from google.protobuf.descriptor import MethodDescriptor
 from pydantic import ValidationError
@@ -14,8 +14,9 @@ import gradserve_server.runtime.installed  # noqa: F401
 from gradserve_protocol.errors import GradserveError, InternalError, InvalidArgumentError
 from gradserve_server import errors
 from gradserve_server.config import ServerConfig
-from gradserve_server.parts import Parts
+from gradserve_server.parts import MakeListener, Parts
 from gradserve_server.rpc.boundary.chain import Call, Handle
+from gradserve_server.rpc.listeners.grpc.listener import GrpcListener
 from gradserve_server.rpc.services import SERVICES
 from gradserve_testing.local_server import LocalServer
 
@@ -176,6 +177,8 @@ class ServerThread:
         faults: The faults of this server; none until some are planted.
     """
 
+    _make_listener: ClassVar[MakeListener] = GrpcListener
+
     def __init__(self, **settings: Any) -> None:
         """Makes a server, which starts with the block.
 
@@ -189,7 +192,7 @@ class ServerThread:
         """
         self.faults = Faults()
         config = _configuration({"warm_up": False, "http_listen": "off", **settings})
-        self._local = LocalServer(config, Parts(interceptors=(self.faults,)))
+        self._local = LocalServer(config, Parts(interceptors=(self.faults,), make_listener=self._make_listener))
 
     @property
     def address(self) -> str:

@@ -43,6 +43,13 @@ def test_what_an_address_means(text: str, expected: Address, target: str) -> Non
         assert Address.to_listen(str(address)) == address
 
 
+def test_a_server_of_this_process_is_only_to_connect_to() -> None:
+    address = Address.to_connect(" in-process:ab12")
+    assert (address, address.target, str(address)) == (Address(name="ab12"), "in-process:ab12", "in-process:ab12")
+    with pytest.raises(gradserve.InvalidArgumentError, match="got 'in-process:ab12'"):
+        Address.to_listen("in-process:ab12")
+
+
 REFUSED: list[tuple[Any, str]] = [
     (None, "got None; examples are 'localhost:50051' and 'unix:/run/gradserve.sock'"),
     (b"localhost:1", "got b'localhost:1'; examples are "),

@@ -13,6 +13,7 @@ ELSEWHERE = {
     "client/gradserve/transport/aio/transport.py": "lasting work, and steps of an operation, which waits for them",
     "client/gradserve/transport/blocking/background.py": "begins again by itself, and ends during forks",
     "client/gradserve/transport/blocking/transport.py": "one call, whose caller gets its error",
+    "client/gradserve/transport/in_process.py": "one call, whose caller gets its error",
     "client/gradserve/transport/lifetime.py": "logs errors of each piece of work, and goes on",
     "client/gradserve/transport/sockets/aio.py": "steps of one call, which waits for them",
     "server/gradserve_ray/supervision.py": "copies the lines of one server until it ends",

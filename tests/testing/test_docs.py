@@ -27,4 +27,4 @@ def test_the_example_passes(tmp_path: Path) -> None:
         timeout=PATIENCE_SECONDS,
         check=False,
     )
-    assert "5 passed" in done.stdout, done.stdout + done.stderr
+    assert "6 passed" in done.stdout, done.stdout + done.stderr

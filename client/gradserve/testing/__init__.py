@@ -17,10 +17,20 @@ from gradserve_testing import (
     Fault,
     Faults,
     FaultyProxy,
+    InProcessServer,
     ServerProcess,
     ServerThread,
 )
 
-__all__ = ["ConnectionFault", "ConnectionFaults", "Fault", "Faults", "FaultyProxy", "ServerProcess", "ServerThread"]
+__all__ = [
+    "ConnectionFault",
+    "ConnectionFaults",
+    "Fault",
+    "Faults",
+    "FaultyProxy",
+    "InProcessServer",
+    "ServerProcess",
+    "ServerThread",
+]
 
 _publish(__name__, globals(), __all__)

@@ -12,6 +12,7 @@ import grpc
 from google.protobuf import message_factory
 
 from gradserve.errors import CallCancelledError, GradserveError, UnavailableError
+from gradserve.transport.in_process import InProcessChannels
 from gradserve.transport.route import Route, is_loopback
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.status import error_from_status, explain, may_pass
@@ -170,9 +171,9 @@ class Channel:
         self._address = address
         self._options = (*channel_options(settings), *self.route.options)
         self._shown = shown
-        self._maker = maker
+        self._maker = InProcessChannels(is_async=maker is grpc.aio) if address.name else maker
         self._lock = threading.Lock()
-        self._files = None if address.path else settings.certificates
+        self._files = settings.certificates if address.host else None
         self._certificates = None if self._files is None else self._files.current()
         self.opened = [self._open(self._certificates)]
         if self._files is None and settings.token is not None and address.host and not is_loopback(address.host):

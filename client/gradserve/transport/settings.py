@@ -36,6 +36,7 @@ class Way(StrEnum):
     SHARED_MEMORY = "shared_memory"
     BULK = "bulk"
     GRPC = "grpc"
+    IN_PROCESS = "in_process"
 
 
 class Transport(StrEnum):

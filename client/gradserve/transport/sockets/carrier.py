@@ -239,7 +239,7 @@ class Carrier(Generic[ConnectionT]):
         self._target = target
         self._server_name = route.address.host or "localhost"
         self._client_id = uuid.uuid4().hex
-        self._choice = Choice(settings, str(route.address))
+        self._choice = Choice(settings, str(route.address), is_in_process=bool(route.address.name))
         self._memory = memory
         self._shares_gpu = settings.sockets.shares_gpu
         self._num_strands = settings.sockets.strands

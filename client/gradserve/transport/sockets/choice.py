@@ -77,7 +77,14 @@ class Choice:
         ways: The ways to try, the fastest first, apart from gRPC.
     """
 
-    def __init__(self, settings: ConnectionSettings, server: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        server: str,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_in_process: bool = False,
+    ) -> None:
         self._transport = transport = settings.transport
         self.ways: Sequence[Way] = _WAYS[transport]
         if transport is Transport.AUTO and settings.certificates is not None:
@@ -92,7 +99,9 @@ class Choice:
         self._info = TransportInfo(Way.GRPC.value, "no call was made yet")
         self._gpu_arrays = ""
         self._has_decided = False
-        if not self.ways:
+        if is_in_process and not self._is_forced:
+            self.ways, self._info = (), TransportInfo(Way.IN_PROCESS.value, "")
+        elif not self.ways:
             self._info = TransportInfo(Way.GRPC.value, f"transport={str(transport)!r} was asked for")
 
     @property
