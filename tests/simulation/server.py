@@ -24,6 +24,7 @@ from gradserve_server.parts import make_all_families
 from gradserve_server.resources.budget import FairBudget
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
+from gradserve_server.runtime import timing as timing_module
 from gradserve_server.runtime.timing import ServiceClock
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.storage import opening as commits_module
@@ -32,7 +33,6 @@ from gradserve_server.storage import store as store_module
 from gradserve_server.storage.directory import StateDirectory
 from gradserve_server.storage.journal import Durability
 from gradserve_server.storage.segments import Segments
-from gradserve_server.tensors import store as tensor_store_module
 from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.residence import Residence
@@ -78,7 +78,7 @@ class Server:
         _replace(patched, store_module, "Segments", lambda folder: Segments(folder, SEGMENT_BYTES))
         _replace(patched, records_module, "_MOST_EVENTS", MOST_EVENTS)
         _replace(patched, layer_journal_module, "_MOST_EVENTS", MOST_EVENTS)
-        _replace(patched, tensor_store_module, "_ADDED_AT_ONCE", 1)
+        _replace(patched, timing_module, "SLICE_ITEMS", 1)
         self.store = SimulatedStore(StateDirectory(path), self.disk, chance)
         self.records = FileRecords(self.store, Durability.ROUND)
         self._layer_records = FileLayerRecords(self.store, Durability.ROUND)

@@ -7,12 +7,12 @@ import pytest
 
 from gradserve_server.errors import NotFoundError
 from gradserve_server.resources.budget import Budget
+from gradserve_server.runtime.timing import SLICE_ITEMS
 from gradserve_server.tensors.held import HeldTensors
-from gradserve_server.tensors.store import USED_AT_ONCE
 from tests.floods.test_lists import store_of
 from tests.floods.work import longest_turn
 
-COUNT = 5 * USED_AT_ONCE + 7
+COUNT = 5 * SLICE_ITEMS + 7
 HANDLES = [str(number) for number in range(COUNT)]
 
 
@@ -47,7 +47,7 @@ def many() -> Many:
 async def test_a_turn_has_few_of_them(many: Many) -> None:
     used, longest = await longest_turn(many.use([*HANDLES, *HANDLES[:9]]))
     assert used == COUNT
-    assert longest < 40 * USED_AT_ONCE
+    assert longest < 40 * SLICE_ITEMS
     assert not many.found
     assert many.budget.used == 0
 

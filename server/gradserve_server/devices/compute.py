@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import ParamSpec, Protocol, TypeVar
 
 from gradserve_server.errors import AbortedError, ServiceError, UnavailableError
+from gradserve_server.runtime.timing import SLICE_ITEMS
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,9 +68,6 @@ def current() -> Cancellation:
     return _current.get() or Cancellation()
 
 
-INLINE_BYTES = 1 << 20
-"""Element-wise work on less than this takes a tenth of a millisecond, less than waking up a thread."""
-
 DEVICE_THREADS = 4
 """The threads that use a GPU. The work of the host for an op takes some tens of microseconds, and then the thread
 waits: while three wait, the fourth prepares more. Each has a stream and what CuPy, cuBLAS and cuDNN keep for a thread
@@ -77,8 +75,10 @@ or a stream: more of them would take more memory, and not make the GPU faster, w
 
 PIECE_BYTES = 1 << 12
 """The bytes of element-wise work that take as long as Python's overhead for one of many small things."""
-FEW_PIECES = INLINE_BYTES // PIECE_BYTES
+FEW_PIECES = SLICE_ITEMS
 """The most small things that are done at once; more take a thread."""
+INLINE_BYTES = FEW_PIECES * PIECE_BYTES
+"""Element-wise work on less than this takes a tenth of a millisecond, less than waking up a thread."""
 
 
 class Compute(Protocol):

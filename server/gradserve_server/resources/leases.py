@@ -132,8 +132,6 @@ class LeaseQueue(Generic[ItemT]):
 
 
 _INTERVAL_SECONDS = 1.0
-_ENDED_AT_ONCE = 256
-"""Leases looked at before other work gets its turn."""
 
 
 class Expiry:
@@ -192,7 +190,7 @@ async def _expire_all(expire: Callable[[Turn], int]) -> int:
     """Deletes everything that has expired, a few at a time; returns how much it was."""
     ended = 0
     while True:
-        turn = Turn(_ENDED_AT_ONCE)
+        turn = Turn()
         ended += expire(turn)
         if not turn.is_over:
             return ended

@@ -59,9 +59,6 @@ def _text(seconds: float | None) -> str:
     return "None" if seconds is None else f"{seconds:g} s"
 
 
-_DELETED_AT_ONCE = 256
-"""Resources deleted before other work gets its turn."""
-
 Delete = Callable[[str], object]
 """A function that deletes a resource; takes the reason, in words."""
 
@@ -157,7 +154,7 @@ class ClientLeases:
         _check_id(client_id)
         count = self._end(client_id, "it was private to a client that was closed")
         while self._ending:
-            self.delete_some(Turn(_DELETED_AT_ONCE))
+            self.delete_some(Turn())
             await asyncio.sleep(0)
         return count
 

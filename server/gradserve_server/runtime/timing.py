@@ -1,9 +1,14 @@
 """The clock of leases, items with deadlines, and time slices on the event loop."""
 
+import asyncio
 import heapq
 import itertools
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Generic, Self, TypeVar
+
+SLICE_ITEMS = 256
+"""The small things, of some microseconds each, that are done before other tasks or threads get their turn."""
+ItemT = TypeVar("ItemT")
 
 
 class ServiceClock:
@@ -38,22 +43,51 @@ class Turn:
         is_over: Whether items were left for the next turn.
     """
 
-    __slots__ = ("_looks", "is_over")
+    __slots__ = ("_left", "is_over")
 
-    def __init__(self, looks: int) -> None:
-        self._looks = looks
+    def __init__(self, items: int = SLICE_ITEMS) -> None:
+        self._left = items
         self.is_over = False
 
     def look(self) -> bool:
         """Returns True if one more item may be looked at; otherwise the turn is over."""
-        if self._looks <= 0:
+        if self._left <= 0:
             self.is_over = True
             return False
-        self._looks -= 1
+        self._left -= 1
         return True
 
+    async def spend(self, items: int = 1) -> None:
+        """Counts items that come next; if the turn is over, other tasks get theirs first."""
+        if self._left <= 0:
+            await asyncio.sleep(0)
+            self._left = SLICE_ITEMS
+        self._left -= items
 
-ItemT = TypeVar("ItemT")
+
+class InTurns(AsyncIterator[ItemT]):
+    """Iterates over any number of items on the event loop; other tasks get their turn after each `SLICE_ITEMS`."""
+
+    def __init__(self, items: Iterable[ItemT]) -> None:
+        self._items = iter(items)
+        self._turn = Turn(SLICE_ITEMS)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ItemT:
+        await self._turn.spend()
+        try:
+            return next(self._items)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+
+def slices(items: Iterable[ItemT]) -> Iterator[list[ItemT]]:
+    """Yields up to `SLICE_ITEMS` items at a time, for steps of a thread between which others run."""
+    left = iter(items)
+    while some := list(itertools.islice(left, SLICE_ITEMS)):
+        yield some
 
 
 class Deadlines(Generic[ItemT]):

@@ -1,6 +1,5 @@
 """Stores tensors under leased handles."""
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -18,17 +17,12 @@ from gradserve_server.limits import quoted
 from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.leases import LeaseQueue
 from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
-from gradserve_server.runtime.timing import Turn
+from gradserve_server.runtime.timing import InTurns, Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.held import Entry, HeldTensors, IdleTensors, Serials
 from gradserve_server.tensors.spec import TensorSpec, num_bytes_of
 
-_ADDED_AT_ONCE = 256
-"""Tensors stored before other tasks get their turn."""
 Allocate: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], Array]
-
-USED_AT_ONCE = 512
-"""Tensors of which a use begins or ends before other tasks get their turn."""
 
 
 def _never(_handle: str) -> bool:
@@ -220,11 +214,8 @@ class TensorStore:
     async def _add_in_turns(self, arrays: Sequence[Array], lease: float, places: _Places, *, shared: bool) -> list[str]:
         handles: list[str] = []
         try:
-            for start in range(0, len(arrays), _ADDED_AT_ONCE):
-                if start:
-                    await asyncio.sleep(0)
-                turn = arrays[start : start + _ADDED_AT_ONCE]
-                handles.extend(self._add(array, lease, places, shared=shared) for array in turn)
+            async for array in InTurns(arrays):
+                handles.append(self._add(array, lease, places, shared=shared))  # noqa: PERF401 - deleted after an error
         except BaseException:
             self.delete(handles)
             raise
@@ -324,9 +315,7 @@ class TensorStore:
         held = HeldTensors(self._memories, release=release)
         keep = True
         try:
-            for index, handle in enumerate(handles):
-                if index % USED_AT_ONCE == USED_AT_ONCE - 1:
-                    await asyncio.sleep(0)
+            async for index, handle in InTurns(enumerate(handles)):
                 if handle not in held.arrays:
                     entry = self._find(handle, index, fields, user)
                     entries.append(entry)
@@ -338,11 +327,8 @@ class TensorStore:
 
     async def _end_uses(self, entries: Iterator[Entry], *, keep: bool, release: bool) -> None:
         try:
-            while some := list(itertools.islice(entries, USED_AT_ONCE)):
-                for entry in some:
-                    self._end_use(entry, keep=keep, release=release)
-                if len(some) == USED_AT_ONCE:
-                    await asyncio.sleep(0)
+            async for entry in InTurns(entries):
+                self._end_use(entry, keep=keep, release=release)
         finally:
             for entry in entries:  # if it was cancelled
                 self._end_use(entry, keep=keep, release=release)

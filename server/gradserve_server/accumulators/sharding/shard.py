@@ -24,10 +24,10 @@ from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError
 from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks
+from gradserve_server.runtime.timing import InTurns
 
 _PART_BYTES = 2048
 """The memory of a gradient that is held, beside its values."""
-_PARTS_AT_ONCE = 100
 _PARTS_FIELD = "average.parts.part_ids"
 
 
@@ -503,11 +503,8 @@ class Shard:
         dropped = [self._parts.pop(key) for key in keys if key in self._parts]
         for key in keys:
             self._since.pop(key, None)
-        for start in range(0, len(dropped), _PARTS_AT_ONCE):
-            if start:
-                await asyncio.sleep(0)
-            for part in dropped[start : start + _PARTS_AT_ONCE]:
-                part.sum.close()
+        async for part in InTurns(dropped):
+            part.sum.close()
         self._settle()
 
     def _settle(self) -> None:

@@ -18,15 +18,13 @@ from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import Directory, ResourceKey
+from gradserve_server.runtime.timing import InTurns
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
 _log = logging.getLogger(__name__)
 
 _FIRST_VARIABLE = "beta"
 """The variable that TensorFlow creates first, and names in its errors."""
-
-_LOOKED_AT_ONCE = 512
-"""The number of layers to check before other tasks get a turn."""
 
 
 class Reuse(Enum):
@@ -268,9 +266,7 @@ class LayerRegistry:
         Skips private layers that the caller may not use.
         """
         count = 0
-        for index, (key, layer) in enumerate(list(self._keeping.items())):
-            if index % _LOOKED_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        async for key, layer in InTurns(list(self._keeping.items())):
             if key.container != container or collection not in layer.updates_collections:
                 continue
             if self._layers.is_reached(key, user):
@@ -281,9 +277,7 @@ class LayerRegistry:
     async def expire(self) -> int:
         """Forgets forwards whose lease has expired; returns how many."""
         count = 0
-        for index, (key, layer) in enumerate(list(self._keeping.items())):
-            if index % _LOOKED_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        async for key, layer in InTurns(list(self._keeping.items())):
             try:
                 while expired := await layer.expire():
                     count += expired

@@ -12,6 +12,7 @@ from gradserve_protocol.server_status import AccumulatorStatus
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.observe.status.snapshot import Snapshot
+from gradserve_server.runtime.timing import Turn
 from gradserve_server.security.identity import Identity
 
 EVERY_SECONDS = 1.0
@@ -20,8 +21,8 @@ REST = 20.0
 """After making a value, `Latest` pauses for at least this many times as long as that took."""
 _MOST_PICTURES = 64
 _MOST_BYTES = 64 << 20
-_ARRIVALS_AT_ONCE = 1_000
-"""The number of gradients serialized before other tasks get a turn."""
+_ARRIVALS_PER_ITEM = 4
+"""The gradients that are serialized in the time of one item of a turn."""
 _NUMBERS = ("max_accumulators", "max_rounds", "max_workers")
 _TEXTS = ("container", "name_contains")
 T = TypeVar("T")
@@ -41,7 +42,7 @@ class Pictures:
         self._snapshot: Snapshot | None = None
         self._turn = asyncio.Lock()
         self._parts: dict[int, tuple[AccumulatorStatus, bytes]] = {}
-        self._num_arrivals = 0
+        self._slice = Turn()
 
     async def json(self, request: StatusRequest) -> bytes:
         """Returns a picture as JSON with the names of GetServerStatusResponse.
@@ -87,11 +88,8 @@ class Pictures:
             return known[1]
         rounds = []
         for each in accumulator.rounds:
+            await self._slice.spend(2 + len(each.arrivals) // _ARRIVALS_PER_ITEM)
             rounds.append(_serialized(each))
-            self._num_arrivals += 10 + len(each.arrivals)
-            if self._num_arrivals >= _ARRIVALS_AT_ONCE:
-                self._num_arrivals = 0
-                await asyncio.sleep(0)
         fields = {name: _serialized(value) for name, value in vars(accumulator).items() if name != "rounds"}
         part = _object({**fields, "rounds": b"[%b]" % b",".join(rounds)})
         self._parts[id(accumulator)] = accumulator, part

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest, nsmallest
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from gradserve_protocol.server_status import (
     AccumulatorStatus,
@@ -22,15 +21,13 @@ from gradserve_server.layers.batch_norm.registry import LayerRegistry
 from gradserve_server.observe.rounds import History, RoundRecord, median_seconds
 from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.runtime.timing import InTurns, Turn
 
 MOST_LAYERS = 1000
 MOST_WORKERS = 500
 """The most workers that a round lists."""
-_ARRIVALS_AT_ONCE = 2_000
-"""The number of gradients described before other tasks get a turn."""
-LOOKS_AT_ONCE = 1_000
-"""The number of accumulators or layers visited before other tasks get a turn."""
-T = TypeVar("T")
+_ARRIVALS_PER_ITEM = 8
+"""The gradients that are described in the time of one item of a turn."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +50,15 @@ class Snapshot:
 
     async def picture(self, request: StatusRequest) -> ServerStatus:
         """Returns what a request asks for. Other tasks get turns while it is made."""
-        found = [each async for each in in_turns(self.accumulators, LOOKS_AT_ONCE) if _is_asked_for(each, request)]
+        found = [each async for each in InTurns(self.accumulators) if _is_asked_for(each, request)]
         shown, ranking = [], WorkerRanking()
-        num_arrivals = 0
+        turn = Turn()
         for each in _ordered(found, request):
             described = self._description(each, request.max_rounds)
             shown.append(described)
             ranking.add(described)
-            num_arrivals += 20 + sum([len(each.arrivals) for each in described.rounds])
-            if num_arrivals >= _ARRIVALS_AT_ONCE:
-                num_arrivals = 0
-                await asyncio.sleep(0)
-        layers, num_layers = layer_statuses([each async for each in in_turns(self.layers, LOOKS_AT_ONCE)], request)
+            await turn.spend(2 + sum([len(each.arrivals) for each in described.rounds]) // _ARRIVALS_PER_ITEM)
+        layers, num_layers = layer_statuses([each async for each in InTurns(self.layers)], request)
         return replace(
             self.server,
             num_accumulators=len(found),
@@ -81,14 +75,6 @@ class Snapshot:
         if found is None:
             found = self._described[name] = accumulator.described(self.started, max_rounds)
         return found
-
-
-async def in_turns(items: Iterable[T], number: int) -> AsyncIterator[T]:
-    """Yields items, and gives other tasks a turn after each `number` of them."""
-    for count, item in enumerate(items, 1):
-        yield item
-        if count % number == 0:
-            await asyncio.sleep(0)
 
 
 def _is_asked_for(accumulator: AccumulatorSnapshot, request: StatusRequest) -> bool:

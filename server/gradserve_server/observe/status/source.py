@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -20,12 +19,13 @@ from gradserve_server.observe.calls import MethodCalls, Way
 from gradserve_server.observe.observed import Observed
 from gradserve_server.observe.rounds import Histories, History, Totals
 from gradserve_server.observe.status.request import StatusRequest, run_of
-from gradserve_server.observe.status.snapshot import LOOKS_AT_ONCE, LayerSnapshot, Snapshot, in_turns, snapshot_of
+from gradserve_server.observe.status.snapshot import LayerSnapshot, Snapshot, snapshot_of
+from gradserve_server.runtime.timing import InTurns, Turn
 
 MOST_ACCUMULATORS = 100
 """The most accumulators with separate metrics: those whose rounds began or ended last, excluding internal ones."""
-_SNAPSHOTS_AT_ONCE = 100
-"""The number of snapshots of accumulators taken before other tasks get a turn."""
+_SNAPSHOT_ITEMS = 3
+"""The items of a turn in whose time one accumulator is described."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +82,14 @@ class StatusSource:
     async def snapshot(self, request: StatusRequest | None = None) -> Snapshot:
         """Returns a snapshot of the server, or of the part that a request covers. Other tasks get turns in between."""
         accumulators = []
-        looks = in_turns(self._registry.all_owned(), LOOKS_AT_ONCE if request else _SNAPSHOTS_AT_ONCE)
-        async for key, owner, accumulator in looks:
+        turn = Turn()
+        for key, owner, accumulator in self._registry.all_owned():
+            await turn.spend()
             history = self._histories.of(key)
             if history is not None and (request is None or request.asks_for(key, owner)):
+                await turn.spend(_SNAPSHOT_ITEMS)
                 accumulators.append(snapshot_of(key, owner, accumulator, history))
-                if request is not None and len(accumulators) % _SNAPSHOTS_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-        layers = [each async for each in in_turns(self.facts.layers(), LOOKS_AT_ONCE)]
+        layers = [each async for each in InTurns(self.facts.layers())]
         return Snapshot(self._without_parts(), self._started, accumulators, layers)
 
     async def figures(self) -> Figures:

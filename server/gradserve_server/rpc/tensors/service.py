@@ -13,7 +13,7 @@ from gradserve_protocol.frames import ALIGNMENT
 from gradserve_protocol.messages import encode_duration
 from gradserve_protocol.tensors import Chunk, Contents, PartDecoder, Serializable, WithContents, cut, encode_part
 from gradserve_protocol.v1 import tensor_messages_pb2 as messages_pb2
-from gradserve_server.devices.compute import PIECE_BYTES, Compute
+from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array, Device
 from gradserve_server.errors import (
     DeadlineExceededError,
@@ -35,6 +35,7 @@ from gradserve_server.rpc.tensors.messages import (
     encode_spec,
 )
 from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
+from gradserve_server.runtime.timing import InTurns
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.held import HeldTensors
 from gradserve_server.tensors.inflight import InFlight, TooSlowError
@@ -42,7 +43,7 @@ from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
 from gradserve_server.tensors.references import Attached, LiveOnGpu, Payload, Reference, Stored
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec, num_bytes_of
-from gradserve_server.tensors.store import USED_AT_ONCE, StoredTensor, TensorStore
+from gradserve_server.tensors.store import StoredTensor, TensorStore
 from gradserve_server.tensors.transfers import Arrived, Downloads, Landing, Uploads
 
 STREAM_CODECS: Mapping[str, Codec] = {
@@ -51,8 +52,6 @@ STREAM_CODECS: Mapping[str, Codec] = {
 }
 
 
-_DELETED_AT_ONCE = 512
-"""Handles deleted before other tasks get their turn."""
 _SERIAL = re.compile("[0-9]{1,18}")
 
 _Storing: TypeAlias = messages_pb2.PutTensorsResponse | messages_pb2.StoreTensorsResponse
@@ -190,7 +189,7 @@ class TensorServicer:
             put = self._stored
         else:
             put = partial(self._brought, device, references)
-        if len(references) <= USED_AT_ONCE:
+        if len(references) <= FEW_PIECES:
             with self._opener.open(references) as opened:
                 arrays, handles = await put(opened, work, lease, call)
         else:
@@ -261,7 +260,7 @@ class TensorServicer:
         _check_some(request.handles, "handle")
         handles, work = list(request.handles), PIECE_BYTES * len(request.handles)
         async with AsyncExitStack() as using:
-            if len(handles) <= USED_AT_ONCE:
+            if len(handles) <= FEW_PIECES:
                 held = using.enter_context(self._store.use(handles, release=request.release, user=call.identity))
             else:
                 held = await using.enter_async_context(
@@ -333,11 +332,8 @@ class TensorServicer:
         self, request: messages_pb2.DeleteTensorsRequest, call: Call
     ) -> messages_pb2.DeleteTensorsResponse:
         num_deleted = 0
-        for start in range(0, len(request.handles), _DELETED_AT_ONCE):
-            if start:
-                await asyncio.sleep(0)
-            part = request.handles[start : start + _DELETED_AT_ONCE]
-            num_deleted += self._store.delete(part, user=call.identity)
+        async for handle in InTurns(request.handles):
+            num_deleted += self._store.delete([handle], user=call.identity)
         return messages_pb2.DeleteTensorsResponse(num_deleted=num_deleted)
 
     async def ListTensors(
