@@ -20,7 +20,7 @@ from gradserve.calls.exchange import (
     forget,
 )
 from gradserve.results import TransportInfo
-from gradserve.transport.driving import drive
+from gradserve.transport.driving import completed, drive
 from gradserve.transport.progress import TransferProgress
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class FakeTransport:
         self._answer = answer
 
     def run(self, operation: Operation[T], /) -> T:
-        return drive(operation, partial(_perform, self._answer))
+        return completed(drive(operation, partial(_perform, self._answer)))
 
     def close(self) -> None:
         self.is_closed = True
@@ -53,15 +53,15 @@ class FakeAsyncTransport:
         self._answer = answer
 
     async def run(self, operation: Operation[T], /) -> T:
-        return drive(operation, partial(_perform, self._answer))
+        return await drive(operation, partial(_perform, self._answer))
 
     async def close(self) -> None:
         self.is_closed = True
 
 
-def _perform(answer: Callable[[Exchange], Any], exchange: Exchange) -> Any:
+async def _perform(answer: Callable[[Exchange], Any], exchange: Exchange) -> Any:
     if isinstance(exchange, Together):
-        return [drive(each, partial(_perform, answer)) for each in exchange.operations]
+        return [await drive(each, partial(_perform, answer)) for each in exchange.operations]
     match exchange:
         case Whole():
             return Reply(answer(exchange.call)) if exchange.over_grpc else NOT_CARRIED

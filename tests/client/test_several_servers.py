@@ -16,7 +16,7 @@ from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.retries import Attempt, Contact
 from gradserve.transport.blocking.transport import NetworkTransport
-from gradserve.transport.driving import attempts, drive
+from gradserve.transport.driving import attempts, completed, drive
 from gradserve.transport.settings import ConnectionSettings
 from gradserve_protocol.address import Address
 from gradserve_server.config import ServerConfig, StateConfig
@@ -44,16 +44,16 @@ class Balancer:
         self.choices: Iterator[int] = itertools.repeat(A)
 
     def run(self, operation: Operation[T], /) -> T:
-        return drive(attempts(operation, SETTINGS, Contact()), self._perform)
+        return completed(drive(attempts(operation, SETTINGS, Contact()), self._perform))
 
     def close(self) -> None:
         for each in self._servers:
             each.close()
 
-    def _perform(self, step: Any) -> Any:
+    async def _perform(self, step: Any) -> Any:
         target = next(self.choices, None) if isinstance(step, Attempt) else A
         assert target is not None, "it goes on for ever"
-        return self._servers[target]._perform(step)
+        return await self._servers[target]._perform(step)
 
 
 @pytest.fixture

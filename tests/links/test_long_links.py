@@ -47,7 +47,7 @@ def test_large_tensors_travel_over_several_sockets() -> None:
             acc.apply_grad(array)
             np.testing.assert_array_equal(acc.take_grad(1), array)
             assert client.server_info().transport.num_sockets == num_sockets
-        (connection,) = client._transport._servers[0]._sockets._carrier.connections._idle  # type: ignore[attr-defined]
+        (connection,) = client._transport._servers[0]._sockets.connections._idle  # type: ignore[attr-defined]
         assert round_trip(connection._socket) >= 0.9 * LONG.round_trip
 
 

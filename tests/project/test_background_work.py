@@ -9,8 +9,7 @@ BEGINS = ("create_task", "ensure_future", "Thread")
 
 ELSEWHERE = {
     "client/gradserve_protocol/lasting.py": "begins work again after a failure",
-    "client/gradserve/transport/aio/server.py": "one upload, whose caller gets its error, or has gone",
-    "client/gradserve/transport/aio/transport.py": "lasting work, and steps of an operation, which waits for them",
+    "client/gradserve/transport/aio/transport.py": "lasting work, and steps and uploads whose caller gets their error",
     "client/gradserve/transport/blocking/background.py": "begins again by itself, and ends during forks",
     "client/gradserve/transport/blocking/transport.py": "one call, whose caller gets its error",
     "client/gradserve/transport/in_process.py": "one call, whose caller gets its error",

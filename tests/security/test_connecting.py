@@ -11,11 +11,12 @@ from google.protobuf.descriptor import MethodDescriptor
 
 import gradserve
 from gradserve.calls.exchange import TimeLimits
+from gradserve.transport.driving import completed
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Transport, Way
 from gradserve.transport.sockets.aio import AsyncConnection, SecureAsyncConnection
 from gradserve.transport.sockets.blocking import BlockingConnection, SecureBlockingConnection
-from gradserve.transport.sockets.carrier import Connect
 from gradserve.transport.sockets.choice import Place
+from gradserve.transport.sockets.connection import Connect, Connection
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_protocol.tls import client_certificates
@@ -140,19 +141,15 @@ def test_a_bulk_connection(servers: Servers, certificates: Certificates, case: C
     tls = tls_of(certificates, case.client)
     settings = settings_of(tls, Transport.BULK)
 
-    async def aio() -> None:
-        kind = AsyncConnection if tls is None else SecureAsyncConnection
+    async def open_and_close(kind: type[Connection]) -> None:
         connection = await kind.open(step, settings)
         assert connection.is_usable()
         connection.close()
 
     def run() -> None:
         if client == "aio":
-            return asyncio.run(aio())
-        kind = BlockingConnection if tls is None else SecureBlockingConnection
-        connection = kind.open(step, settings)
-        assert connection.is_usable()
-        return connection.close()
+            return asyncio.run(open_and_close(AsyncConnection if tls is None else SecureAsyncConnection))
+        return completed(open_and_close(BlockingConnection if tls is None else SecureBlockingConnection))
 
     if not case.error:
         return run()

@@ -256,7 +256,7 @@ def test_the_key_shows_nowhere(server: LocalServer, caplog: pytest.LogCaptureFix
         client.get(handle, release=True)
         with pytest.raises(gradserve.NotFoundError) as missing:
             client.get(handle)
-        ((_, value),) = client._transport._servers[0]._sockets._carrier._shown.metadata  # type: ignore[attr-defined]
+        ((_, value),) = client._transport._servers[0]._sockets._shown.metadata  # type: ignore[attr-defined]
         shown += [repr(client), repr(client._transport), str(missing.value), repr(missing.value)]
     key = value.partition(" ")[2]
     assert ask(server.address, value)

@@ -4,7 +4,7 @@ Without I/O, for both transports, which perform the steps.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -42,31 +42,13 @@ class AsyncTransport(Protocol):
         ...
 
 
-def drive(steps: Generator[StepT, Any, T], perform: Callable[[StepT], Any]) -> T:
+async def drive(steps: Generator[StepT, Any, T], perform: Callable[[StepT], Awaitable[Any]]) -> T:
     """Returns the result of a generator of steps, or raises its error.
 
     Args:
         steps: The generator. It is closed at the end in any case.
         perform: Returns the answer to a step, or raises its error. The generator handles a GradserveError.
     """
-    try:
-        step = next(steps)
-        while True:
-            try:
-                answer = perform(step)
-            except GradserveError as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(answer)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    finally:
-        steps.close()  # at once also where it was interrupted
-
-
-async def drive_async(steps: Generator[StepT, Any, T], perform: Callable[[StepT], Awaitable[Any]]) -> T:
-    """Returns the result of a generator of steps like `drive`; awaits the answer to each step."""
     try:
         step = next(steps)
         while True:
@@ -80,7 +62,18 @@ async def drive_async(steps: Generator[StepT, Any, T], perform: Callable[[StepT]
         result: T = stop.value
         return result
     finally:
-        steps.close()  # at once also where it was cancelled
+        steps.close()  # at once also where it was interrupted or cancelled
+
+
+def completed(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Returns the result of a coroutine that waits for no event loop: whatever it awaits blocks this thread."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    coroutine.close()
+    raise AssertionError("a coroutine of the blocking client has waited for an event loop")
 
 
 def attempts(

@@ -1,4 +1,4 @@
-"""The end of a client that its owner has not closed: a client in a fork, or one that was garbage-collected."""
+"""The end of a client that was garbage-collected without having been closed."""
 
 import logging
 import os
@@ -7,25 +7,8 @@ import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from gradserve.errors import ForkedClientError
-
 _log = logging.getLogger(__name__)
 _JOIN_SECONDS = 5.0
-
-
-class ProcessGuard:
-    """Remembers the process in which it was made, because gRPC's threads and sockets do not survive a fork."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-
-    def check(self) -> None:
-        """Raises ForkedClientError in any other process."""
-        if os.getpid() != self._pid:
-            raise ForkedClientError(
-                f"this client was connected in process {self._pid} and is used in its fork {os.getpid()}; "
-                "connect after forking, or start workers with multiprocessing's 'spawn' method"
-            )
 
 
 class Cleanup:

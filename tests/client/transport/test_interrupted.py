@@ -13,7 +13,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve.transport.aio.server import AsyncServer
+from gradserve.transport.aio.transport import AsyncServer
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.config import ServerConfig
 from gradserve_server.rpc.tensors.service import TensorServicer

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.transport.aio.server import _response
+from gradserve.transport.aio.transport import _response
 from gradserve.transport.streams import DownloadParts
 from gradserve_protocol.v1 import tensor_messages_pb2, tensor_pb2
 

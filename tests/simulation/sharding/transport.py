@@ -11,7 +11,7 @@ from gradserve.calls.exchange import Allocate, Background, Operation, Pause, Rep
 from gradserve.calls.retries import Attempt, Attempts, Contact, RetryPolicy, Step, with_retries
 from gradserve.errors import CallCancelledError, GradserveError
 from gradserve.transport.aio.transport import ConcurrentSteps
-from gradserve.transport.driving import drive_async
+from gradserve.transport.driving import drive
 from gradserve_protocol.tensors import WithContents, encode_message
 from tests.simulation.sharding.network import Network
 from tests.simulation.sharding.run import response_class
@@ -46,7 +46,7 @@ class SimulatedTransport:
 
     async def run(self, operation: Operation[T], /) -> T:
         """See `AsyncTransport`."""
-        return await drive_async(self._attempts(operation, self._contact), self._perform)
+        return await drive(self._attempts(operation, self._contact), self._perform)
 
     async def close(self) -> None:
         """See `AsyncTransport`."""
@@ -81,7 +81,7 @@ class SimulatedTransport:
 
     async def _in_background(self, operation: Operation[None]) -> None:
         with suppress(GradserveError):
-            await drive_async(self._attempts(operation, Contact()), self._perform)
+            await drive(self._attempts(operation, Contact()), self._perform)
 
     async def _ask(self, call: Unary, timeout: float | None) -> Any:
         name = f"{call.service}/{call.method}"

@@ -5,32 +5,35 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import grpc
 
 from gradserve.calls.exchange import (
-    Allocate,
     Background,
     CleanUp,
-    DescribeTransport,
+    Download,
     Local,
     Operation,
     Pause,
-    Together,
-    Track,
+    Progress,
     Unary,
+    Upload,
     forget,
 )
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
-from gradserve.errors import GradserveError
-from gradserve.transport.aio.server import AsyncServer
-from gradserve.transport.driving import Member, Schedule, attempts, drive_async
-from gradserve.transport.lifetime import Cleanup, ProcessGuard
-from gradserve.transport.progress import TransferProgress
+from gradserve.errors import GradserveError, UnavailableError
+from gradserve.transport.channel import ChannelMaker
+from gradserve.transport.driving import Member, Schedule, attempts, drive
+from gradserve.transport.network import Network, Server
 from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.sockets.aio import AsyncConnection, SecureAsyncConnection
+from gradserve.transport.sockets.carrier import ConnectionKinds
+from gradserve.transport.sockets.connection import Watch
 from gradserve.transport.status import error_from_status
+from gradserve.transport.streams import DownloadParts, UploadParts
 from gradserve_protocol.address import Address
+from gradserve_protocol.arrays import Array
 from gradserve_protocol.frames import Metadata
 from gradserve_protocol.lasting import keep_doing
 from gradserve_protocol.memory.regions import ClientMemory
@@ -38,6 +41,77 @@ from gradserve_protocol.memory.regions import ClientMemory
 T = TypeVar("T")
 _log = logging.getLogger("gradserve")
 _JOIN_SECONDS = 5.0
+_NO_STATUS = "Internal error from Core"
+"""gRPC's words instead of the status of a stream, if the server ends it while a message is being sent."""
+
+
+class AsyncServer(Server):
+    """A gRPC channel to a server, and the sockets beside it."""
+
+    _channels: ClassVar[ChannelMaker] = grpc.aio
+    _connections = ConnectionKinds(AsyncConnection, SecureAsyncConnection)
+
+    def __init__(self, address: Address, target: int, settings: ConnectionSettings, memory: ClientMemory) -> None:
+        super().__init__(address, target, settings, memory)
+        self._unclaimed: set[asyncio.Task[Any]] = set()
+
+    async def call_over_grpc(self, unary: Unary, timeout: float | None, metadata: Metadata = ()) -> Any:
+        """Makes a unary call over gRPC, and raises gRPC's errors."""
+        return await self._unary(unary, timeout, metadata)
+
+    async def _unary(self, unary: Unary, timeout: float | None, metadata: Metadata, _watch: Watch | None = None) -> Any:
+        call = self._channel.now.unary(unary.service, unary.method)
+        return await call(unary.request, timeout=timeout, metadata=metadata)
+
+    async def _get(
+        self, download: Download, timeout: float | None, metadata: Metadata, _watch: Watch | None
+    ) -> list[Array]:
+        call = self._channel.now.get(download.request, timeout=timeout, metadata=metadata)
+        parts = DownloadParts(download.progress)
+        try:
+            async for part in call:
+                parts.add(part)
+        finally:
+            call.cancel()
+        return parts.finish()
+
+    async def _put(self, upload: Upload, timeout: float | None, metadata: Metadata, _watch: Watch | None) -> Any:
+        parts = UploadParts(upload)
+        call = self._channel.now.put(iter(parts), timeout=timeout, metadata=metadata)
+        response = asyncio.ensure_future(_response(call, upload.progress))
+        try:
+            return await asyncio.shield(response)
+        except asyncio.CancelledError:
+            if not parts.is_complete:
+                response.cancel()
+            # Otherwise the server may have stored everything already, and says under which handles.
+            self._unclaimed.add(response)
+            response.add_done_callback(self._unclaimed.discard)
+            response.add_done_callback(partial(_leave, upload))
+            raise
+        finally:
+            del response  # a cycle: the traceback of its error has this frame, and the arrays
+
+
+def _leave(upload: Upload, response: asyncio.Task[Any]) -> None:
+    """Tells an upload whose wait was interrupted of the response, if there is one."""
+    if not response.cancelled() and response.exception() is None and upload.unclaimed is not None:
+        upload.unclaimed(response.result())
+
+
+async def _response(call: Any, progress: Progress | None = None) -> Any:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        if error.details() == _NO_STATUS:
+            raise UnavailableError(
+                "the server ended the upload before it had all of it; gRPC lost the reason"
+            ) from None
+        raise
+    except asyncio.CancelledError:
+        if progress is not None and progress.failure is not None:
+            raise progress.failure from None  # of which gRPC says only that it has cancelled the call
+        raise
 
 
 class BackgroundTask:
@@ -88,7 +162,7 @@ async def _carry_out(
         return await _perform(step, call, carry)
 
     with suppress(GradserveError, grpc.aio.UsageError):  # the latter: the channel is closed
-        await drive_async(attempts(begin(), settings, Contact(), in_background=True), perform)
+        await drive(attempts(begin(), settings, Contact(), in_background=True), perform)
 
 
 async def _perform(
@@ -159,83 +233,40 @@ def _report(schedule: Schedule, member: Member, task: asyncio.Task[Any]) -> None
         schedule.answer(member, answer)
 
 
-class AsyncNetworkTransport:
+class AsyncNetworkTransport(Network[AsyncServer]):
     """Runs operations on the event loop in which it is made."""
 
     def __init__(self, addresses: Sequence[Address], settings: ConnectionSettings) -> None:
-        self._settings = settings
-        self._contact = Contact()
-        self._process = ProcessGuard()
-        self._memory = ClientMemory(shares=settings.shares_memory, kept_bytes=settings.sockets.kept_bytes)
-        self._servers = tuple(
-            AsyncServer(address, target, settings, self._memory) for target, address in enumerate(addresses)
-        )
-        self._background: list[BackgroundTask] = []
-        self._clean_ups: list[BackgroundTask] = []
-        self._cleanup = Cleanup(self, partial(_abandon, self._background, self._servers))
+        super().__init__(AsyncServer, addresses, settings)
 
     async def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""
-        self._process.check()
-        return await drive_async(self._attempts(operation), self._perform)
+        return await self._run(operation)
 
     async def close(self) -> None:
         """Disconnects; calls under way end with CallCancelledError."""
-        self._process.check()
-        for each in self._clean_ups:
-            await each.join()
-        _stop([*self._background, *self._clean_ups])
-        for each in self._background:
-            await each.join()
-        for server in self._servers:
-            await server.close()
-        self._cleanup.call_off()
+        await self._close()
 
-    def _attempts(self, operation: Operation[T]) -> Attempts[T]:
-        return attempts(operation, self._settings, self._contact)
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
-    async def _perform(self, step: Step) -> Any:
-        match step:
-            case Attempt():
-                return await self._servers[step.exchange.target].carry(step)
-            case Pause(seconds):
-                return await asyncio.sleep(seconds)
-            case Background(begin):
-                return self._begin(begin, self._background)
-            case DescribeTransport(target):
-                return self._servers[target].info
-            case Allocate(shape, dtype):
-                return self._memory.empty(shape, dtype)
-            case Track():
-                return TransferProgress.of(step)
-            case CleanUp():
-                return self._clean_up
-            case Together(operations):
-                return await ConcurrentSteps(self._perform, self._attempts).run(operations)
+    async def _run_together(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        return await ConcurrentSteps(self._perform, self._attempts).run(operations)
 
-    def _clean_up(self, begin: Callable[[], Operation[None]]) -> None:
-        with suppress(RuntimeError):  # the event loop has ended, and the channel with it
-            self._begin(begin, self._clean_ups)
+    def _in_background(self, begin: Callable[[], Operation[None]]) -> BackgroundTask:
+        return BackgroundTask(
+            begin, self._settings, partial(_call_over_grpc, self._servers), partial(_carry, self._servers)
+        )
 
-    def _begin(self, begin: Callable[[], Operation[None]], beside: list[BackgroundTask]) -> None:
-        servers = self._servers
-
-        async def call(exchange: Unary, timeout: float | None, metadata: Metadata) -> Any:
-            return await servers[exchange.target].call_over_grpc(exchange, timeout, metadata)
-
-        async def carry(attempt: Attempt) -> Any:
-            return await servers[attempt.exchange.target].carry(attempt)
-
-        beside[:] = [each for each in beside if not each.is_done]
-        beside.append(BackgroundTask(begin, self._settings, call, carry))
+    async def _join(self, operation: BackgroundTask) -> None:
+        await operation.join()
 
 
-def _abandon(background: Sequence[BackgroundTask], servers: Sequence[AsyncServer]) -> None:
-    _stop(background)
-    for each in servers:
-        each.abandon()
+async def _carry(servers: Sequence[Server], attempt: Attempt) -> Any:
+    return await servers[attempt.exchange.target].carry(attempt)
 
 
-def _stop(background: Sequence[BackgroundTask]) -> None:
-    for each in background:
-        each.stop()
+async def _call_over_grpc(
+    servers: Sequence[AsyncServer], unary: Unary, timeout: float | None, metadata: Metadata
+) -> Any:
+    return await servers[unary.target].call_over_grpc(unary, timeout, metadata)

@@ -17,9 +17,9 @@ import grpc
 from gradserve.calls.exchange import CleanUp, Operation, Pause, Unary, forget
 from gradserve.calls.retries import Attempt, Contact
 from gradserve.errors import GradserveError, UnavailableError
-from gradserve.transport.blocking.server import Watch
-from gradserve.transport.driving import attempts, drive
+from gradserve.transport.driving import attempts, completed, drive
 from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.sockets.connection import Watch
 from gradserve.transport.status import error_from_status
 from gradserve_protocol.frames import Metadata
 from gradserve_protocol.lasting import PAUSE_SECONDS, Failures
@@ -108,27 +108,29 @@ class BackgroundThread:
             while True:
                 try:
                     steps = attempts(self._begin(), self._settings, Contact(), in_background=True)
-                    return drive(steps, self._perform)
+                    return completed(drive(steps, self._perform))
                 except (GradserveError, _StoppedError):
                     raise
                 except Exception as error:
                     failures.note(error)
-                self._perform(Pause(PAUSE_SECONDS))
+                self._pause(PAUSE_SECONDS)
 
-    def _perform(self, step: Any) -> Any:
+    async def _perform(self, step: Any) -> Any:
         match step:
             case Attempt(Unary() as unary, timeout, metadata):
                 return self._call(unary, timeout, metadata)
             case Attempt():
                 return self._call_with_tensors(step)
             case Pause(seconds):
-                # Nothing has failed if a fork ends it: an operation expects no error of a pause.
-                with suppress(queue.Empty, _ForkedError):
-                    self._react(self._events.get(timeout=seconds))
-                return None
+                return self._pause(seconds)
             case CleanUp():
                 return forget
         raise TypeError(f"expected an exchange or a pause, got {step!r}")
+
+    def _pause(self, seconds: float) -> None:
+        # Nothing has failed if a fork ends it: an operation expects no error of a pause.
+        with suppress(queue.Empty, _ForkedError):
+            self._react(self._events.get(timeout=seconds))
 
     def _call_with_tensors(self, attempt: Attempt) -> Any:
         try:

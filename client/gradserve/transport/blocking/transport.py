@@ -5,133 +5,210 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+import grpc
 
 from gradserve.calls.exchange import (
     Allocate,
     Background,
     CleanUp,
     DescribeTransport,
+    Download,
     Local,
     Operation,
     Pause,
-    Together,
+    Progress,
     Track,
     Unary,
+    Upload,
 )
-from gradserve.calls.retries import Attempt, Attempts, Contact, Step
+from gradserve.calls.retries import Attempt, Attempts
 from gradserve.transport.blocking.background import BackgroundThread
-from gradserve.transport.blocking.server import BlockingServer, Watch
-from gradserve.transport.driving import Member, Schedule, attempts, drive
-from gradserve.transport.lifetime import Cleanup, ProcessGuard
-from gradserve.transport.progress import TransferProgress
+from gradserve.transport.channel import ChannelMaker
+from gradserve.transport.driving import Member, Schedule, completed
+from gradserve.transport.network import Network, Server
 from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.sockets.blocking import BlockingConnection, SecureBlockingConnection
+from gradserve.transport.sockets.carrier import ConnectionKinds
+from gradserve.transport.sockets.connection import Watch
+from gradserve.transport.streams import DownloadParts, UploadParts
 from gradserve_protocol.address import Address
+from gradserve_protocol.arrays import Array
 from gradserve_protocol.frames import Metadata
-from gradserve_protocol.memory.regions import ClientMemory
+from gradserve_protocol.tensors import Chunk
+from gradserve_protocol.v1 import tensor_messages_pb2 as messages_pb2
 
 T = TypeVar("T")
 Outcome = Callable[[], Any]
 """A function that returns the answer to a step, or raises its error."""
 
 
-class NetworkTransport:
+class BlockingServer(Server):
+    """A gRPC channel to a server, and the sockets beside it. Safe to use from several threads."""
+
+    _channels: ClassVar[ChannelMaker] = grpc
+    _connections = ConnectionKinds(BlockingConnection, SecureBlockingConnection)
+
+    def start_over_grpc(self, unary: Unary, timeout: float | None, metadata: Metadata = ()) -> Any:
+        """Starts a unary call over gRPC; returns gRPC's future for it."""
+        call = self._channel.now.unary(unary.service, unary.method)
+        return call.future(unary.request, timeout=timeout, metadata=metadata)
+
+    async def _unary(self, unary: Unary, timeout: float | None, metadata: Metadata, watch: Watch | None) -> Any:
+        if watch is None:
+            # Waiting in this thread is faster than waiting for a future.
+            call = self._channel.now.unary(unary.service, unary.method)
+            return call(unary.request, timeout=timeout, metadata=metadata)
+        future = self.start_over_grpc(unary, timeout, metadata)
+        watch(future.cancel)
+        return future.result()
+
+    async def _put(self, upload: Upload, timeout: float | None, metadata: Metadata, watch: Watch | None) -> Any:
+        put = self._channel.now.put
+        if upload.progress is not None:
+            return ReportedUpload(upload, upload.progress).run(put, timeout, metadata, watch)
+        return carry_upload(upload, put, timeout, metadata, watch)
+
+    async def _get(
+        self, download: Download, timeout: float | None, metadata: Metadata, watch: Watch | None
+    ) -> list[Array]:
+        call = self._channel.now.get(download.request, timeout=timeout, metadata=metadata)
+        if watch is not None:
+            watch(call.cancel)
+        parts = DownloadParts(download.progress)
+        try:
+            for part in call:
+                parts.add(part)
+        finally:
+            call.cancel()
+        return parts.finish()
+
+
+def carry_upload(upload: Upload, put: Any, timeout: float | None, metadata: Metadata, watch: Watch | None) -> Any:
+    """Makes the call with gRPC's `put`; returns its response, or raises gRPC's error."""
+    parts = UploadParts(upload)
+    may_begin: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    future = None
+
+    def messages() -> Iterator[messages_pb2.PutTensorsRequest | Chunk]:
+        if may_begin.get():
+            yield from parts
+
+    try:
+        future = put.future(messages(), timeout=timeout, metadata=metadata)
+        if watch is not None:
+            watch(future.cancel)
+        may_begin.put(True)
+        return future.result()
+    finally:
+        _end(upload, future, is_complete=parts.is_complete)
+        may_begin.put(False)
+
+
+class ReportedUpload:
+    """An upload whose progress is told in the calling thread. gRPC's thread waits until that has been done.
+
+    So an upload whose callback raises an exception is incomplete, and the server keeps nothing of it.
+    """
+
+    def __init__(self, upload: Upload, progress: Progress) -> None:
+        self._upload = upload
+        self._progress = progress
+        self._chunks = UploadParts(replace(upload, progress=None))
+        self._due: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._may_go_on: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def run(self, put: Any, timeout: float | None, metadata: Metadata, watch: Watch | None) -> Any:
+        """Makes the call with gRPC's `put`; returns its response, or raises gRPC's error or that of the callback."""
+        future = None
+        try:
+            future = put.future(self._parts(), timeout=timeout, metadata=metadata)
+            future.add_done_callback(lambda _: self._due.put(False))
+            self._may_go_on.put(True)
+            if watch is not None:
+                watch(future.cancel)
+            while self._due.get():
+                self._progress.tell()
+                self._may_go_on.put(True)
+            return future.result()
+        finally:
+            # First: chunks that end without it are a complete upload.
+            _end(self._upload, future, is_complete=self._chunks.is_complete)
+            self._may_go_on.put(False)
+
+    def _parts(self) -> Iterator[messages_pb2.PutTensorsRequest | Chunk]:
+        if not self._may_go_on.get():
+            return
+        self._progress.begin()
+        for part in self._chunks:
+            yield part
+            if isinstance(part, Chunk) and self._progress.add(part.num_bytes):
+                self._due.put(True)
+                if not self._may_go_on.get():
+                    return
+
+
+def _end(upload: Upload, future: Any, *, is_complete: bool) -> None:
+    """Ends the call of an upload whose thread waits no more: an exception from outside may have ended the wait.
+
+    Args:
+        upload: The upload.
+        future: gRPC's future of the call; None if the exception came before gRPC had returned it.
+        is_complete: Whether gRPC has all of it. The server may have stored it then, so what it says is waited for in
+            the background.
+    """
+    if future is None:
+        return
+    if not is_complete or upload.unclaimed is None:
+        future.cancel()
+    elif not future.done():
+        future.add_done_callback(partial(_tell, upload.unclaimed))
+
+
+def _tell(unclaimed: Callable[[messages_pb2.PutTensorsResponse], object], future: Any) -> None:
+    if not future.cancelled() and future.exception() is None:
+        unclaimed(future.result())
+
+
+class NetworkTransport(Network[BlockingServer]):
     """Runs operations in the calling thread. Safe to use from several threads."""
 
     def __init__(self, addresses: Sequence[Address], settings: ConnectionSettings) -> None:
-        self._settings = settings
-        self._contact = Contact()
-        self._process = ProcessGuard()
-        self._memory = ClientMemory(shares=settings.shares_memory, kept_bytes=settings.sockets.kept_bytes)
-        self._servers = tuple(
-            BlockingServer(address, target, settings, self._memory) for target, address in enumerate(addresses)
-        )
-        self._background: list[BackgroundThread] = []
-        self._clean_ups: list[BackgroundThread] = []
-        self._cleanup = Cleanup(self, partial(_abandon, self._background, self._servers))
+        super().__init__(BlockingServer, addresses, settings)
 
     def run(self, operation: Operation[T], /) -> T:
         """Returns the result of an operation, or raises its error."""
-        self._process.check()
-        return drive(attempts(operation, self._settings, self._contact), self._perform)
+        return completed(self._run(operation))
 
     def close(self) -> None:
         """Disconnects; calls under way in other threads end with CallCancelledError."""
-        self._process.check()
-        for each in self._clean_ups:
-            each.join()
-        _stop(self._background)
-        for each in self._background:
-            each.join()
-        for server in self._servers:
-            server.close()
-        self._cleanup.call_off()
+        completed(self._close())
 
-    def carry(self, attempt: Attempt, watch: Watch | None, /) -> Any:
-        """Makes a call in this thread; `watch` is told what interrupts it from another thread."""
-        return self._servers[attempt.exchange.target].carry(attempt, watch)
+    async def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 (no event loop runs it)
 
-    def begin(self, begin: Callable[[], Operation[None]], /) -> None:
-        """Runs an operation in the background."""
-        self._begin(begin, self._background)
+    async def _run_together(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        return ConcurrentSteps(self._perform, partial(_carry, self._servers), self._attempts).run(operations)
 
-    def answer(self, step: Local, /) -> Any:
-        """Answers what needs no server."""
-        match step:
-            case DescribeTransport(target):
-                return self._servers[target].info
-            case Allocate(shape, dtype):
-                return self._memory.empty(shape, dtype)
-            case Track():
-                return TransferProgress.of(step)
-            case CleanUp():
-                return self._clean_up
+    def _in_background(self, begin: Callable[[], Operation[None]]) -> BackgroundThread:
+        return BackgroundThread(
+            begin, self._settings, partial(_start_over_grpc, self._servers), partial(_carry, self._servers)
+        )
 
-    def _clean_up(self, begin: Callable[[], Operation[None]]) -> None:
-        with suppress(RuntimeError):  # the interpreter ends, and starts no threads any more
-            self._begin(begin, self._clean_ups)
-
-    def _begin(self, begin: Callable[[], Operation[None]], beside: list[BackgroundThread]) -> None:
-        servers = self._servers
-
-        def start_call(exchange: Unary, timeout: float | None, metadata: Metadata) -> Any:
-            return servers[exchange.target].start_over_grpc(exchange, timeout, metadata)
-
-        def carry(attempt: Attempt, watch: Watch) -> Any:
-            return servers[attempt.exchange.target].carry(attempt, watch)
-
-        beside[:] = [each for each in beside if not each.is_done]
-        beside.append(BackgroundThread(begin, self._settings, start_call, carry))
-
-    def _attempts(self, operation: Operation[T]) -> Attempts[T]:
-        return attempts(operation, self._settings, self._contact)
-
-    def _perform(self, step: Step) -> Any:
-        match step:
-            case Attempt(exchange):
-                return self._servers[exchange.target].carry(step, None)
-            case Pause(seconds):
-                return time.sleep(seconds)
-            case Background(begin):
-                return self.begin(begin)
-            case DescribeTransport() | Allocate() | Track() | CleanUp():
-                return self.answer(step)
-            case Together(operations):
-                return ConcurrentSteps(self, self._attempts).run(operations)
+    async def _join(self, operation: BackgroundThread) -> None:
+        operation.join()
 
 
-def _abandon(background: Sequence[BackgroundThread], servers: Sequence[BlockingServer]) -> None:
-    _stop(background)
-    for each in servers:
-        each.abandon()
+def _carry(servers: Sequence[Server], attempt: Attempt, watch: Watch) -> Any:
+    return completed(servers[attempt.exchange.target].carry(attempt, watch))
 
 
-def _stop(background: Sequence[BackgroundThread]) -> None:
-    for each in background:
-        each.stop()
+def _start_over_grpc(servers: Sequence[BlockingServer], unary: Unary, timeout: float | None, metadata: Metadata) -> Any:
+    return servers[unary.target].start_over_grpc(unary, timeout, metadata)
 
 
 class ConcurrentSteps:
@@ -140,8 +217,14 @@ class ConcurrentSteps:
     The operations themselves run in the caller's thread only. So their default worker id is the caller's.
     """
 
-    def __init__(self, transport: NetworkTransport, attempts: Callable[[Operation[Any]], Attempts[Any]]) -> None:
-        self._transport = transport
+    def __init__(
+        self,
+        perform: Callable[[Background | Local], Coroutine[Any, Any, Any]],
+        carry: Callable[[Attempt, Watch], Any],
+        attempts: Callable[[Operation[Any]], Attempts[Any]],
+    ) -> None:
+        self._perform = perform
+        self._carry = carry
         self._attempts = attempts
         self._ended: queue.SimpleQueue[tuple[Member, Outcome]] = queue.SimpleQueue()
         self._under_way: dict[Member, Any] = {}
@@ -175,12 +258,10 @@ class ConcurrentSteps:
         match step:
             case Pause(seconds):
                 heapq.heappush(self._pauses, (time.monotonic() + seconds, next(self._numbers), member))
-            case Background(begin):
-                self._ended.put((member, lambda: self._transport.begin(begin)))
-            case DescribeTransport() | Allocate() | Track() | CleanUp():
-                self._ended.put((member, lambda: self._transport.answer(step)))
+            case Background() | DescribeTransport() | Allocate() | Track() | CleanUp():
+                self._ended.put((member, lambda: completed(self._perform(step))))
             case Attempt():
-                call = ThreadedCall(partial(self._transport.carry, step))
+                call = ThreadedCall(partial(self._carry, step))
                 self._under_way[member] = call
                 self._calls_made.append(call)
                 call.start(lambda: self._ended.put((member, call.result)))

@@ -1,15 +1,14 @@
-"""The connections to one server's sockets: their pool, and the carrier that opens them. Without I/O."""
+"""The connections to one server's sockets: their pool, and the carrier that opens them and makes calls on them."""
 
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
-from gradserve.calls.exchange import Reply, Unary
+from gradserve.calls.exchange import Reply, Unary, Whole
 from gradserve.errors import (
     CallCancelledError,
     DeadlineExceededError,
@@ -24,17 +23,17 @@ from gradserve.transport.channel import CallCredentials, closed, shows_caller
 from gradserve.transport.route import Route
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Way
 from gradserve.transport.sockets.choice import Choice, Place, find_places
-from gradserve.transport.sockets.connection import Connection, TimeLimit
+from gradserve.transport.sockets.connection import Connect, Connection, TimeLimit, Watch, silent
+from gradserve.transport.sockets.conversation import call
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.region_payloads import RegionPayloads
 from gradserve_protocol.frames import Metadata
 from gradserve_protocol.memory.regions import ClientMemory
+from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
 
-ConnectionT = TypeVar("ConnectionT", bound=Connection)
 
-
-class ConnectionPool(Generic[ConnectionT]):
+class ConnectionPool:
     """The connections to one server. The one used last is used first; idle ones are closed after a while.
 
     A connection stays open while an array of a reply lies in memory of the server's. Safe to use from several threads.
@@ -44,8 +43,8 @@ class ConnectionPool(Generic[ConnectionT]):
         self._settings = settings
         self._lock = threading.Lock()
         self._clock = clock
-        self._idle: list[ConnectionT] = []
-        self._busy: set[ConnectionT] = set()
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
         self._num_opening = 0
         self._is_closed = False
 
@@ -57,7 +56,7 @@ class ConnectionPool(Generic[ConnectionT]):
         """True if the client closed it."""
         return self._is_closed
 
-    def take(self) -> ConnectionT | None:
+    def take(self) -> Connection | None:
         """Returns an idle connection for a call, or None.
 
         Raises:
@@ -91,7 +90,7 @@ class ConnectionPool(Generic[ConnectionT]):
         with self._lock:
             self._num_opening -= 1
 
-    def add(self, connection: ConnectionT) -> None:
+    def add(self, connection: Connection) -> None:
         """Adds the reserved connection, which carries a call.
 
         Raises:
@@ -104,14 +103,14 @@ class ConnectionPool(Generic[ConnectionT]):
             self._check_open()
             self._begin_call(connection)
 
-    def interruption(self, connection: ConnectionT) -> Callable[[], None]:
+    def interruption(self, connection: Connection) -> Callable[[], None]:
         """Returns a function that ends the call which a connection carries now, from another thread or task.
 
         Once that call has ended, it does nothing: the connection may carry somebody else's.
         """
         return partial(self._interrupt, connection, connection.num_calls)
 
-    def give_back(self, connection: ConnectionT) -> None:
+    def give_back(self, connection: Connection) -> None:
         """Makes a connection idle, whose call has ended."""
         with self._lock:
             self._busy.discard(connection)
@@ -121,7 +120,7 @@ class ConnectionPool(Generic[ConnectionT]):
             connection.last_used = self._clock()
             self._idle.append(connection)
 
-    def drop(self, connection: ConnectionT) -> None:
+    def drop(self, connection: Connection) -> None:
         """Closes a connection that cannot be used any more."""
         with self._lock:
             self._busy.discard(connection)
@@ -142,11 +141,11 @@ class ConnectionPool(Generic[ConnectionT]):
                 each.interrupt()
         self.drop_idle()
 
-    def _begin_call(self, connection: ConnectionT) -> None:
+    def _begin_call(self, connection: Connection) -> None:
         connection.num_calls += 1
         self._busy.add(connection)
 
-    def _interrupt(self, connection: ConnectionT, number: int) -> None:
+    def _interrupt(self, connection: Connection, number: int) -> None:
         with self._lock:
             if connection in self._busy and connection.num_calls == number:
                 connection.interrupt()
@@ -174,66 +173,42 @@ _NOT_ABOUT_SOCKETS = (
 """Errors of a call over gRPC that say nothing about sockets."""
 
 
-@dataclass(frozen=True)
-class AskForTicket:
-    """A step: asks for a ticket over gRPC, answered by the IssueTicketResponse.
+Ask: TypeAlias = Callable[[Unary, float | None, Metadata], Awaitable[Any]]
+"""Makes a call over gRPC with a time limit, None for none, and metadata; raises a GradserveError."""
+
+
+class ConnectionKinds(NamedTuple):
+    """The classes of connections that a transport can wait for.
 
     Attributes:
-        call: The question.
-        limit: Its time limit.
-        metadata: That of the call which needs the ticket.
+        plain: Those that are not encrypted.
+        secure: Those with TLS.
     """
 
-    call: Unary
-    limit: TimeLimit
-    metadata: Metadata = ()
+    plain: type[Connection]
+    secure: type[Connection]
 
 
-@dataclass(frozen=True)
-class Connect:
-    """A step: connects and says hello, answered by the connection.
-
-    Attributes:
-        place: The socket.
-        ticket: The ticket.
-        client_id: The client's id.
-        payloads: The payloads of the connection.
-        server_name: The name that the server's certificate has to have, if the connection is encrypted: that of gRPC.
-    """
-
-    place: Place
-    ticket: bytes
-    client_id: str
-    payloads: Payloads
-    server_name: str
-
-
-@dataclass(frozen=True)
-class AddStrands(Generic[ConnectionT]):
-    """A step: adds strands to a connection, answered by None.
-
-    Attributes:
-        connection: The connection.
-        number: The number of strands.
-    """
-
-    connection: ConnectionT
-    number: int
-
-
-CarrierStep: TypeAlias = AskForTicket | Connect | AddStrands[Any]
-
-
-class Carrier(Generic[ConnectionT]):
+class Carrier:
     """The sockets of one server. Safe to use from several threads."""
 
     def __init__(
-        self, route: Route, target: int, settings: ConnectionSettings, memory: ClientMemory, shown: CallCredentials
+        self,
+        route: Route,
+        target: int,
+        settings: ConnectionSettings,
+        memory: ClientMemory,
+        shown: CallCredentials,
+        kinds: ConnectionKinds,
+        ask: Ask,
     ) -> None:
         """Takes the route to the server, its index among those of the transport, and what its connections share.
 
         Calls over gRPC show the key of the user, once `introduce` has got one.
         """
+        self._kinds = kinds
+        self._ask_over_grpc = ask
+        self._settings = settings
         self._route = route
         self._shown = shown
         self._target = target
@@ -241,9 +216,8 @@ class Carrier(Generic[ConnectionT]):
         self._client_id = uuid.uuid4().hex
         self._choice = Choice(settings, str(route.address), is_in_process=bool(route.address.name))
         self._memory = memory
-        self._shares_gpu = settings.sockets.shares_gpu
         self._num_strands = settings.sockets.strands
-        self.connections: ConnectionPool[ConnectionT] = ConnectionPool(settings.sockets)
+        self.connections = ConnectionPool(settings.sockets)
 
     def takes(self, metadata: Metadata) -> bool:
         """Returns True if a call may take a socket.
@@ -265,15 +239,38 @@ class Carrier(Generic[ConnectionT]):
         """The way in use."""
         return self._choice.info
 
-    def idle(self) -> ConnectionT | None:
-        """Returns an idle connection for a call, which `answered` or `failed` must follow; None if there is none.
+    async def call(self, whole: Whole, limit: TimeLimit, metadata: Metadata, watch: Watch | None) -> Reply | None:
+        """Makes a call that may take a socket; returns None if gRPC has to carry it.
 
-        Raises:
-            CallCancelledError: The client is closed.
+        Args:
+            whole: The call.
+            limit: Its time limit.
+            metadata: What it carries beside its request, if the server takes that.
+            watch: Told what interrupts the call, from another thread. None: nothing does but closing.
         """
-        return self.connections.take()
+        connection = self.connections.take() or await self._connect(limit, metadata)
+        if connection is None:
+            return None
+        try:
+            if watch is not None:
+                watch(self.connections.interruption(connection))
+            if connection.wants_strands(whole.num_bytes):
+                await self._widen(connection)
+            taken = metadata if connection.takes_metadata else ()
+            conversation = call(
+                whole, limit.left(), connection.payloads, connection.inbox, connection.num_strands, taken
+            )
+            outcome = await connection.converse(conversation, limit, partial(self._probe, metadata))
+        except BaseException as error:
+            self._failed(connection, error)
+            raise
+        return self._answered(connection, outcome)
 
-    def answered(self, connection: ConnectionT, outcome: Reply | GradserveError | None) -> Reply | None:
+    def close(self) -> None:
+        """Closes the connections; calls under way end with CallCancelledError."""
+        self.connections.close()
+
+    def _answered(self, connection: Connection, outcome: Reply | GradserveError | None) -> Reply | None:
         """Returns the reply of a call, and gives its connection back. None: it could not be sent there.
 
         Raises:
@@ -290,7 +287,7 @@ class Carrier(Generic[ConnectionT]):
             self.connections.give_back(connection)
         raise outcome
 
-    def failed(self, connection: ConnectionT, error: BaseException) -> None:
+    def _failed(self, connection: Connection, error: BaseException) -> None:
         """Drops the connection of a call that ended with an error which is not the server's.
 
         Raises:
@@ -306,7 +303,7 @@ class Carrier(Generic[ConnectionT]):
         elif isinstance(error, DeadlineExceededError) and connection.is_sending:
             self._choice.broke(f"the connection to {connection.place} stalled in the middle of a request")
 
-    def connect(self, limit: TimeLimit, metadata: Metadata = ()) -> Generator[CarrierStep, Any, ConnectionT | None]:
+    async def _connect(self, limit: TimeLimit, metadata: Metadata) -> Connection | None:
         """Opens a connection for a call, over the fastest way that is possible; returns None if none is.
 
         Raises:
@@ -316,7 +313,7 @@ class Carrier(Generic[ConnectionT]):
             return None
         has_connection = False
         try:
-            connection: ConnectionT | None = yield from self._try_places(limit, metadata)
+            connection = await self._try_places(limit, metadata)
             has_connection = connection is not None
         finally:
             if not has_connection:
@@ -325,20 +322,20 @@ class Carrier(Generic[ConnectionT]):
             self.connections.add(connection)
         return connection
 
-    def widen(self, connection: ConnectionT) -> Generator[CarrierStep, Any, None]:
+    async def _widen(self, connection: Connection) -> None:
         """Adds strands to a connection that wants them. If that fails, no connection gets any."""
         if not self._num_strands:
             return
         try:
-            yield AddStrands(connection, self._num_strands)
+            await connection.add_strands(self._num_strands)
         except GradserveError as error:
             self._num_strands = 0
             self._choice.stays_narrow(str(error))
         else:
             self._choice.widened(1 + self._num_strands)
 
-    def introduce(self, limit: TimeLimit, metadata: Metadata = ()) -> Generator[CarrierStep, Any, str | None]:
-        """Opens a connection for the key of the user; see `Introduce`.
+    async def introduce(self, limit: TimeLimit, metadata: Metadata) -> str | None:
+        """Shows the user of this client to the server: opens a connection for a key; see `Introduce`.
 
         Raises:
             GradserveError: The server cannot be reached, or has no room.
@@ -346,7 +343,7 @@ class Carrier(Generic[ConnectionT]):
         if not self._shown.takes_key:
             return ""
         try:
-            issued: messages_pb2.IssueTicketResponse = yield self._ask(limit, metadata)
+            issued = await self._ask(limit, metadata)
         except UnauthenticatedError:
             return ""
         found = find_places(issued.addresses, self._route, (Way.SHARED_MEMORY,))
@@ -354,9 +351,7 @@ class Carrier(Generic[ConnectionT]):
             return found.reasons[0]
         place = found.places[0]
         try:
-            connection: ConnectionT = yield Connect(
-                place, issued.ticket, self._client_id, self._payloads_at(place), self._server_name
-            )
+            connection = await self._open(place, issued.ticket)
         except (UnauthenticatedError, UnavailableError) as error:
             if isinstance(error, UnavailableError) and place.may_be_opened:
                 raise  # the server was there a moment ago
@@ -365,26 +360,42 @@ class Carrier(Generic[ConnectionT]):
             self._shown.show_user(connection.user_key)
         return None
 
-    def _ask(self, limit: TimeLimit, metadata: Metadata) -> AskForTicket:
+    async def _ask(self, limit: TimeLimit, metadata: Metadata) -> messages_pb2.IssueTicketResponse:
+        """Asks for a ticket, with the metadata of the call that needs it."""
         # Of any size: how large the replies will be is not known.
         request = messages_pb2.IssueTicketRequest(
             client_id=self._client_id, direction=messages_pb2.IssueTicketRequest.DIRECTION_BOTH
         )
-        return AskForTicket(Unary("SocketService", "IssueTicket", request, target=self._target), limit, metadata)
+        question = Unary("SocketService", "IssueTicket", request, target=self._target)
+        issued: messages_pb2.IssueTicketResponse = await self._ask_over_grpc(question, limit.timeout(), metadata)
+        return issued
 
-    def _try_places(self, limit: TimeLimit, metadata: Metadata) -> Generator[CarrierStep, Any, ConnectionT | None]:
-        ask = self._ask(limit, metadata)
+    async def _probe(self, metadata: Metadata, place: Place) -> None:
+        """Raises UnavailableError if the server gives no sign of life."""
+        request = server_messages_pb2.GetServerInfoRequest()
+        question = Unary("ServerService", "GetServerInfo", request, target=self._target)
         try:
-            issued: messages_pb2.IssueTicketResponse = yield ask
+            await self._ask_over_grpc(question, self._settings.keepalive.timeout, metadata)
+        except (DeadlineExceededError, UnavailableError) as error:
+            raise silent(place, error) from None
+
+    async def _open(self, place: Place, ticket: bytes) -> Connection:
+        is_plain = place.path or self._settings.certificates is None
+        kind = self._kinds.plain if is_plain else self._kinds.secure
+        return await kind.open(
+            Connect(place, ticket, self._client_id, self._payloads_at(place), self._server_name), self._settings
+        )
+
+    async def _try_places(self, limit: TimeLimit, metadata: Metadata) -> Connection | None:
+        try:
+            issued = await self._ask(limit, metadata)
             found = find_places(issued.addresses, self._route, self._choice.ways)
             reasons = list(found.reasons)
             for index, place in enumerate(found.places):
                 if index:
-                    issued = yield ask  # the server may have seen the one before
+                    issued = await self._ask(limit, metadata)  # the server may have seen the one before
                 try:
-                    connection: ConnectionT = yield Connect(
-                        place, issued.ticket, self._client_id, self._payloads_at(place), self._server_name
-                    )
+                    connection = await self._open(place, issued.ticket)
                 except GradserveError as error:
                     reasons.append(f"{place.way}: {error}")
                 else:
@@ -405,6 +416,6 @@ class Carrier(Generic[ConnectionT]):
                 self._memory.received,
                 self._memory.regions,
                 self._choice.gpu_arrays_go,
-                shares_gpu=self._shares_gpu,
+                shares_gpu=self._settings.sockets.shares_gpu,
             )
         return Payloads(self._memory.received)

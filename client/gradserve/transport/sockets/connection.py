@@ -7,20 +7,21 @@ import math
 import os
 import select
 import socket
-import ssl
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Self, TypeAlias, TypeVar
 
 from gradserve.errors import DeadlineExceededError, GradserveError, UnavailableError
 from gradserve.transport.settings import ConnectionSettings, Keepalive
 from gradserve.transport.sockets.choice import Place
+from gradserve.transport.sockets.conversation import check_strand_answer, hello, hello_of_strand
 from gradserve.transport.sockets.payloads import Payloads
-from gradserve.transport.sockets.steps import Inbox
+from gradserve.transport.sockets.steps import Conversation, Fill, Inbox, Receive, Send
+from gradserve_protocol.frames import HEADER_BYTES
 from gradserve_protocol.tls import SecureSocket
-from gradserve_protocol.v1 import socket_messages_pb2
 
 ConnectedSocket: TypeAlias = socket.socket | SecureSocket
 """A connected socket, with or without TLS."""
@@ -32,6 +33,32 @@ _MIN_RTT_OFFSET = 148
 _DESCRIPTOR_SPACE = 256 if sys.platform == "win32" else socket.CMSG_SPACE(32)
 _CLOSED_BY_PEER = (errno.ECONNRESET, errno.EPIPE)
 _CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+
+
+T = TypeVar("T")
+Watch: TypeAlias = Callable[[Callable[[], object]], object]
+"""A function that is told what interrupts the call that begins now, and nothing once that has ended."""
+Probe: TypeAlias = Callable[[Place], Awaitable[None]]
+"""Raises UnavailableError if the server with a socket at this place gives no sign of life."""
+
+
+@dataclass(frozen=True)
+class Connect:
+    """The opening of a connection.
+
+    Attributes:
+        place: The socket.
+        ticket: The ticket.
+        client_id: The client's id.
+        payloads: The payloads of the connection.
+        server_name: The name that the server's certificate has to have, if the connection is encrypted: that of gRPC.
+    """
+
+    place: Place
+    ticket: bytes
+    client_id: str
+    payloads: Payloads
+    server_name: str
 
 
 class TimeLimit:
@@ -79,6 +106,8 @@ class TimeLimit:
 class Connection:
     """A connected socket. Carries one call at a time.
 
+    A subclass waits for it: in the calling thread, or in a task.
+
     Attributes:
         place: The socket's address.
         payloads: The payloads of its frames.
@@ -117,9 +146,109 @@ class Connection:
         self._arrivals.register(connected, select.POLLIN)
         self._pid = os.getpid()
 
-    def welcome(self, answer: socket_messages_pb2.Welcome) -> None:
-        """Takes note of what the server has said to the hello."""
-        self.strand_key, self.user_key, self.takes_metadata = answer.strand_key, answer.user_key, answer.takes_metadata
+    @classmethod
+    async def open(cls, step: Connect, settings: ConnectionSettings) -> Self:
+        """Connects to a socket, and says hello.
+
+        Raises:
+            GradserveError: Nobody is there, or the server refuses.
+        """
+        place = step.place
+        try:
+            connected = await cls._connected(place, settings.sockets.connect)
+        except OSError as error:
+            raise not_connected(place, error, settings) from None
+        prepare(connected, settings.keepalive)
+        connection = cls(await cls._secured(connected, step, settings), place, step.payloads, settings)
+        try:
+            limit = TimeLimit(settings.sockets.hello, settings)
+            greeting = hello(step.ticket, step.client_id, step.payloads, connection.inbox)
+            answer = await connection.converse(greeting, limit, _no_probe)
+        except BaseException:
+            connection.close()
+            raise
+        if isinstance(answer, GradserveError):
+            connection.close()
+            raise answer
+        connection.strand_key, connection.user_key = answer.strand_key, answer.user_key
+        connection.takes_metadata = answer.takes_metadata
+        connection.payloads.welcomed(answer)
+        return connection
+
+    async def converse(self, conversation: Conversation[T], limit: TimeLimit, probe: Probe) -> T:
+        """Carries out a conversation; gives it up in case of an error, or if its task is cancelled.
+
+        Args:
+            conversation: The conversation.
+            limit: Its time limit.
+            probe: Asks the server for a sign of life if nothing comes.
+
+        Raises:
+            UnavailableError: The connection broke.
+            DeadlineExceededError: The time is over.
+        """
+        unsent: UnavailableError | None = None
+        try:
+            step = next(conversation)
+            while True:
+                answer = None
+                match step:
+                    case Send():
+                        self.is_sending = True
+                        try:
+                            await self._send(step, limit, probe)
+                        except UnavailableError as error:
+                            unsent = error  # the server may have said why it closed the connection
+                        self.is_sending = False
+                    case Receive():
+                        answer = await self._receive(step, limit, probe)
+                    case Fill():
+                        if step.payload_bytes:
+                            limit.extend_for(step.payload_bytes)
+                            self.largest_reply = max(self.largest_reply, step.payload_bytes)
+                        await self._fill(step, limit)
+                step = conversation.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        except UnavailableError as error:
+            raise unsent or error from None
+        except BaseException:
+            await self._give_up()
+            raise
+        finally:
+            conversation.close()
+
+    async def add_strands(self, number: int) -> None:
+        """Opens strands.
+
+        Raises:
+            GradserveError: One of them cannot be opened; there are none then.
+        """
+        settings = self._settings.sockets
+        with contextlib.ExitStack() as on_failure:
+            sockets = [on_failure.enter_context(socket.socket(self._socket.family)) for _ in range(number)]
+            strands: list[ConnectedSocket] = []
+            try:
+                peer = self._socket.getpeername()
+                for each in sockets:
+                    each.setblocking(False)
+                    each.connect_ex(peer)
+                end = time.monotonic() + settings.connect
+                for each in sockets:
+                    await self._finish_connecting(each, end)
+                end = time.monotonic() + settings.hello
+                for index, each in enumerate(sockets):
+                    strand = await self._strand(each, end)
+                    on_failure.callback(strand.close)
+                    strand.send(hello_of_strand(self.strand_key, index + 1))  # there is room for it
+                    strands.append(strand)
+                for strand in strands:
+                    check_strand_answer(await self._received(strand, HEADER_BYTES, end))
+            except OSError as error:
+                raise no_strands(error) from None
+            on_failure.pop_all()
+        self._add_strands(strands)
 
     @property
     def num_strands(self) -> int:
@@ -174,6 +303,78 @@ class Connection:
             self._arrivals.register(each, select.POLLIN)
         self._strands += strands
 
+    @staticmethod
+    async def _connected(place: Place, seconds: float) -> socket.socket:
+        """Returns a socket that is connected to a place.
+
+        Raises:
+            OSError: It cannot be connected in time.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    async def _ready(sock: ConnectedSocket, seconds: float, *, sends: bool) -> bool:
+        """Waits until a socket can send or receive; returns False if it cannot for so long."""
+        raise NotImplementedError
+
+    async def _send(self, step: Send, limit: TimeLimit, probe: Probe) -> None:
+        raise NotImplementedError
+
+    async def _receive(self, step: Receive, limit: TimeLimit, probe: Probe) -> int:
+        raise NotImplementedError
+
+    async def _fill(self, step: Fill, limit: TimeLimit) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    async def _secured(cls, connected: socket.socket, _step: Connect, _settings: ConnectionSettings) -> ConnectedSocket:
+        """Returns what carries the connection on a connected socket, and owns it."""
+        return connected
+
+    async def _strand(self, connected: socket.socket, _end: float) -> ConnectedSocket:
+        """Returns what carries a strand on a connected socket, and owns it."""
+        return connected
+
+    @classmethod
+    async def _wait_until(cls, end: float, sock: ConnectedSocket, *, sends: bool) -> None:
+        """Waits until a socket can send or receive.
+
+        Raises:
+            TimeoutError: It cannot until the end, by a monotonic clock.
+        """
+        if not await cls._ready(sock, max(end - time.monotonic(), 0.0), sends=sends):
+            raise TimeoutError
+
+    async def _finish_connecting(self, sock: socket.socket, end: float) -> None:
+        await self._wait_until(end, sock, sends=True)
+        if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(code, os.strerror(code))
+
+    async def _received(self, sock: ConnectedSocket, num_bytes: int, end: float) -> bytes:
+        """Returns so many bytes, or fewer if the server closes the socket."""
+        received = b""
+        while len(received) < num_bytes:
+            try:
+                part = sock.recv(num_bytes - len(received))
+            except BlockingIOError:
+                await self._wait_until(end, sock, sends=False)
+                continue
+            if not part:
+                break
+            received += part
+        return received
+
+    async def _give_up(self) -> None:
+        """Tells the server that nobody awaits the reply; waits until it does not read this client's memory."""
+        with contextlib.suppress(OSError):  # the connection is no more, or the server is silent
+            self._socket.shutdown(socket.SHUT_WR)
+            end = time.monotonic() + self._settings.sockets.giving_up
+            while self.payloads.lends_memory:
+                await self._wait_until(end, self._socket, sends=False)
+                if not self._socket.recv(1 << 16):
+                    self._has_ended = True
+                    return
+
     def _receive_some(self, memory: memoryview, descriptors: list[int] | None) -> int:
         """Receives what there is; returns how many bytes came.
 
@@ -212,6 +413,10 @@ class Connection:
         return UnavailableError(f"the connection to {self.place} was lost: {reason}")
 
 
+async def _no_probe(_place: Place) -> None:
+    """A server that does not answer a hello is given up when the time is over."""
+
+
 def prepare(connected: ConnectedSocket, keepalive: Keepalive) -> None:
     """Sets the options of a connected socket; the system then notices within `keepalive` when the other end is gone."""
     if connected.family == getattr(socket, "AF_UNIX", None):
@@ -234,46 +439,11 @@ def round_trip(connected: ConnectedSocket) -> float:
     return microseconds * 1e-6
 
 
-def secured_by(settings: ConnectionSettings, connected: socket.socket, server_name: str) -> ssl.SSLSocket:
-    """Returns a socket with TLS, not blocking, over a connected one, which it owns. Its handshake comes next.
-
-    Args:
-        settings: The settings, which have certificates.
-        connected: The connected socket; closed in case of an error.
-        server_name: The name that the server's certificate has to have.
-
-    Raises:
-        OSError: It is not connected any more.
-    """
-    assert settings.certificates is not None
-    try:
-        connected.setblocking(False)
-        context = settings.certificates.current().context
-        return context.wrap_socket(connected, server_hostname=server_name, do_handshake_on_connect=False)
-    except BaseException:
-        connected.close()
-        raise
-
-
 def not_connected(place: Place, error: OSError, settings: ConnectionSettings) -> UnavailableError:
     """Returns the error of a socket that cannot be reached."""
     late = f"no answer within {settings.sockets.connect:g} s"
     reason = late if isinstance(error, TimeoutError) else error.strerror
     return UnavailableError(f"no connection to {place}: {reason or error}")
-
-
-def not_secured(place: Place, error: OSError) -> UnavailableError:
-    """Returns the error of a handshake of TLS that failed."""
-    match error:
-        case TimeoutError():
-            reason = "no answer in time"
-        case ssl.SSLCertVerificationError():
-            reason = f"the certificate of the server is not accepted: {error.verify_message}"
-        case ssl.SSLError(reason="WRONG_VERSION_NUMBER" | "UNEXPECTED_MESSAGE"):
-            reason = "the server does not use TLS there"
-        case _:
-            reason = error.strerror or str(error)
-    return UnavailableError(f"no connection to {place}: {reason}")
 
 
 def no_strands(error: Exception) -> UnavailableError:

@@ -22,6 +22,7 @@ from gradserve.calls.exchange import TimeLimits, Unary
 from gradserve.calls.retries import Attempt
 from gradserve.results import TransportInfo
 from gradserve.testing import FaultyProxy
+from gradserve.transport.driving import completed
 from gradserve.transport.settings import ConnectionSettings, Keepalive, SocketSettings, Transport
 from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.config import ServerConfig
@@ -255,7 +256,7 @@ def test_a_server_that_restarts(tmp_path: Any) -> None:
         with closing(client):
             assert client.server_info().transport.way == "bulk"
             announce(server, tcp=[bulk_address(server)])
-            pool = client._transport._servers[0]._sockets._carrier.connections  # type: ignore[attr-defined]
+            pool = client._transport._servers[0]._sockets.connections  # type: ignore[attr-defined]
             pool.drop_idle()
             assert client.server_info().transport.way == "bulk"
 
@@ -431,7 +432,7 @@ def test_a_client_is_forgotten_while_its_lock_is_held(own_server: LocalServer, i
         else:
             client = gradserve.connect(own_server.address)
             client.server_info()
-        lock = client._transport._servers[0]._sockets._carrier.connections._lock
+        lock = client._transport._servers[0]._sockets.connections._lock
         assert num_connections() == 1
         cycle = [client]
         cycle.append(cycle)
@@ -453,7 +454,7 @@ def test_an_interruption_that_is_late_ends_no_other_call(server_address: str, wa
         interruptions: list[Callable[[], object]] = []
         call = Unary("ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest())
         transport: Any = client._transport
-        transport.carry(Attempt(call, PATIENCE_SECONDS), interruptions.append)
+        completed(transport._servers[0].carry(Attempt(call, PATIENCE_SECONDS), interruptions.append))
         waiting = threads.submit(acc.take_grad, 1)  # on the same connection
         eventually(lambda: acc.info().num_waiting == 1)
         (late,) = interruptions

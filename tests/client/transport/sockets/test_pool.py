@@ -19,7 +19,7 @@ class Pool:
 
     def __init__(self, **settings: Any) -> None:
         self.now = 100.0
-        self.pool: ConnectionPool[Connection] = ConnectionPool(SocketSettings(**settings), lambda: self.now)
+        self.pool: ConnectionPool = ConnectionPool(SocketSettings(**settings), lambda: self.now)
         self.ends: list[socket.socket] = []
         self.connections: list[Connection] = []
 

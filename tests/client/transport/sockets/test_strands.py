@@ -14,6 +14,7 @@ import pytest
 
 import gradserve
 from gradserve.calls.exchange import TimeLimits
+from gradserve.transport.driving import completed
 from gradserve.transport.settings import ConnectionSettings, Keepalive, SocketSettings, Transport, Way
 from gradserve.transport.sockets.aio import AsyncConnection
 from gradserve.transport.sockets.blocking import BlockingConnection
@@ -159,7 +160,7 @@ def test_no_further_socket_can_be_connected() -> None:
         blocking_one = BlockingConnection(ours, PLACE, Payloads(BufferPool(0)), QUICK)
         blocking_one._socket = nowhere
         with refused:
-            blocking_one.add_strands(2)
+            completed(blocking_one.add_strands(2))
         assert blocking_one.num_strands == 0
         aio_one = AsyncConnection(ours, PLACE, Payloads(BufferPool(0)), QUICK)
         aio_one._socket = nowhere
@@ -176,7 +177,7 @@ def test_a_strand_that_broke_meanwhile_ends_the_connection(own_server: LocalServ
     with connect_with(own_server.address, replace(WIDE, retries=NO_RETRIES)) as client:
         handle = client.put(LARGE)
         own_server.inspect(break_one)
-        (connection,) = client._transport._servers[0]._sockets._carrier.connections._idle  # type: ignore[attr-defined]
+        (connection,) = client._transport._servers[0]._sockets.connections._idle  # type: ignore[attr-defined]
         eventually(connection.is_usable, operator.not_)
         np.testing.assert_array_equal(client.get(handle), LARGE)
         assert client.server_info().transport.num_sockets == 4
@@ -202,22 +203,20 @@ def blocking(own: socket.socket, strand: socket.socket, conversation: Conversati
     strand.setblocking(False)
     connection._add_strands([strand])
 
-    def probe(_: Place) -> None:
-        raise gradserve.UnavailableError("no sign of life")
+    completed(connection.converse(conversation, TimeLimit(PATIENCE_SECONDS, QUICK), no_sign_of_life))
 
-    connection.converse(conversation, TimeLimit(PATIENCE_SECONDS, QUICK), probe)
+
+async def no_sign_of_life(_: Place) -> None:
+    raise gradserve.UnavailableError("no sign of life")
 
 
 def aio(own: socket.socket, strand: socket.socket, conversation: Conversation[None]) -> None:
-    async def probe(_: Place) -> None:
-        raise gradserve.UnavailableError("no sign of life")
-
     async def converse() -> None:
         own.setblocking(False)
         strand.setblocking(False)
         connection = AsyncConnection(own, PLACE, Payloads(BufferPool(0)), QUICK)
         connection._add_strands([strand])
-        await connection.converse(conversation, TimeLimit(PATIENCE_SECONDS, QUICK), probe)
+        await connection.converse(conversation, TimeLimit(PATIENCE_SECONDS, QUICK), no_sign_of_life)
 
     asyncio.run(converse())
 
