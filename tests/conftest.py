@@ -13,7 +13,7 @@ from hypothesis import settings
 import gradserve
 from gradserve.transport.route import PROXY_VARIABLES
 from gradserve_server.devices.host.products import use_one_blas_thread
-from gradserve_server.observe import call_record
+from gradserve_server.observe import calls
 from gradserve_testing import LocalServer
 from tests.accumulators.bench import Bench
 from tests.collection import few_collections_of_garbage, first_alone
@@ -79,9 +79,9 @@ def _no_proxies() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _outside_of_calls() -> Iterator[None]:
     """The record of a call that a test makes is not the current one of the next test."""
-    before = call_record._CURRENT.set(None)
+    before = calls._CURRENT.set(None)
     yield
-    call_record._CURRENT.reset(before)
+    calls._CURRENT.reset(before)
 
 
 @pytest.fixture(scope="session", autouse=True)

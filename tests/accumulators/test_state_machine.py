@@ -362,11 +362,11 @@ class AccumulatorMachine(RuleBasedStateMachine):
         assert tuple(rounds.members.workers) == state.worker_ids
         assert replayed.awaiting == self.acc._ledger.awaiting
         for number, (value, local_step, stale) in self.applied.items():
-            answer = replayed.recall(RequestId("client", number))
+            answer = replayed.calls.recall(RequestId("client", number))
             assert isinstance(answer, Applied), (value, local_step)
             assert (answer.outcome is Outcome.STALE) == stale
         for number, (_, step, round_number) in self.model.ended.items():
-            answer = replayed.recall(RequestId("client", number))
+            answer = replayed.calls.recall(RequestId("client", number))
             assert answer is not None
             assert answer.round is not None
             assert (answer.round.step, answer.round.number) == (step, round_number)

@@ -13,7 +13,7 @@ import pytest
 import gradserve
 from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2
 from gradserve_server.config import ServerConfig
-from gradserve_server.observe.call_record import CallRecord, Origin
+from gradserve_server.observe.calls import CallRecord, Origin
 from gradserve_server.observe.logs import FailureLog, JsonFormatter, TextFormatter
 from gradserve_testing import LocalServer
 from tests.security.serving import TOKENS

@@ -5,7 +5,7 @@ import logging
 
 from opentelemetry.trace import NonRecordingSpan, SpanContext
 
-from gradserve_server.observe.call_record import CallRecord, Origin
+from gradserve_server.observe.calls import CallRecord, Origin
 from gradserve_server.observe.logs import JsonFormatter, TextFormatter
 
 _TRACE_ID = "0000000000000000000000000000abcd"

@@ -9,7 +9,7 @@ import gradserve
 from gradserve_protocol.frames import MAX_NAME_BYTES, FrameHeader, FrameKind, Metadata, name_with, split_name
 from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2
 from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
-from gradserve_server.observe.call_record import current_call
+from gradserve_server.observe.calls import current_call
 from gradserve_testing import LocalServer
 from tests.servers.frames import FrameClient, issue_ticket
 

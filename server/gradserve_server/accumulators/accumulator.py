@@ -165,7 +165,7 @@ class Accumulator:
         taken = self._recall(call)
         first = self._under_way.find(call)
         self._changes.check_open()
-        with self._waiter_budget.hold(), self._ledger.room_for(call):
+        with self._waiter_budget.hold(), self._ledger.calls.room_for(call):
             if call is not None and (isinstance(taken, Applied) or isinstance(first, asyncio.Task)):
                 raise call.other_content()
             if taken is not None:
@@ -333,7 +333,8 @@ class Accumulator:
             with contextlib.suppress(ServiceError):
                 await open_gradient(drop)
             return applied, True
-        await self._check_sum(contribution)
+        if contribution.sum_of:
+            await self._check_sum(contribution)
         once = one_per_worker or self.spec.one_per_worker
         applying = EagerCall(self._apply(call, contribution, open_gradient, pull, one_per_worker=once))
         if applying.is_done:
@@ -354,7 +355,7 @@ class Accumulator:
         one_per_worker: bool,
     ) -> Applied:
         try:
-            with self._ledger.room_for(call, *contribution.calls):
+            with self._ledger.calls.room_for(call, *contribution.calls):
                 return await open_gradient(
                     lambda given: self._changes.add(call, contribution, given, pull, one_per_worker=one_per_worker)
                 )
@@ -372,14 +373,14 @@ class Accumulator:
 
     async def _forget_overdue(self, call: RequestId | None) -> None:
         """Records the events by which the arrival of a call shows that earlier ones can be forgotten."""
-        if self._changes.is_closed or not self._ledger.overdue(call):
+        if not self._ledger.overdue(call) or self._changes.is_closed:
             return
-        self._ledger.recall(call)  # raises for a refused call, which shows nothing
+        self._ledger.calls.recall(call)  # raises for a refused call, which shows nothing
         await self._changes.forget_overdue(call)
 
     def _recall(self, call: RequestId | None) -> Applied | Taken | None:
         """Returns the remembered outcome of a call, and releases the averages that its client has received."""
-        known = self._ledger.recall(call)
+        known = self._ledger.calls.recall(call)
         if call is not None:
             self._averages.acknowledge(call)
         return known

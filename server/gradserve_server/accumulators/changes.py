@@ -42,14 +42,15 @@ class MemberBytes:
         Raises:
             ResourceExhaustedError: There is no room for it.
         """
-        num_new = sum([self._ledger.is_new(each) for each in contribution.workers])
-        cost = _WORKER_BYTES * num_new + self._held_bytes * contribution.num_gradients
+        cost = _WORKER_BYTES * self._ledger.num_new(contribution)
+        if self._held_bytes:
+            cost += self._held_bytes * contribution.num_gradients
         if cost:
             self._reservation.grow(cost)
 
     def settle(self) -> None:
         """Counts the members that there are; none once it is closed."""
-        held = self._held_bytes * self._ledger.rounds.num_accumulated
+        held = self._held_bytes * self._ledger.rounds.members.count
         self._reservation.settle(0 if self._is_closed else _WORKER_BYTES * self._ledger.num_named + held)
 
     def close(self) -> None:
@@ -183,7 +184,7 @@ class RoundChanges:
 
         Does nothing while the lock is held: its holder serves them before releasing it.
         """
-        if not self._lock.locked() and self._queue.head(self._ledger.rounds.num_accumulated) is not None:
+        if not self._lock.locked() and self._queue.head(self._ledger.rounds.members.count) is not None:
             serving = EagerCall(self._exclusively(_change_nothing))  # errors go to the takers
             if not serving.is_done:
                 self._tasks.begin(serving.rest())
@@ -197,7 +198,7 @@ class RoundChanges:
         self._queue.close(error)
         self._averages.close(error)
         self._sum.close()
-        self._ledger.close()
+        self._ledger.calls.close()
         self._member_bytes.close()
 
     async def _exclusively(self, change: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -217,7 +218,7 @@ class RoundChanges:
 
     async def _end_rounds(self) -> None:
         while self._closed is None:
-            head = self._queue.head(self._ledger.rounds.num_accumulated)
+            head = self._queue.head(self._ledger.rounds.members.count)
             if head is None:
                 return
             head.serving = True
@@ -257,7 +258,7 @@ class RoundChanges:
         if contribution.sum_of and outcome is Outcome.ALREADY_COUNTED:
             raise not_as_a_sum("a worker is in the round already, or twice in the sum")
         if outcome is Outcome.ACCEPTED:
-            self._gate.check(self._ledger.rounds.num_accumulated)
+            self._gate.check(self._ledger.rounds.members.count)
             check_epoch(contribution, self._ledger.rounds.epoch)
         event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
         written = None

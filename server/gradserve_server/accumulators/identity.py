@@ -220,7 +220,7 @@ class CallMemory(Generic[RecordT]):
         window.num_running -= 1
         if self._clients.get(call.client_id) is window:
             self._heard_of(call.client_id)
-            if not len(window.calls) and window.floor < 0 and not window.num_running:
+            if window.floor < 0 and not window.num_running and not len(window.calls):
                 # Clients whose calls all fail take up no place.
                 self.forget([call.client_id])
 

@@ -1,6 +1,5 @@
 """The ledger of an accumulator: its rounds, and the outcomes of the calls that changed them."""
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from gradserve_server.accumulators.events import (
@@ -40,19 +39,8 @@ class Ledger:
     def __init__(self, calls: CallMemory[Answer]) -> None:
         self.rounds = Rounds()
         self.calls = calls
+        """The remembered outcomes of calls."""
         self._awaiting: dict[str, set[RequestId]] = {}
-
-    def recall(self, call: RequestId | None) -> Answer | None:
-        """Returns the answer to a call; None for a new one or one without an effect.
-
-        Raises:
-            ServiceError: See `CallMemory.recall`.
-        """
-        return self.calls.recall(call)
-
-    def room_for(self, *calls: RequestId | None) -> AbstractContextManager[None]:
-        """Makes sure that the outcomes of calls can be remembered; see `CallMemory.room_for`."""
-        return self.calls.room_for(*calls)
 
     @property
     def awaiting(self) -> frozenset[RequestId]:
@@ -104,13 +92,10 @@ class Ledger:
         joined = None if event.outcome is Outcome.STALE else self.rounds.current
         if event.outcome is Outcome.ACCEPTED:
             joined = self.rounds.admit(event.contribution)
-        if joined is not None and event.awaits_average:
-            self._await(event.call)
-            for call in event.contribution.calls:
+        applied = Applied(event.outcome, joined, self.rounds.global_step, self.rounds.members.count)
+        for call in (event.call, *event.contribution.calls):
+            if joined is not None and event.awaits_average:
                 self._await(call)
-        applied = Applied(event.outcome, joined, self.rounds.global_step, self.rounds.num_accumulated)
-        self.calls.remember(event.call, applied)
-        for call in event.contribution.calls:
             self.calls.remember(call, applied)
         return applied
 
@@ -133,14 +118,14 @@ class Ledger:
         """The number of workers whose ids are kept."""
         return len(self.rounds.members.workers) + len(self.rounds.missing_workers)
 
-    def is_new(self, worker_id: str) -> bool:
-        """Returns True if the id of a worker would have to be kept in addition if its gradient is accepted."""
-        rounds = self.rounds
-        return bool(worker_id) and worker_id not in rounds.members.workers and worker_id not in rounds.missing_workers
-
-    def close(self) -> None:
-        """Forgets the calls of a deleted accumulator."""
-        self.calls.close()
+    def num_new(self, contribution: Contribution) -> int:
+        """Returns the number of workers whose ids would have to be kept in addition if a gradient is accepted."""
+        present, missing = self.rounds.members.workers, self.rounds.missing_workers
+        num_new = 0
+        for worker_id in contribution.workers:
+            if worker_id and worker_id not in present and worker_id not in missing:
+                num_new += 1
+        return num_new
 
     def expect(self, call: RequestId) -> None:
         """Notes a call that the average of the current round will answer, as an earlier run of the server left it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gradserve_protocol.printing import visible, visible_lines
-from gradserve_server.observe.call_record import CallRecord, current_call
+from gradserve_server.observe.calls import CallRecord, current_call
 
 _log = logging.getLogger("gradserve_server.calls")
 _BURST = 5.0

@@ -16,8 +16,7 @@ from typing import Self
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.observer import Wait
 from gradserve_server.accumulators.rounds import Outcome, Round
-from gradserve_server.observe.call_record import Waiting
-from gradserve_server.observe.calls import ROUND_SECONDS, STEPS, Histogram
+from gradserve_server.observe.calls import ROUND_SECONDS, STEPS, Histogram, Waiting
 from gradserve_server.resources.registry import ResourceKey
 
 MOST_LATE = 64

@@ -20,7 +20,7 @@ from opentelemetry.trace import Link, NonRecordingSpan
 
 from gradserve_server.accumulators.observer import AccumulatorObserver, Wait
 from gradserve_server.accumulators.rounds import Outcome
-from gradserve_server.observe.call_record import current_span
+from gradserve_server.observe.calls import current_span
 
 if TYPE_CHECKING:
     from types import TracebackType

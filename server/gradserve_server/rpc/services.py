@@ -28,8 +28,7 @@ from gradserve_server.rpc.boundary.interceptors import (
     Admission,
     Faults,
     ObservedCalls,
-    PreparePayloads,
-    RefuseMalformed,
+    ReadableRequests,
     TracedCalls,
 )
 from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
@@ -105,7 +104,7 @@ class Services:
         checks: tuple[Interceptor, ...] = () if access is None else (access,)
         self.observed = ObservedCalls(observed.calls, FailureLog())
         """Counts and times the calls."""
-        always: tuple[Interceptor, ...] = (self.observed, Faults(on_fault), *checks, RefuseMalformed())
+        always: tuple[Interceptor, ...] = (self.observed, Faults(on_fault), *checks, ReadableRequests())
         spans: tuple[Interceptor, ...] = () if observed.tracer is None else (TracedCalls(observed.tracer),)
         chain: tuple[Interceptor, ...] = (
             self.observed,
@@ -113,8 +112,7 @@ class Services:
             Faults(on_fault),
             self.admission,
             *checks,
-            RefuseMalformed(),
-            PreparePayloads(),
+            ReadableRequests(),
             *interceptors,
         )
         servicers = (tensors, accumulators, gradient_ops, batch_norm_layers, leases, sockets, server)

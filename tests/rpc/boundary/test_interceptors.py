@@ -17,7 +17,7 @@ from gradserve_server.errors import (
     UnavailableError,
 )
 from gradserve_server.rpc.boundary.chain import Call, chained
-from gradserve_server.rpc.boundary.interceptors import Admission, Faults, RefuseMalformed
+from gradserve_server.rpc.boundary.interceptors import Admission, Faults, ReadableRequests
 from gradserve_server.rpc.boundary.messages import tolerant
 from tests.servers.raw_calls import METHODS
 
@@ -105,7 +105,7 @@ async def test_one_malformed_message() -> None:
         return request
 
     method = METHODS["GetServerInfo"]
-    handle = chained((RefuseMalformed(),), method, echo)
+    handle = chained((ReadableRequests(),), method, echo)
     decode = tolerant(server_messages_pb2.GetServerInfoRequest.FromString)
     assert await handle(decode(b""), Call(method.full_name)) == server_messages_pb2.GetServerInfoRequest()
     with pytest.raises(InvalidArgumentError, match=SAYS):
@@ -127,7 +127,7 @@ async def test_one_malformed_message_of_a_stream() -> None:
 
     method = METHODS["PutTensors"]
     with pytest.raises(InvalidArgumentError, match=SAYS):
-        await chained((RefuseMalformed(),), method, take_all)(requests(), Call(method.full_name))
+        await chained((ReadableRequests(),), method, take_all)(requests(), Call(method.full_name))
     assert taken == [tensor_messages_pb2.PutTensorsRequest()] * 2
 
 

@@ -216,7 +216,8 @@ class RoundSum:
                 await self._compute.run(max(self._summation.pending_work, self._least_work), self._summation.finish)
                 self._is_unfinished = False
         finally:
-            self._copied.settle(0)
+            if self._copied.used:
+                self._copied.settle(0)
 
     async def borrow(self, others: Sequence["RoundSum"], contributions: Collection[Contribution]) -> None:
         """Holds the gradients of other sums, of which each has one, to average them in the order of their sequences.

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from gradserve_protocol.tensors import Serializable
 from gradserve_server.errors import ServiceError
-from gradserve_server.observe.call_record import Origin, nowhere
+from gradserve_server.observe.calls import Origin, nowhere
 from gradserve_server.security.identity import ANONYMOUS, Credentials, Identity, PeerCertificate, no_credentials
 from gradserve_server.tensors.references import NO_PAYLOAD, Payload
 

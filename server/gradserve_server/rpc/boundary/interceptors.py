@@ -1,6 +1,6 @@
 """The interceptors of every server, in the order of the chain: the outermost comes first.
 
-Observation, traces, faults, admission, access, malformed requests, payloads. `Services` puts them around each method.
+Observation, traces, faults, admission, access, readable requests. `Services` puts them around each method.
 """
 
 import asyncio
@@ -22,8 +22,7 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
-from gradserve_server.observe.call_record import CallRecord, Origin, current_call
-from gradserve_server.observe.calls import Calls, MethodCalls
+from gradserve_server.observe.calls import CallRecord, Calls, MethodCalls, Origin, current_call
 from gradserve_server.observe.logs import FailureLog
 from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.registry import DEFAULT_CONTAINER
@@ -227,7 +226,8 @@ class Admission:
         """Returns a handle for admitted calls only."""
 
         def admitted(request: Any, call: Call) -> Any:
-            self.check()
+            if not self.is_open:
+                self.check()
             return handle(request, call)
 
         return admitted
@@ -311,7 +311,7 @@ def _container_of(paths: Sequence[str]) -> Callable[[Any], str | None]:
 
     def find(request: Any) -> str | None:
         if isinstance(request, MalformedMessage):
-            return None  # RefuseMalformed comes later
+            return None  # ReadableRequests comes later
         message, field = next((each for each in places if each[0] and request.HasField(each[0])), places[0])
         found: str = getattr(getattr(request, message) if message else request, field)
         return found or DEFAULT_CONTAINER
@@ -319,43 +319,37 @@ def _container_of(paths: Sequence[str]) -> Callable[[Any], str | None]:
     return find
 
 
-class RefuseMalformed:
-    """Refuses requests that are not valid protobuf with InvalidArgumentError."""
+class ReadableRequests:
+    """Refuses requests that are not valid protobuf with InvalidArgumentError, and waits until payloads can be read.
+
+    A payload in GPU memory takes a moment if the client is still computing it when it makes the call.
+    """
 
     def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
-        """Returns a handle for well-formed requests only."""
+        """Returns a handle for requests that can be read."""
         if method.client_streaming:
             return lambda requests, call: handle(_checked_all(requests), call)
 
-        def checked(request: Any, call: Call) -> Any:
-            return handle(_checked(request), call)
+        async def prepared(prepare: Callable[[], Awaitable[None]], request: Any, call: Call) -> Any:
+            await prepare()
+            return await handle(request, call)
 
-        return checked
+        def readable(request: Any, call: Call) -> Awaitable[Any]:
+            if isinstance(request, MalformedMessage):
+                raise _malformed(request)
+            if call.prepare is None or method.server_streaming:
+                return handle(request, call)
+            return prepared(call.prepare, request, call)
+
+        return readable
 
 
-def _checked(request: Any) -> Any:
-    if isinstance(request, MalformedMessage):
-        raise InvalidArgumentError(f"the message is not valid protobuf of the expected type: {request.reason}")
-    return request
+def _malformed(request: MalformedMessage) -> InvalidArgumentError:
+    return InvalidArgumentError(f"the message is not valid protobuf of the expected type: {request.reason}")
 
 
 async def _checked_all(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     async for request in requests:
-        yield _checked(request)
-
-
-class PreparePayloads:
-    """Prepares payloads in GPU memory, where the client may still be computing when it makes the call."""
-
-    def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
-        """Returns a handle that prepares the payload first, if it needs that."""
-
-        async def prepared(request: Any, call: Call) -> Any:
-            assert call.prepare is not None, "checked below"
-            await call.prepare()
-            return await handle(request, call)
-
-        def prepared_if_needed(request: Any, call: Call) -> Awaitable[Any]:
-            return handle(request, call) if call.prepare is None else prepared(request, call)
-
-        return handle if method.client_streaming or method.server_streaming else prepared_if_needed
+        if isinstance(request, MalformedMessage):
+            raise _malformed(request)
+        yield request

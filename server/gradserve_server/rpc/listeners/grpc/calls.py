@@ -20,7 +20,7 @@ from urllib.parse import quote
 import grpc
 
 from gradserve_server.errors import ResourceExhaustedError, ServiceError
-from gradserve_server.observe.call_record import Origin
+from gradserve_server.observe.calls import Origin
 from gradserve_server.rpc.boundary.chain import origin
 from gradserve_server.rpc.boundary.status import status_code, status_message
 from gradserve_server.security.identity import Credentials, PeerCertificate, in_authorization

@@ -5,9 +5,9 @@ get the zero-copy codec, and every method its chain.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
@@ -31,8 +31,6 @@ from gradserve_server.rpc.listeners.grpc.calls import (
 )
 from gradserve_server.rpc.listeners.grpc.flow import SMALL_BYTES, Traffic, UnreadReplies
 from gradserve_server.security.identity import PeerCertificate
-
-_Read: TypeAlias = Callable[[Context], Awaitable[Any]]
 
 _BY_DEADLINE_SECONDS = 0.1
 """A call that ends this shortly before its deadline ended because of it: the clocks of client and server differ."""
@@ -85,7 +83,6 @@ def _method_handler(
     encode = codec.encode or encode_message
     handle = service.handle(method)
     name = method.full_name
-    receive = _messages if method.client_streaming else _message
     read_request = RequestReader(method.input_type, codec.decoder).read
     is_health = method.full_name == _HEALTH_CHECK
     way = traffic.way
@@ -93,9 +90,15 @@ def _method_handler(
     async def read(context: Context) -> Any:
         data = await traffic.requests.read(context)
         if data is grpc.aio.EOF:
-            return data
+            if method.client_streaming:
+                return data
+            raise InvalidArgumentError("expected a message, got none")
         way.received += len(data)
         return await read_request(data)
+
+    async def messages(context: Context) -> AsyncIterator[Any]:
+        while (message := await read(context)) is not grpc.aio.EOF:
+            yield message
 
     def given_up(context: Context) -> None:
         remaining = time_left(context)
@@ -114,7 +117,7 @@ def _method_handler(
         )
         try:
             traffic.calls.begin(context, is_health=is_health)
-            request = await receive(read, context)
+            request = messages(context) if method.client_streaming else await read(context)
             reply = await _admitted(await handle(request, call), encode, traffic.replies, context)
         except ServiceError as error:
             await end_with(error, context)
@@ -147,7 +150,7 @@ def _method_handler(
                 origin=partial(origin_of, context),
                 send=send,
             )
-            await handle(await receive(read, context), call)
+            await handle(messages(context) if method.client_streaming else await read(context), call)
         except ServiceError as error:
             await end_with(error, context)
         except asyncio.CancelledError:
@@ -157,24 +160,6 @@ def _method_handler(
     if method.server_streaming:
         return grpc.stream_stream_rpc_method_handler(stream)
     return grpc.stream_unary_rpc_method_handler(unary)
-
-
-async def _message(read: _Read, context: Context) -> Any:
-    """Returns the one message of a request."""
-    message = await read(context)
-    if message is grpc.aio.EOF:
-        raise InvalidArgumentError("expected a message, got none")
-    return message
-
-
-async def _messages(read: _Read, context: Context) -> AsyncIterator[Any]:
-    """Returns the messages of a request that is a stream."""
-
-    async def messages() -> AsyncIterator[Any]:
-        while (message := await read(context)) is not grpc.aio.EOF:
-            yield message
-
-    return messages()
 
 
 async def _admitted(response: Any, encode: Callable[[Any], bytes], replies: UnreadReplies, context: Context) -> bytes:

@@ -34,7 +34,7 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
-from gradserve_server.observe.call_record import Origin
+from gradserve_server.observe.calls import Origin
 from gradserve_server.rpc.boundary.chain import Call, StreamedReply, origin
 from gradserve_server.rpc.boundary.status import status_message, unimplemented
 from gradserve_server.rpc.listeners.sockets.context import Method, SocketContext, Strands

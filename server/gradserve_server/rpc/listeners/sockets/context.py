@@ -17,8 +17,7 @@ from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import GpuSharing
 from gradserve_server.devices.host.shared_blocks import Readers, SharedMemory
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ServiceError
-from gradserve_server.observe.call_record import Origin
-from gradserve_server.observe.calls import WireTraffic
+from gradserve_server.observe.calls import Origin, WireTraffic
 from gradserve_server.resources.budget import Budget
 from gradserve_server.rpc.boundary.chain import Handle, Service
 from gradserve_server.rpc.boundary.interceptors import Admission
