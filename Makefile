@@ -125,6 +125,7 @@ lint: $(INSTALLED)  ## Check style, layers, protos, and what has changed since t
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m deploy.english
+	$(BIN)/python -m deploy.tables
 	$(BIN)/lint-imports --no-logo
 	$(BUF) lint
 	deploy/check_breaking.sh $(BUF)

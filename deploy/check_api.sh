@@ -8,8 +8,13 @@ if [ -z "$newest" ]; then
 	exit
 fi
 echo "griffe check: compared with $newest"
-for package in client/gradserve server/gradserve_testing; do # the latter is gradserve.testing for users
-	if git cat-file -e "$newest:$package" 2> /dev/null; then
-		"$@" check "${package#*/}" --search "${package%/*}" --against "$newest"
+# What gradserve has from other packages, griffe does not follow: the test kit, and modules of the protocol.
+of_users=(client/gradserve server/gradserve_testing client/gradserve_protocol/{errors.py,server_status.py,tls.py,v1})
+failed=0
+for each in "${of_users[@]}"; do
+	if git cat-file -e "$newest:$each" 2> /dev/null; then
+		module=${each#*/} module=${module%.py}
+		"$@" check "${module//\//.}" --search "${each%%/*}" --against "$newest" || failed=1
 	fi
 done
+exit "$failed"

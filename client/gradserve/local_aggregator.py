@@ -18,15 +18,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO
 
-from gradserve.variables import (
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import InvalidArgumentError, UnavailableError
+from gradserve_protocol.tls import TLS
+from gradserve_protocol.variables import (
     BULK_SOCKETS_VARIABLE,
     LOCAL_AGGREGATOR_VARIABLE,
     RESTART_PATIENCE_VARIABLE,
     TOKEN_VARIABLE,
 )
-from gradserve_protocol.argument import Argument
-from gradserve_protocol.errors import InvalidArgumentError, UnavailableError
-from gradserve_protocol.tls import TLS
 
 _MOST_WORKERS = 1024
 _START_SECONDS = 60.0

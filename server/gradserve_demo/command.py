@@ -11,8 +11,9 @@ from typing import NoReturn
 import click
 
 from gradserve_demo.options import DemoError, DemoOptions
+from gradserve_protocol.extras import install_command
+from gradserve_server.commands.exit_codes import ExitCode
 from gradserve_server.config.settings import SettingsError
-from gradserve_server.runtime.extras import install_command
 from gradserve_server.runtime.process import silence_grpc
 
 _DEFAULTS = DemoOptions()
@@ -104,7 +105,7 @@ def demo(workers: int, backup: int, batch_norm: bool, epochs: int, address: str 
         raise click.ClickException(str(error)) from error
     console.print(render(report))
     if report.problem is not None:
-        sys.exit(1)
+        sys.exit(ExitCode.FAILED)
 
 
 @contextmanager

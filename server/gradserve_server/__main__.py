@@ -28,7 +28,7 @@ def main() -> None:
         signals = StopSignals()
     if sys.argv[1:2] == ["health"] and _serves(sys.argv[2:]):
         return
-    from gradserve_server.runtime.extras import MissingExtraError, require
+    from gradserve_protocol.extras import MissingExtraError, require
 
     try:
         require("server")

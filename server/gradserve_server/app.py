@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import gradserve
-import gradserve_server.runtime.installed  # noqa: F401
 from gradserve.calls.identity import RequestIds
 from gradserve_protocol.address import Address
 from gradserve_protocol.lasting import lasting_task

@@ -4,7 +4,9 @@ Users import it as `gradserve.testing`, and the fixtures of pytest as `gradserve
 insides tests may look at, is for our own tests. Needs the extra `server`. Nothing but tests needs this package.
 """
 
-import gradserve_server.runtime.installed  # noqa: F401, I001  says which extra is missing, before anything else is imported
+from gradserve_protocol.extras import require
+
+require("server")
 
 from gradserve_testing.in_process import InProcessServer
 from gradserve_testing.local_server import LocalServer

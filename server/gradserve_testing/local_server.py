@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
-import gradserve_server.runtime.installed  # noqa: F401
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts

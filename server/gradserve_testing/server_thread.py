@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self, TypeAlias
 from google.protobuf.descriptor import MethodDescriptor
 from pydantic import ValidationError
 
-import gradserve_server.runtime.installed  # noqa: F401
 from gradserve_protocol.errors import GradserveError, InternalError, InvalidArgumentError
 from gradserve_server import errors
 from gradserve_server.config import ServerConfig

@@ -22,7 +22,7 @@ from gradserve_demo.processes import ServerProcess
 from gradserve_demo.replica import Replica
 from gradserve_demo.report import DemoReport, TrainingResult, WorkerResult, render
 from gradserve_demo.worker import Message
-from gradserve_server.runtime.extras import install_command
+from gradserve_protocol.extras import install_command
 from tests.servers.polling import PATIENCE_SECONDS
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"

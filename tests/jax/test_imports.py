@@ -30,7 +30,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 def test_it_imports_jax_and_optax_alone() -> None:
     done = run(PROGRAM)
-    assert done.stdout == "['gradserve'] jax\n", done.stdout + done.stderr
+    assert done.stdout == "['gradserve', 'gradserve_protocol'] jax\n", done.stdout + done.stderr
 
 
 def test_it_says_what_to_install() -> None:

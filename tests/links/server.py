@@ -7,7 +7,6 @@ import asyncio
 import sys
 from functools import partial
 
-import gradserve_server.runtime.installed  # noqa: F401
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts

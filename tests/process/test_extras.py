@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradserve_server.runtime import extras
+from gradserve_protocol import extras
 from tests.servers.polling import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +95,7 @@ def test_the_command_says_it_in_a_line(plain: Path) -> None:
 @pytest.mark.parametrize("module", ["gradserve_testing", "gradserve_server.testing", "gradserve.testing"])
 def test_importing_what_needs_it_says_it(plain: Path, module: str) -> None:
     done = run(plain, "-c", f"import {module}")
-    assert done.stderr.endswith(f"gradserve_server.runtime.extras.MissingExtraError: {NEEDS}'gradserve[server]'\n")
+    assert done.stderr.endswith(f"gradserve_protocol.extras.MissingExtraError: {NEEDS}'gradserve[server]'\n")
 
 
 def test_the_client_needs_none_of_it(plain: Path) -> None:

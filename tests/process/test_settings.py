@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 import gradserve
 from deploy.site.reference.settings import write_settings
-from gradserve.variables import VARIABLES
+from gradserve_protocol.variables import VARIABLES
 from gradserve_server.commands.cli import cli
 from gradserve_server.config import ServerConfig
 from gradserve_server.config.fields import Expected

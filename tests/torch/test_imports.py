@@ -35,7 +35,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 def test_it_imports_pytorch_alone() -> None:
     done = run(_PROGRAM)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "['gradserve']\n"
+    assert done.stdout == "['gradserve', 'gradserve_protocol']\n"
 
 
 def test_the_client_does_not_import_it() -> None:

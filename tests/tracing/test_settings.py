@@ -9,8 +9,8 @@ from opentelemetry import trace
 
 import gradserve
 from gradserve.transport.settings import wanted_tracer
+from gradserve_protocol.extras import MissingExtraError
 from gradserve_server.observe.observed import wanted_tracer as wanted_server_tracer
-from gradserve_server.runtime.extras import MissingExtraError
 from tests.tracing.spans import Spans
 
 

@@ -20,7 +20,6 @@ from gradserve.calls.exchange import (
     Upload,
     Whole,
 )
-from gradserve.variables import RESTART_PATIENCE_VARIABLE
 from gradserve.workers import has_all_patience
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import (
@@ -31,6 +30,7 @@ from gradserve_protocol.errors import (
     UnavailableError,
 )
 from gradserve_protocol.frames import Metadata
+from gradserve_protocol.variables import RESTART_PATIENCE_VARIABLE
 
 _FIELD = "accumulator.server_incarnation"
 T = TypeVar("T")

@@ -10,12 +10,13 @@ for batch in batches:
 Needs JAX and Optax: `pip install '.[jax]'` in a checkout of gradserve.
 """
 
-import gradserve.jax.installed  # noqa: F401, I001  says what to install, before JAX is imported
+from gradserve_protocol.extras import require_frameworks
+
+require_frameworks("gradserve.jax", "jax", jax="JAX", optax="Optax")
 
 from gradserve.jax import functions
-from gradserve.jax.transformation import average_by
 from gradserve.jax.training_state import AverageByState
-from gradserve.jax.transformation import AverageBy
+from gradserve.jax.transformation import AverageBy, average_by
 from gradserve.public_names import publish as _publish
 
 __all__ = ["AverageBy", "AverageByState", "average_by", "functions"]

@@ -3,13 +3,14 @@
 Needs PyTorch: `pip install '.[torch]'` in a checkout of gradserve.
 """
 
-import gradserve.torch.installed  # noqa: F401, I001  says what to install, before PyTorch is imported
+from gradserve_protocol.extras import require_frameworks
+
+require_frameworks("gradserve.torch", "torch", torch="PyTorch")
 
 from gradserve.public_names import publish as _publish
 from gradserve.torch import functions
 from gradserve.torch.all_reduce_hook import all_reduce_hook
-from gradserve.torch.averaging import Averaging, average_gradients
-from gradserve.torch.averaging import broadcast_parameters
+from gradserve.torch.averaging import Averaging, average_gradients, broadcast_parameters
 from gradserve.torch.comm_hook import CommHook, comm_hook
 
 __all__ = [

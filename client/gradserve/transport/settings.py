@@ -11,7 +11,10 @@ from gradserve.calls.retries import RetryPolicy
 from gradserve.conversion.plain import as_choice
 from gradserve.interceptors import Interceptors, checked_interceptors
 from gradserve.tracing import CallTracer, TracedAttempts, tracer_of
-from gradserve.variables import (
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.frames import MAX_STRANDS
+from gradserve_protocol.tls import CertificateFiles, client_certificates
+from gradserve_protocol.variables import (
     BULK_SOCKETS_VARIABLE,
     GPU_ARRAYS_VARIABLE,
     KEPT_BYTES_VARIABLE,
@@ -19,9 +22,6 @@ from gradserve.variables import (
     TRACING_VARIABLE,
     TRANSPORT_VARIABLE,
 )
-from gradserve_protocol.argument import Argument
-from gradserve_protocol.frames import MAX_STRANDS
-from gradserve_protocol.tls import CertificateFiles, client_certificates
 
 _MAX_CHARACTERS = 1024
 _ON = ("1", "on", "true", "yes")

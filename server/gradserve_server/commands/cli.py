@@ -10,6 +10,7 @@ from gradserve_protocol.printing import visible_lines
 from gradserve_server.commands.bench import bench
 from gradserve_server.commands.cluster import cluster
 from gradserve_server.commands.credentials import certificates, token
+from gradserve_server.commands.exit_codes import listed
 from gradserve_server.commands.info import health, info
 from gradserve_server.commands.kernels import kernels
 from gradserve_server.commands.plan import plan
@@ -41,7 +42,10 @@ class _Commands(click.Group):
             raise
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+_EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {code:8}{meaning}" for code, meaning in listed())
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
 )

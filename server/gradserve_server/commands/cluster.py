@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradserve_protocol.extras import install_command
 from gradserve_ray.directory import SeenMember
+from gradserve_server.commands.exit_codes import ExitCode
 from gradserve_server.commands.servers import connection_options, tls_of
 from gradserve_server.commands.wording import echo_json, json_option, table, tell, tell_problem
 from gradserve_server.config.settings import Setting, SettingsError, make_config
-from gradserve_server.runtime.extras import install_command
 from gradserve_server.runtime.process import silence_grpc
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ def status(name: str | None, as_json: bool, address: str | None, timeout: float,
         for row in rows:
             if why := row.problem or row.reason:
                 tell_problem(f"server {row.index}: {why}")
-    click.get_current_context().exit(0 if serves else 1)
+    click.get_current_context().exit(ExitCode.DONE if serves else ExitCode.FAILED)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradserve_server.commands.exit_codes import ExitCode
 from gradserve_server.commands.servers import (
     Answer,
     ask_all,
@@ -72,7 +73,7 @@ def health(address: str, timeout: float, as_json: bool, **tls: Any) -> None:
         tell(f"{found[0].address}: SERVING")
     else:
         raise click.ClickException(": ".join(filter(None, (found[0].address, found[0].status, found[0].reason))))
-    click.get_current_context().exit(0 if serves else 1)
+    click.get_current_context().exit(ExitCode.DONE if serves else ExitCode.FAILED)
 
 
 def _asked(address: str, timeout: float, tls: "gradserve.TLS | None") -> _Health:

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
+from gradserve_protocol.extras import MissingExtraError, require
 from gradserve_server.config.settings import SettingsError, config_options, make_config, read_settings
 from gradserve_server.observe.logs import configure
-from gradserve_server.runtime.extras import MissingExtraError, require
 from gradserve_server.runtime.process import (
     StopSignals,
     allow_many_descriptors,

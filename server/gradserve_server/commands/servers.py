@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from gradserve_server.commands.exit_codes import ExitCode
 from gradserve_server.config.settings import SettingsError
 from gradserve_server.runtime.process import silence_grpc
 
@@ -266,12 +267,12 @@ def misplaced(member: str, index: int, size: int) -> str:
 
 
 def tell_problems(answers: Sequence[Answer[Any]]) -> None:
-    """Prints, on standard error, which servers have not answered, and ends the command with 1 if there are any."""
+    """Prints, on standard error, which servers have not answered, and ends the command with FAILED if there are any."""
     silent = [each for each in answers if each.problem]
     for each in silent:
         tell_problem(f"server {each.index} at {each.address}: {each.problem}")
     if silent:
-        click.get_current_context().exit(1)
+        click.get_current_context().exit(ExitCode.FAILED)
 
 
 def described_servers(answers: Sequence[Answer[Any]]) -> list[dict[str, Any]]:

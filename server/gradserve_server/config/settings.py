@@ -3,10 +3,8 @@
 import difflib
 import os
 import re
-import runpy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -17,6 +15,7 @@ from pydantic import BaseModel, ByteSize, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from gradserve_protocol.variables import VARIABLES
 from gradserve_server.config import ServerConfig
 from gradserve_server.config.fields import Expected
 from gradserve_server.config.toml_file import read_toml
@@ -54,7 +53,7 @@ _METAVAR_BY_TYPE: dict[object, str] = {ByteSize: "SIZE", int: "N", float: "SECON
 class SettingsError(click.ClickException):
     """A setting is not valid. The message is one line."""
 
-    exit_code = 2
+    exit_code = click.UsageError.exit_code
 
 
 @dataclass(frozen=True)
@@ -140,20 +139,10 @@ def _check_variables(names: Iterable[str]) -> None:
     unknown = sorted(set(filter(_is_ours, os.environ)) - set(known))
     if not unknown:
         return
-    known += _variables_of_the_client()
+    known += VARIABLES
     for variable in unknown:
         if variable not in known:
             raise SettingsError(f"unknown environment variable: {variable}; {_advice(variable, known)}")
-
-
-def _variables_of_the_client() -> tuple[str, ...]:
-    """Returns `gradserve.variables.VARIABLES`, without the rest of the client, which takes time to import."""
-    package = find_spec("gradserve")
-    assert package is not None, "both are one distribution"
-    assert package.submodule_search_locations, "it is a package"
-    found = runpy.run_path(os.path.join(package.submodule_search_locations[0], "variables.py"))
-    variables: tuple[str, ...] = found["VARIABLES"]
-    return variables
 
 
 def _advice(name: str, known: Iterable[str]) -> str:
@@ -229,7 +218,7 @@ def _parts(annotation: Any) -> tuple[Any, ...]:
 
 def _help(field: FieldInfo) -> str:
     text = field.description or ""
-    if field.default_factory is not None or field.default is None:
+    if field.default_factory is not None or field.default in (None, ()):
         return text
     default = ", ".join(field.default) if isinstance(field.default, tuple) else field.default
     return f"{text}  [default: {getattr(default, 'human_readable', lambda: default)()}]"

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gradserve_protocol.extras import require
 from gradserve_protocol.server_status import MemoryStatus
 from gradserve_server.accumulators.observer import AccumulatorObserver
 from gradserve_server.observe.calls import Calls, WireTraffic
 from gradserve_server.observe.rounds import Histories
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.runtime.extras import require
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer, TracerProvider

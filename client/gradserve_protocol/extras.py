@@ -4,6 +4,7 @@ Imported before the packages of the extras, so it uses the standard library alon
 """
 
 import importlib.metadata
+import importlib.util
 import json
 import re
 import shlex
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 _DISTRIBUTION = "gradserve"
-_SOURCES = Path(__file__).resolve().parents[3]
+_SOURCES = Path(__file__).resolve().parents[2]
 
 
 class MissingExtraError(ModuleNotFoundError):
@@ -34,6 +35,26 @@ def require(extra: str) -> None:
         raise MissingExtraError(
             f"gradserve's {extra} needs {', '.join(missing)}; install it with: {install_command(extra)}"
         )
+
+
+def require_frameworks(package: str, extra: str, **titles: str) -> None:
+    """Checks that the frameworks are installed on which a package of the client stands, whatever they came with.
+
+    Args:
+        package: The package.
+        extra: The extra that installs them.
+        **titles: The names of the frameworks by their import packages.
+
+    Raises:
+        ModuleNotFoundError: One is not installed; the message says how to install it.
+    """
+    for name, title in titles.items():
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(
+                f"{package} needs {title}, which is not installed; in a checkout of gradserve: "
+                f"pip install '.[{extra}]'",
+                name=name,
+            )
 
 
 def install_command(extra: str) -> str:

@@ -1,0 +1,110 @@
+"""Writes the tables of the documentation that follow from the code.
+
+    python -m deploy.tables            fails if a page has another table
+    python -m deploy.tables --write    writes the tables into the pages
+
+They are the environment variables in docs/configuration.md, from the options of all commands and the variables of
+clients, and the exit codes in docs/command_line.md.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import click
+
+from deploy.site.reference.commands import commands_below
+from gradserve_protocol.variables import VARIABLES
+from gradserve_server.commands.cli import cli
+from gradserve_server.commands.exit_codes import listed
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+class DifferentTextsError(Exception):
+    """Commands describe a variable in different words."""
+
+
+def environment_variables() -> str:
+    """Returns the table of all environment variables.
+
+    Raises:
+        DifferentTextsError: Commands describe a variable in different words.
+    """
+    options: dict[str, tuple[set[str], set[str]]] = {}
+    for path, command in commands_below(cli, "gradserve"):
+        for variable, text in _variables_of(command):
+            commands, texts = options.setdefault(variable, (set(), set()))
+            commands.add(path.removeprefix("gradserve ").partition(" ")[0])
+            texts.add(text)
+    rows = {variable: ("clients", text) for variable, text in VARIABLES.items()}
+    for variable, (commands, texts) in options.items():
+        if len(texts) > 1:
+            raise DifferentTextsError(f"{variable}: {' / '.join(sorted(texts))}")
+        users = {"commands"} if len(commands) > 2 else set(map(_code, commands))
+        if variable in rows:  # the server's setting and that of clients have one name
+            users |= {"clients"}
+            texts = {f"{rows[variable][1]}; {min(texts)}"}
+        rows[variable] = ", ".join(sorted(users)), min(texts)
+    return _table(("variable", "of", "what it says"), ((_code(name), *rows[name]) for name in sorted(rows)))
+
+
+def exit_codes() -> str:
+    """Returns the table of the exit codes."""
+    return _table(("exit code", "meaning"), listed())
+
+
+TABLES: Mapping[str, tuple[Path, Callable[[], str]]] = {
+    "environment variables": (DOCS / "configuration.md", environment_variables),
+    "exit codes": (DOCS / "command_line.md", exit_codes),
+}
+"""The tables by the name in their markers: the page, and what makes the table."""
+
+
+def with_table(page: str, name: str, table: str) -> str:
+    """Returns a page with a table between its markers.
+
+    Raises:
+        ValueError: It has no such markers.
+    """
+    start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    before, found, rest = page.partition(start)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"expected {start.strip()} and {end}")
+    return f"{before}{start}{table}\n{end}{after}"
+
+
+def _variables_of(command: click.Command) -> Iterator[tuple[str, str]]:
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and isinstance(parameter.envvar, str):
+            yield parameter.envvar, parameter.help or ""
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [heads, ("---",) * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"  \[default: ([^\]]*)\]", r"; `\1` by default", text).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def main() -> None:
+    """Checks the tables, or writes them."""
+    for name, (page, make) in TABLES.items():
+        text = page.read_text()
+        wanted = with_table(text, name, make())
+        if "--write" in sys.argv[1:]:
+            page.write_text(wanted)
+        elif wanted != text:
+            sys.exit(f"{page.name} has another table of {name}: python -m deploy.tables --write")
+
+
+if __name__ == "__main__":
+    main()
