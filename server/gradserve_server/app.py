@@ -12,19 +12,18 @@ import gradserve
 from gradserve.calls.identity import RequestIds
 from gradserve_protocol.address import Address
 from gradserve_protocol.lasting import lasting_task
-from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.accumulators.incoming import ArrivingGradients
 from gradserve_server.accumulators.journal import MemoryRecords
-from gradserve_server.accumulators.places.device_place import DevicePlace
+from gradserve_server.accumulators.places.device_place import ConvertingReducer, DevicePlace
 from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.round_hold import RoundHold
 from gradserve_server.config import ServerConfig
-from gradserve_server.devices.compute import DEVICE_THREADS, InThreads, ThreadCompute
-from gradserve_server.devices.device import CpuDevice, DeviceWatch
-from gradserve_server.devices.host.kernels import ForkJoin
+from gradserve_server.devices.compute import InThreads
+from gradserve_server.devices.device import Device
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.devices.host.shared_blocks import Readers, SharedAverages, SharedMemory
+from gradserve_server.devices.processors import Processors
 from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.batch_norm.layer import LayerEnvironment
 from gradserve_server.layers.batch_norm.registry import LayerRegistry
@@ -96,251 +95,134 @@ class Server:
             StateError: The state directory cannot be used.
             OSError: It cannot be made or opened.
         """
-        parts = parts or Parts()
-        clock = parts.clock
+        self._parts = parts = parts or Parts()
+        self._config = config
+        self._on_failure = on_failure
+        self._run = ServerRun(parts.new_id)
+        self._member = member_of(config.cluster)
         self.access = None
         if config.security.access is not None:
-            self.access = Access(Path(config.security.access), UserKeys(clock))
-        self._config = config
-        run = ServerRun(parts.new_id)
-        member = member_of(config.cluster)
+            self.access = Access(Path(config.security.access), UserKeys(parts.clock))
         listen = config.listen.listen
-        limits = within_descriptors(config.limits, len(listen) + sum(["localhost" in each for each in listen]))
-        pool = BufferPool(config.runtime.pool_bytes)
-        host = CpuDevice(pool)
-        self._device = device = parts.choose_device(config.runtime.device, host, parts.inventory)
-        shares = share_rules(limits.reserved_share, self.access)
-        tracer = wanted_tracer(parts.tracer_provider, gradserve.__version__, is_wanted=config.runtime.tracing)
-        self.observed = observed = Observed(tracer=tracer)
-        self._budgets = budgets = Budgets(limits, shares, device.memory_bytes)
-        memory, bookkeeping, handles, rules = budgets.memory, budgets.bookkeeping, budgets.handles, budgets.rules
+        self._limits = limits = within_descriptors(
+            config.limits, len(listen) + sum(["localhost" in each for each in listen])
+        )
+        self.observed = Observed(
+            tracer=wanted_tracer(parts.tracer_provider, gradserve.__version__, is_wanted=config.runtime.tracing)
+        )
+        self._processors = processors = Processors.of(
+            config.runtime,
+            lambda host: parts.choose_device(config.runtime.device, host, parts.inventory),
+            parts.share_gpu if config.listen.gpu_sharing != "off" else _share_nothing,
+            on_failure,
+        )
+        device = processors.device
+        self._budgets = budgets = Budgets(limits, share_rules(limits.reserved_share, self.access), device.memory_bytes)
         device_memory = None
         if budgets.device_memory is not None:
             device_memory = DeviceMemory(budgets.device_memory, device.holds)
             device.limit_memory(budgets.device_memory.limit)
-        self._compute = ThreadCompute(config.runtime.compute_threads)
-        # Everything that uses the device, and nothing else if that is not the host.
-        op_threads = config.runtime.compute_threads if device is host else DEVICE_THREADS
-        self._op_compute = ThreadCompute(op_threads, "ops")
-        self._parallel = ForkJoin(config.runtime.compute_threads)
-        reducer = Reducer(self._parallel)
+        self.lifetimes = Lifetimes(parts.clock, config.leases.client_lease_seconds)
+        self.store = TensorStore(
+            pool=processors.pool,
+            memory=budgets.stored_memory,
+            handles=budgets.handles,
+            leases=config.leases,
+            clock=parts.clock,
+            new_handle=self._run.new_id,
+            is_of_another_run=self._run.is_of_another,
+            device=device_memory,
+        )
+        self._residence = residence = Residence(processors.host, device, processors.compute, processors.op_compute)
+        self.evictor = None
+        if device_memory is not None:
+            self.evictor = Evictor(self.store, budgets.memory, device_memory, residence)
+        self._opener = TensorOpener(self.store, residence)
+        longest = DeliveryLimits(limits.inline_limit_bytes, limits.max_message_bytes)
+        self._deliverer = TensorDeliverer(self.store, residence, budgets.call_memory, longest, device_memory)
+        self._in_flight = InFlight(limits.max_inflight_bytes, limits.min_arrival_rate)
+
+        reducer = Reducer(processors.parallel)
         device_reducer = parts.make_device_reducer(device)
+        self._places = self._make_places(reducer, device_reducer)
+        self._arriving = ArrivingGradients(processors.compute, reducer)
         prepared: dict[str, Family] = {"sums": reducer}
         if device_reducer is not None and config.runtime.accumulator_device == device.name:
             prepared["sums on the device"] = device_reducer
-        self.lifetimes = Lifetimes(clock, config.leases.client_lease_seconds)
-        self.store = TensorStore(
-            pool=pool,
-            memory=budgets.stored_memory,
-            handles=handles,
-            leases=config.leases,
-            clock=clock,
-            new_handle=run.new_id,
-            is_of_another_run=run.is_of_another,
-            device=device_memory,
-        )
-        self._residence = residence = Residence(host, device, self._compute, self._op_compute)
-        self.evictor = None if device_memory is None else Evictor(self.store, memory, device_memory, residence)
         self.runner = OpRunner(
             device=device,
-            families=parts.make_families(device, self._parallel),
-            compute=self._op_compute,
+            families=parts.make_families(device, processors.parallel),
+            compute=processors.op_compute,
             memory=budgets.call_memory,
             evictor=self.evictor,
             beside=prepared,
         )
-        self._gpu_sharing = parts.share_gpu(device) if config.listen.gpu_sharing != "off" else None
-        self._on_failure = on_failure
-        self._device_watch = DeviceWatch(device, on_failure)
+
         self._state = open_state(config.state)
-        shared_memory, readers = SharedMemory(limits.max_region_bytes), Readers()
-        on_host = HostPlace(host.name, reducer, pool.empty, self._compute, budgets.accumulator_memory)
-        on_device = None
-        if device_reducer is not None and self.evictor is not None:
-            on_device = DevicePlace(
-                device.name, device_reducer, device.empty, InThreads(self._op_compute), device, self.evictor
-            )
-        self.registry = AccumulatorRegistry(
-            places=Places(on_host, on_device, config.runtime.accumulator_device),
-            bookkeeping=bookkeeping,
-            make_average_memory=partial(SharedAverages, shared_memory, readers),
-            limits=limits,
-            lifetimes=self.lifetimes,
-            clock=clock,
-            new_incarnation=run.new_id,
-            wall_clock=parts.wall_clock,
-            is_of_another_run=run.is_of_another,
-            rules=rules,
-            observe=observed.observe,
-            member=member,
-            records=MemoryRecords() if self._state is None else self._state.accumulators,
-        )
-        self._allocate = pool.empty
+        self._shared_memory, self._readers = SharedMemory(limits.max_region_bytes), Readers()
+        self.registry = self._make_registry()
         self._layer_environment = LayerEnvironment(
             runner=self.runner,
-            compute=self._compute,
+            compute=processors.compute,
             memory=budgets.layer_memory,
-            handles=handles,
-            clock=clock,
-            new_id=run.new_id,
+            handles=budgets.handles,
+            clock=parts.clock,
+            new_id=self._run.new_id,
             new_seed=parts.new_seed,
             records=LayerRecords() if self._state is None else self._state.layers,
             device=device_memory,
         )
         self.layers = LayerRegistry(
-            self._layer_environment, budgets.layers, self.lifetimes, bookkeeping, run.is_of_another
+            self._layer_environment, budgets.layers, self.lifetimes, budgets.bookkeeping, self._run.is_of_another
         )
-        in_flight = InFlight(limits.max_inflight_bytes, limits.min_arrival_rate)
-        tickets, self._socket_addresses = TicketRegistry(clock), SocketAddresses()
-        opener = TensorOpener(self.store, residence)
-        longest = DeliveryLimits(limits.inline_limit_bytes, limits.max_message_bytes)
-        deliverer = TensorDeliverer(self.store, residence, budgets.call_memory, longest, device_memory)
-        self._leases = Expiry(
-            clock,
-            {
-                "averages that nobody asked for again": self.registry.expire,
-                "accumulators and layers": self.lifetimes.expire,
-                "tensors": self.store.expire,
-            },
-            {"forwards": self.layers.expire}
-            if device is host
-            else {"forwards": self.layers.expire, "arrays": self._trim},
-        )
-        started = time.monotonic()
-        self.usage = Usage(
-            memory=memory,
-            handles=handles,
-            accumulators=self.registry.count,
-            waiters=self.registry.waiters,
-            layers=budgets.layers,
-            bookkeeping=bookkeeping,
-            device_memory=budgets.device_memory,
-        )
-        fair_sockets = FairSockets(
+        self._leases = self._make_expiry()
+
+        self._tickets, self._socket_addresses = TicketRegistry(parts.clock), SocketAddresses()
+        self._fair_sockets = FairSockets(
             limits.max_connections,
             Budget(limits.max_region_bytes, "bytes of clients' shared memory"),
             Budget(limits.max_gpu_region_bytes, "bytes of clients' GPU memory"),
             Budget(max_regions(), "regions of clients' shared memory"),
-            rules,
+            budgets.rules,
         )
-        resources = ResourceCounts(budgets, self.registry, fair_sockets, self.lifetimes.clients, pool, device_memory)
-        upstream = config.upstream
+        resources = ResourceCounts(
+            budgets, self.registry, self._fair_sockets, self.lifetimes.clients, processors.pool, device_memory
+        )
+        self.usage = Usage(
+            memory=budgets.memory,
+            handles=budgets.handles,
+            accumulators=self.registry.count,
+            waiters=self.registry.waiters,
+            layers=budgets.layers,
+            bookkeeping=budgets.bookkeeping,
+            device_memory=budgets.device_memory,
+        )
         self.counts = Counts()
         """The counts of an aggregator."""
-        self.status = StatusSource(
-            ServerFacts(
-                version=gradserve.__version__,
-                incarnation=run.incarnation,
-                device=device.name,
-                ops_prepared=lambda: not self.runner.is_preparing,
-                memory=resources.memory,
-                resources=resources.counts,
-                layers=partial(layer_snapshots, self.layers),
-                upstream=upstream.upstream or "",
-                passed_on=lambda: vars(self.counts),
-            ),
-            self.registry,
-            observed,
-        )
-        arriving = ArrivingGradients(self._compute, reducer)
-        accumulators = AccumulatorServicer(
-            self.registry, opener, deliverer, arriving, self._compute, run.incarnation, member
-        )
-        self._upstream = None if upstream.upstream is None else UpstreamLink(upstream.upstream)
-        self._aggregating = None
-        if self._upstream is not None:
-            self._aggregating = AggregatingServicer(
-                self._upstream,
-                ForwardingRule(upstream.upstream_workers or 1, upstream.upstream_grace_seconds),
-                accumulators,
-                self.registry,
-                opener,
-                deliverer,
-                arriving,
-                self._compute,
-                on_host,
-                budgets.call_memory,
-                budgets.accumulator_memory,
-                RequestIds(run.incarnation),
-                self.counts,
-            )
-        self._services = Services(
-            tensors=TensorServicer(
-                self.store,
-                residence,
-                Downloads(host, device, self._op_compute, pool.empty, budgets.call_memory),
-                Uploads(host, device, self._compute, self._op_compute, pool.empty, budgets.call_memory, self.evictor),
-                opener,
-                in_flight,
-                self._compute,
-                stream_idle_seconds=config.runtime.stream_idle_seconds,
-                max_message_bytes=limits.max_message_bytes,
-            ),
-            accumulators=accumulators if self._aggregating is None else self._aggregating,
-            gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer, self._compute),
-            batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
-            leases=LeaseServicer(self.lifetimes.clients),
-            server=ServerServicer(
-                inventory=parts.inventory,
-                figures=DeviceFigures(device, self.evictor),
-                ops_prepared=lambda: self.runner.is_prepared,
-                limits=limits,
-                leases=config.leases,
-                usage=self.usage,
-                uptime=lambda: time.monotonic() - started,
-                sockets=self._socket_addresses,
-                status=self.status,
-                compute=self._compute,
-                http_url=lambda: self.observation.url,
-                member=member,
-            ),
-            sockets=SocketServicer(tickets, self._socket_addresses),
-            access=None if self.access is None else AccessChecks(self.access, FairCalls(limits.max_calls, rules)),
-            interceptors=parts.interceptors,
-            on_fault=self._device_watch.suspect,
-            observed=observed,
-        )
+        self.status = self._make_status(resources)
+        self.summary = Summary(self.observed, resources.memory)
+        self._upstream: UpstreamLink | None = None
+        self._aggregating: AggregatingServicer | None = None
+        self._services = self._make_services()
         self._certificates = server_certificates(config.tls)
         self._listener = parts.make_listener(
-            self._services.all, self._services.admission, limits, self._certificates, observed.traffic.grpc
+            self._services.all, self._services.admission, limits, self._certificates, self.observed.traffic.grpc
         )
-        shared = SocketContext(
-            methods=methods_of(self._services.all),
-            tickets=tickets,
-            admission=self._services.admission,
-            memory=budgets.call_memory,
-            fair=fair_sockets,
-            in_flight=in_flight,
-            messages=InFlight(limits.max_queued_bytes, limits.min_arrival_rate),
-            allocate=pool.empty,
-            compute=self._compute,
-            shared_memory=shared_memory,
-            readers=readers,
-            max_message_bytes=limits.max_message_bytes,
-            identify=_anybody if self.access is None else self.access.identify,
-            traffic=observed.traffic,
-            refuse=self._services.observed.refuse,
-            gpu=GpuAccess(self._gpu_sharing, config.listen.gpu_sharing),
-            user_key=_no_key if self.access is None else self.access.user_key,
-            on_fault=self._device_watch.suspect,
-        )
-        self._sockets = SocketListener(
-            shared, config.runtime.stream_idle_seconds, self._certificates, max_connections=limits.max_connections
-        )
+        self._sockets = self._make_sockets()
         self.observation = ObservationPort(
             config.listen.http_listen,
             HttpContext(
                 status=self.status,
-                identify=shared.identify,
+                identify=self._identify,
                 asks_for_token=self.access is not None,
                 hosts=config.listen.http_host,
                 tls=None if self._certificates is None else context_of(self._certificates),
             ),
         )
+
         self._watch = None
         if config.runtime.event_loop_warning_seconds is not None:
             self._watch = LoopWatch(config.runtime.event_loop_warning_seconds)
-        self.summary = Summary(observed, resources.memory)
         self._lasting: list[asyncio.Task[None]] = []
         """Background tasks that run as long as the server."""
         self._trimming: asyncio.Task[None] | None = None
@@ -351,6 +233,170 @@ class Server:
             self.round_hold = RoundHold(self.registry.gate, self.registry.all, Path(config.listen.rounds_file))
         self.addresses: tuple[str, ...] = ()
         """The addresses on which the server listens, once it has started."""
+
+    def _make_places(self, reducer: Reducer, device_reducer: ConvertingReducer | None) -> Places:
+        processors = self._processors
+        host = HostPlace(
+            processors.host.name, reducer, processors.pool.empty, processors.compute, self._budgets.accumulator_memory
+        )
+        device = None
+        if device_reducer is not None and self.evictor is not None:
+            on_device, compute = processors.device, InThreads(processors.op_compute)
+            device = DevicePlace(on_device.name, device_reducer, on_device.empty, compute, on_device, self.evictor)
+        return Places(host, device, self._config.runtime.accumulator_device)
+
+    def _make_registry(self) -> AccumulatorRegistry:
+        return AccumulatorRegistry(
+            places=self._places,
+            bookkeeping=self._budgets.bookkeeping,
+            make_average_memory=partial(SharedAverages, self._shared_memory, self._readers),
+            limits=self._limits,
+            lifetimes=self.lifetimes,
+            clock=self._parts.clock,
+            new_incarnation=self._run.new_id,
+            wall_clock=self._parts.wall_clock,
+            is_of_another_run=self._run.is_of_another,
+            rules=self._budgets.rules,
+            observe=self.observed.observe,
+            member=self._member,
+            records=MemoryRecords() if self._state is None else self._state.accumulators,
+        )
+
+    def _make_expiry(self) -> Expiry:
+        beside = {"forwards": self.layers.expire}
+        if self._processors.device is not self._processors.host:
+            beside["arrays"] = self._trim
+        return Expiry(
+            self._parts.clock,
+            {
+                "averages that nobody asked for again": self.registry.expire,
+                "accumulators and layers": self.lifetimes.expire,
+                "tensors": self.store.expire,
+            },
+            beside,
+        )
+
+    def _make_status(self, resources: ResourceCounts) -> StatusSource:
+        started = time.monotonic()
+        facts = ServerFacts(
+            version=gradserve.__version__,
+            incarnation=self._run.incarnation,
+            device=self._processors.device.name,
+            ops_prepared=lambda: not self.runner.is_preparing,
+            memory=resources.memory,
+            resources=resources.counts,
+            layers=partial(layer_snapshots, self.layers),
+            upstream=self._config.upstream.upstream or "",
+            passed_on=lambda: vars(self.counts),
+            member=self._member,
+            uptime=lambda: time.monotonic() - started,
+            http_url=lambda: self.observation.url,
+        )
+        return StatusSource(facts, self.registry, self.observed)
+
+    def _make_services(self) -> Services:
+        config, limits, processors, budgets = self._config, self._limits, self._processors, self._budgets
+        opener, deliverer = self._opener, self._deliverer
+        host, device, empty = processors.host, processors.device, processors.pool.empty
+        figures = DeviceFigures(
+            device, self.evictor, inventory=self._parts.inventory, ops_prepared=lambda: self.runner.is_prepared
+        )
+        access = None
+        if self.access is not None:
+            access = AccessChecks(self.access, FairCalls(limits.max_calls, budgets.rules))
+        return Services(
+            tensors=TensorServicer(
+                self.store,
+                self._residence,
+                Downloads(host, device, processors.op_compute, empty, budgets.call_memory),
+                Uploads(
+                    host,
+                    device,
+                    processors.compute,
+                    processors.op_compute,
+                    empty,
+                    budgets.call_memory,
+                    self.evictor,
+                ),
+                opener,
+                self._in_flight,
+                processors.compute,
+                stream_idle_seconds=config.runtime.stream_idle_seconds,
+                max_message_bytes=limits.max_message_bytes,
+            ),
+            accumulators=self._make_accumulator_servicer(),
+            gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer, processors.compute),
+            batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
+            leases=LeaseServicer(self.lifetimes.clients),
+            server=ServerServicer(
+                self.status, figures, self.usage, limits, config.leases, self._socket_addresses, processors.compute
+            ),
+            sockets=SocketServicer(self._tickets, self._socket_addresses),
+            access=access,
+            interceptors=self._parts.interceptors,
+            on_fault=processors.watch.suspect,
+            observed=self.observed,
+        )
+
+    def _make_accumulator_servicer(self) -> AccumulatorServicer | AggregatingServicer:
+        compute, budgets, upstream = self._processors.compute, self._budgets, self._config.upstream
+        own = AccumulatorServicer(
+            self.registry,
+            self._opener,
+            self._deliverer,
+            self._arriving,
+            compute,
+            self._run.incarnation,
+            self._member,
+        )
+        if upstream.upstream is None:
+            return own
+        self._upstream = UpstreamLink(upstream.upstream)
+        self._aggregating = AggregatingServicer(
+            self._upstream,
+            ForwardingRule(upstream.upstream_workers or 1, upstream.upstream_grace_seconds),
+            own,
+            self.registry,
+            self._opener,
+            self._deliverer,
+            self._arriving,
+            compute,
+            self._places.host,
+            budgets.call_memory,
+            budgets.accumulator_memory,
+            RequestIds(self._run.incarnation),
+            self.counts,
+        )
+        return self._aggregating
+
+    def _make_sockets(self) -> SocketListener:
+        config, limits, processors = self._config, self._limits, self._processors
+        context = SocketContext(
+            methods=methods_of(self._services.all),
+            tickets=self._tickets,
+            admission=self._services.admission,
+            memory=self._budgets.call_memory,
+            fair=self._fair_sockets,
+            in_flight=self._in_flight,
+            messages=InFlight(limits.max_queued_bytes, limits.min_arrival_rate),
+            allocate=processors.pool.empty,
+            compute=processors.compute,
+            shared_memory=self._shared_memory,
+            readers=self._readers,
+            max_message_bytes=limits.max_message_bytes,
+            identify=self._identify,
+            traffic=self.observed.traffic,
+            refuse=self._services.observed.refuse,
+            gpu=GpuAccess(processors.sharing, config.listen.gpu_sharing),
+            user_key=_no_key if self.access is None else self.access.user_key,
+            on_fault=processors.watch.suspect,
+        )
+        return SocketListener(
+            context, config.runtime.stream_idle_seconds, self._certificates, max_connections=limits.max_connections
+        )
+
+    def _identify(self, credentials: Credentials) -> Identity:
+        return ANONYMOUS if self.access is None else self.access.identify(credentials)
 
     async def __aenter__(self) -> "Server":
         try:
@@ -373,9 +419,10 @@ class Server:
         """
         if self._state is not None:
             with self._budgets.rules.suspended():
-                count = await self._state.restore(self.registry, self._allocate)
+                allocate = self._processors.pool.empty
+                count = await self._state.restore(self.registry, allocate)
                 num_layers = self._state.layers.restore(
-                    self.layers, self._layer_environment, self._allocate, self._residence.copy_to_host
+                    self.layers, self._layer_environment, allocate, self._residence.copy_to_host
                 )
             self._state.start(self._on_failure)
             _log.info("restored %d accumulators and %d layers from %s", count, num_layers, self._state.path)
@@ -420,12 +467,8 @@ class Server:
     async def _trim(self) -> int:
         """Begins to give back what the device keeps for later, if that is too much; leases do not wait for it."""
         if self._trimming is None or self._trimming.done():
-            self._trimming = asyncio.create_task(self._trim_device())
+            self._trimming = asyncio.create_task(self._processors.trim())
         return 0
-
-    async def _trim_device(self) -> None:
-        with contextlib.suppress(Exception):  # of a device that is lost, which ops find out
-            await self._op_compute.run_in_thread(self._device.trim)
 
     def join(self) -> None:
         """Waits until all threads of the server have ended."""
@@ -454,17 +497,11 @@ class Server:
         self.runner.close()
         if self._state is not None:
             self._state.close()
-        self._op_compute.close()
-        if self._gpu_sharing is not None:
-            self._gpu_sharing.close()
-        self._device_watch.close()
-        self._compute.close()
-        self._parallel.close()
+        self._processors.close()
 
 
-def _anybody(_credentials: Credentials) -> Identity:
-    """Returns the identity of everybody."""
-    return ANONYMOUS
+def _share_nothing(_device: Device) -> None:
+    """Opens no memory of clients."""
 
 
 def _no_key(_credentials: Credentials) -> str:

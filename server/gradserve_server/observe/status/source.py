@@ -20,6 +20,7 @@ from gradserve_server.observe.observed import Observed
 from gradserve_server.observe.rounds import Histories, History, Totals
 from gradserve_server.observe.status.request import StatusRequest, run_of
 from gradserve_server.observe.status.snapshot import LayerSnapshot, Snapshot, snapshot_of
+from gradserve_server.resources.cluster import Member
 from gradserve_server.runtime.timing import InTurns, Turn
 
 MOST_ACCUMULATORS = 100
@@ -42,6 +43,9 @@ class ServerFacts:
         layers: Returns snapshots of all layers, in no particular order.
         upstream: The address to which an aggregator forwards gradients; empty for other servers.
         passed_on: Returns the counts of an aggregator; see `gradserve_server.upstream.batches.Counts`.
+        member: The server's place in its cluster; None if it is in none.
+        uptime: Returns the seconds since the start.
+        http_url: Returns the address of the status page; empty if there is none.
     """
 
     version: str
@@ -53,6 +57,9 @@ class ServerFacts:
     layers: Callable[[], Iterable[LayerSnapshot]]
     upstream: str = ""
     passed_on: Callable[[], Mapping[str, int]] = dict
+    member: Member | None = None
+    uptime: Callable[[], float] = float
+    http_url: Callable[[], str] = str
 
 
 class StatusSource:

@@ -16,7 +16,6 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.observe.status.source import StatusSource
 from gradserve_server.resources.budget import FairBudget
-from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.memory import Purpose
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.sockets.service import SocketAddresses
@@ -87,15 +86,19 @@ class Usage:
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """The figures of the ops' device and of its memory.
+    """The figures of the machine's devices, and of the memory of the ops' device.
 
     Attributes:
-        device: The device.
+        device: The ops' device.
         evictor: Keeps its memory within the limit; None for a device without memory of its own.
+        inventory: The devices of the machine.
+        ops_prepared: Returns True once the kernels of ops are loaded or compiled.
     """
 
     device: Device
     evictor: Evictor | None
+    inventory: Inventory
+    ops_prepared: Callable[[], bool]
 
     def message(self) -> messages_pb2.DeviceUsage | None:
         """Returns the figures as a message; None for the host."""
@@ -135,28 +138,23 @@ class ServerServicer:
 
     def __init__(
         self,
-        *,
-        inventory: Inventory,
+        status: StatusSource,
         figures: DeviceFigures,
-        ops_prepared: Callable[[], bool],
+        usage: Usage,
         limits: LimitsConfig,
         leases: LeaseConfig,
-        usage: Usage,
-        uptime: Callable[[], float],
         sockets: SocketAddresses,
-        status: StatusSource,
         compute: Compute,
-        http_url: Callable[[], str],
-        member: Member | None,
     ) -> None:
-        self._http_url = http_url
-        self._member = None
-        if member is not None:
-            self._member = messages_pb2.ClusterMember(cluster=member.cluster, index=member.index, size=member.size)
         self._status = status
-        self._compute = compute
         self._figures = figures
-        self._ops_prepared = ops_prepared
+        self._usage = usage
+        self._sockets = sockets
+        self._compute = compute
+        self._member = None
+        if (member := status.facts.member) is not None:
+            self._member = messages_pb2.ClusterMember(cluster=member.cluster, index=member.index, size=member.size)
+        inventory = figures.inventory
         self._devices = [
             messages_pb2.Device(
                 name=device.name,
@@ -181,9 +179,6 @@ class ServerServicer:
             client_lease=encode_duration(leases.client_lease_seconds),
             max_bookkeeping_bytes=limits.bookkeeping_bytes,
         )
-        self._usage = usage
-        self._uptime = uptime
-        self._sockets = sockets
 
     async def GetServerInfo(
         self, request: messages_pb2.GetServerInfoRequest, call: Call
@@ -196,14 +191,14 @@ class ServerServicer:
             device=facts.device,
             why_no_gpu=self._why_no_gpu,
             device_usage=self._figures.message(),
-            ops_prepared=self._ops_prepared(),
+            ops_prepared=self._figures.ops_prepared(),
             limits=self._limits,
             usage=self._usage.of_all(),
             identities=self._usage.of_identities(call.identity) if request.with_shares else (),
             containers=self._usage.of_containers(call.identity) if request.with_shares else (),
-            uptime=encode_duration(self._uptime()),
+            uptime=encode_duration(facts.uptime()),
             sockets=self._sockets.message(),
-            http_url=self._http_url(),
+            http_url=facts.http_url(),
             member=self._member,
             upstream=facts.upstream,
         )
