@@ -1,7 +1,7 @@
 """What TensorFlow's own tests of accumulators check, on the core, through both clients on every way, and by raw ops."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,16 +9,26 @@ import pytest
 
 import gradserve
 from gradserve import ACCEPTED, STALE
+from gradserve.testing import InProcessServer
 from tests.accumulators.scenarios.faces import FACES, Acc, Face, open_face, rows
 from tests.servers.polling import eventually_async
 
 INVALID = gradserve.InvalidArgumentError
 
 
-@pytest.fixture(params=FACES)
+@pytest.fixture(scope="module")
+def in_process_address(_compiled_kernels: None) -> Iterator[str]:
+    with InProcessServer() as server:
+        yield server.address
+
+
+@pytest.fixture(params=[*FACES, "blocking in this process", "aio in this process"])
 async def face(request: pytest.FixtureRequest) -> AsyncIterator[Face]:
     get: Any = request.getfixturevalue
-    async with open_face(request.param, lambda: get("server_address"), programs=lambda: get("compiled")) as opened:
+    kind, is_in_process, _ = request.param.partition(" in this process")
+    address = "in_process_address" if is_in_process else "server_address"
+    kind = f"{kind} over auto" if is_in_process else kind
+    async with open_face(kind, lambda: get(address), programs=lambda: get("compiled")) as opened:
         yield opened
 
 

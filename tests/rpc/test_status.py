@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import pickle
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import ModuleType
 from typing import Any
 
 import grpc
@@ -290,3 +292,17 @@ def test_a_status_without_a_message_is_named(message: str | None) -> None:
     error = error_from_status(grpc.StatusCode.DATA_LOSS, message, None)
     assert type(error) is gradserve.InternalError
     assert str(error) == "DATA_LOSS"
+
+
+@pytest.mark.parametrize(
+    ("module", "root"),
+    [(gradserve.errors, gradserve.GradserveError), (server_errors, server_errors.ServiceError)],
+    ids=["client", "server"],
+)
+def test_the_tree_in_the_docstring_has_every_error(module: ModuleType, root: type[Exception]) -> None:
+    drawn = re.findall(r"[├└]── (\w+)(?: \((\w+)\))? ", module.__doc__ or "")
+    errors = {each.__name__: each for each in root.__subclasses__() if each is not CallbackError}
+    assert {name for name, _ in drawn} == errors.keys()
+    for name, built_in in drawn:
+        bases = [each.__name__ for each in errors[name].__bases__]
+        assert bases == [root.__name__, *([built_in] if built_in else [])]

@@ -57,7 +57,7 @@ _PAGES = (
     _Page(
         "errors",
         "Errors",
-        f"```text\n{read_docstring('gradserve_protocol.errors').partition(chr(10) * 2)[2]}\n```",
+        f"```text\n{read_docstring('gradserve.errors').partition(chr(10) * 2)[2]}\n```",
         (("gradserve", _from(*_ERRORS)),),
     ),
     _Page("aio", "gradserve.aio", "`import gradserve.aio`", (("gradserve.aio", _all),)),
