@@ -12,8 +12,8 @@ import gradserve
 from gradserve.calls.identity import RequestIds
 from gradserve_protocol.address import Address
 from gradserve_protocol.lasting import lasting_task
+from gradserve_server.accumulators.durable.restoring import restore_accumulators
 from gradserve_server.accumulators.incoming import ArrivingGradients
-from gradserve_server.accumulators.journal import MemoryRecords
 from gradserve_server.accumulators.places.device_place import ConvertingReducer, DevicePlace
 from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
@@ -27,7 +27,7 @@ from gradserve_server.devices.processors import Processors
 from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.batch_norm.layer import LayerEnvironment
 from gradserve_server.layers.batch_norm.registry import LayerRegistry
-from gradserve_server.layers.batch_norm.state import LayerRecords
+from gradserve_server.layers.batch_norm.restoring import restore_layers
 from gradserve_server.observe.observed import Observed, Summary, wanted_tracer
 from gradserve_server.observe.port import HttpContext, ObservationPort
 from gradserve_server.observe.status.snapshot import layer_snapshots
@@ -169,7 +169,7 @@ class Server:
             clock=parts.clock,
             new_id=self._run.new_id,
             new_seed=parts.new_seed,
-            records=LayerRecords() if self._state is None else self._state.layers,
+            journals=None if self._state is None else self._state.layers,
             device=device_memory,
         )
         self.layers = LayerRegistry(
@@ -259,7 +259,7 @@ class Server:
             rules=self._budgets.rules,
             observe=self.observed.observe,
             member=self._member,
-            records=MemoryRecords() if self._state is None else self._state.accumulators,
+            journals=None if self._state is None else self._state.accumulators,
         )
 
     def _make_expiry(self) -> Expiry:
@@ -417,15 +417,14 @@ class Server:
             ResourceExhaustedError: The limits allow less than what there is in the state.
             OSError: An address cannot be bound, or the file cannot be written.
         """
-        if self._state is not None:
+        state = self._state
+        if state is not None:
+            allocate, to_host = self._processors.pool.empty, self._residence.copy_to_host
             with self._budgets.rules.suspended():
-                allocate = self._processors.pool.empty
-                count = await self._state.restore(self.registry, allocate)
-                num_layers = self._state.layers.restore(
-                    self.layers, self._layer_environment, allocate, self._residence.copy_to_host
-                )
-            self._state.start(self._on_failure)
-            _log.info("restored %d accumulators and %d layers from %s", count, num_layers, self._state.path)
+                count = await restore_accumulators(state.accumulators, self.registry, allocate)
+                num_layers = restore_layers(state.layers, self.layers, self._layer_environment, allocate, to_host)
+            state.store.start(self._on_failure)
+            _log.info("restored %d accumulators and %d layers from %s", count, num_layers, state.store.path)
         if self._upstream is not None:
             await self._upstream.open()
             _log.info("passing gradients on to %s", self._upstream.address)
@@ -496,7 +495,7 @@ class Server:
             self.round_hold.release()  # Not sooner: no round is to begin that nobody ends.
         self.runner.close()
         if self._state is not None:
-            self._state.close()
+            self._state.store.close()
         self._processors.close()
 
 

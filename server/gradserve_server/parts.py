@@ -14,7 +14,7 @@ from gradserve_protocol.address import Address
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_protocol.server_status import MemoryStatus
 from gradserve_protocol.tls import CertificateFiles
-from gradserve_server.accumulators.durable.records import FileRecords
+from gradserve_server.accumulators.journal import AccumulatorJournals
 from gradserve_server.accumulators.places.device_place import ConvertingReducer
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.config import LimitsConfig, StateConfig
@@ -22,7 +22,7 @@ from gradserve_server.devices.device import CpuDevice, Device, GpuSharing
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.inventory import Inventory, choose_device, sharing_of, take_inventory
 from gradserve_server.layers.batch_norm.computation import make_layer_families
-from gradserve_server.layers.batch_norm.file_records import FileLayerRecords
+from gradserve_server.layers.batch_norm.journal import LayerJournals
 from gradserve_server.observe.calls import Way
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
@@ -38,7 +38,6 @@ from gradserve_server.runtime.files import reason_of
 from gradserve_server.runtime.timing import ServiceClock
 from gradserve_server.storage.directory import StateDirectory, StateError
 from gradserve_server.storage.journal import Durability
-from gradserve_server.storage.segments import Allocate
 from gradserve_server.storage.store import StateStore
 
 if TYPE_CHECKING:
@@ -165,31 +164,15 @@ class ServerState:
     """An open state directory.
 
     Attributes:
+        store: The directory.
         accumulators: The journals of the accumulators.
         layers: The journals of the layers.
     """
 
     def __init__(self, store: StateStore, default: Durability) -> None:
-        self._store = store
-        self.accumulators = FileRecords(store, default)
-        self.layers = FileLayerRecords(store, default)
-
-    @property
-    def path(self) -> Path:
-        """The directory."""
-        return self._store.path
-
-    async def restore(self, registry: AccumulatorRegistry, allocate: Allocate) -> int:
-        """Restores the accumulators; see `FileRecords.restore`."""
-        return await self.accumulators.restore(registry, allocate)
-
-    def start(self, on_failure: Callable[[str], object]) -> None:
-        """Starts writing; see `StateStore.start`."""
-        self._store.start(on_failure)
-
-    def close(self) -> None:
-        """Writes pending changes, and closes the files."""
-        self._store.close()
+        self.store = store
+        self.accumulators = AccumulatorJournals(store, default)
+        self.layers = LayerJournals(store, default)
 
 
 @dataclass(frozen=True)

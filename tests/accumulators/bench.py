@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.gradient import Contribution, Gradient, OpenGradient
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.journal import MemoryRecords, Records
+from gradserve_server.accumulators.journal import AccumulatorJournals
 from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (
@@ -31,7 +31,7 @@ from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.shares import ShareRules
-from gradserve_server.storage.journal import Journal, NoJournal
+from tests.journals import EventJournal, OneJournal
 
 F32 = np.dtype(np.float32)
 KEY = ResourceKey("test", "acc")
@@ -46,12 +46,12 @@ class Bench:
         compute: Compute | None = None,
         limit: int = 1 << 40,
         bookkeeping: int = 1 << 40,
-        journal: Journal[Event] | None = None,
+        journal: EventJournal[Event] | None = None,
         memory: Budget | None = None,
         average_memory: AverageMemory | None = None,
         reducer: Reducer | None = None,
         allocate: Allocate = np.empty,
-        records: Records | None = None,
+        journals: AccumulatorJournals | None = None,
         clock: Callable[[], float] | None = None,
         lifetimes: Lifetimes | None = None,
         places: Callable[[HostPlace], Places] | None = None,
@@ -76,7 +76,7 @@ class Bench:
             new_incarnation=map(str, itertools.count()).__next__,
             wall_clock=wall_clock,
             member=member,
-            records=records or MemoryRecords(lambda _: journal or NoJournal()),
+            journals=journals if journal is None else cast(AccumulatorJournals, OneJournal(journal)),
         )
 
     def accumulator(

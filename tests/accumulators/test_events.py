@@ -13,17 +13,16 @@ from gradserve_server.accumulators.events import (
     GradientAnswered,
     RoundEnded,
     StepSet,
-    from_record,
-    to_record,
 )
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.records import EVENTS
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.errors import UnavailableError
 from tests.accumulators.bench import ID, Bench, apply, push_pull, take, turns, value_of
 from tests.journals import ListedJournal
 
-EVENTS: list[Event] = [
+EXAMPLES: list[Event] = [
     GradientAnswered(None, Contribution(), Outcome.STALE),
     GradientAnswered(ID, Contribution(-(1 << 62), 0.1, "w\x00ü", 3), Outcome.ACCEPTED, awaits_average=True),
     GradientAnswered(RequestId("b", 1, b"\xff\x00"), Contribution(weight=5e-324), Outcome.ALREADY_COUNTED),
@@ -35,14 +34,14 @@ EVENTS: list[Event] = [
 ]
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=repr)
+@pytest.mark.parametrize("event", EXAMPLES, ids=repr)
 def test_events_can_be_written_down(event: Event) -> None:
-    assert from_record(json.loads(json.dumps(to_record(event)))) == event
+    assert EVENTS.event(json.loads(json.dumps(EVENTS.record(event)))) == event
 
 
 def test_unknown_events_are_refused() -> None:
     with pytest.raises(ValueError, match="expected a known event, got 'else'"):
-        from_record({"event": "else"})
+        EVENTS.event({"event": "else"})
 
 
 async def test_each_change_is_one_event() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.events import Event, Record, from_record, to_record
+from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
-from gradserve_server.accumulators.journal import MemoryRecords
+from gradserve_server.accumulators.journal import AccumulatorJournals
 from gradserve_server.accumulators.ledger import Ledger
 from gradserve_server.accumulators.places.place import HostPlace, Places
+from gradserve_server.accumulators.records import EVENTS
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.rounds import Applied, Outcome
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, PartialShape
@@ -30,7 +31,9 @@ from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import Identity
 from gradserve_server.security.shares import ShareRules
+from gradserve_server.storage.journal import Record
 from tests.accumulators.bench import opened
+from tests.journals import EventJournal, OneJournal
 
 KEY = ResourceKey("test", "acc", Identity("chief"))
 SPEC = AccumulatorSpec((ComponentSpec("", np.dtype(np.float64), PartialShape((2,))),))
@@ -116,12 +119,23 @@ class Model:
         self.step = step
 
 
+class Recorder(EventJournal[Event]):
+    """Lists the records of events."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self._records = records
+
+    async def append(self, event: Event) -> None:
+        self._records.append(json.loads(json.dumps(EVENTS.record(event))))
+
+
 class AccumulatorMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.memory = FairBudget(1 << 30, "bytes", ShareRules())
         self.bookkeeping = FairBudget(1 << 30, "bytes", ShareRules())
+        self.records: list[Record] = []
         self.registry = AccumulatorRegistry(
             places=Places(HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
             bookkeeping=self.bookkeeping,
@@ -129,9 +143,8 @@ class AccumulatorMachine(RuleBasedStateMachine):
             lifetimes=Lifetimes(lambda: 0.0, 60.0),
             clock=lambda: 0.0,
             new_incarnation=lambda: "only",
-            records=MemoryRecords(lambda _: self),
+            journals=cast(AccumulatorJournals, OneJournal(Recorder(self.records))),
         )
-        self.records: list[Record] = []
         self._model: Model | None = None
         self._acc: Accumulator | None = None
         self.applied: dict[int, tuple[int, int, bool]] = {}
@@ -168,7 +181,8 @@ class AccumulatorMachine(RuleBasedStateMachine):
     def create(self) -> None:
         self._acc, created = self.run(self.create_now())
         assert created
-        self._model, self.records = Model(), []
+        self._model = Model()
+        self.records.clear()
         self.applied, self.takes, self.pulls, self.lost = {}, {}, {}, set()
 
     async def create_now(self) -> tuple[Accumulator, bool]:
@@ -341,10 +355,6 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.check_served()
         self._model = self._acc = None
 
-    async def append(self, event: Event) -> None:
-        """The accumulator's journal."""
-        self.records.append(json.loads(json.dumps(to_record(event))))
-
     # After each
 
     @invariant()
@@ -355,7 +365,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
             CallMemory(window=1024, max_clients=1, silence=1.0, clock=lambda: 0.0, bookkeeping=Budget(1 << 40, "bytes"))
         )
         for record in self.records:
-            replayed.replay(from_record(record))
+            replayed.replay(EVENTS.event(record))
         rounds, state = replayed.rounds, self.acc.state
         assert rounds.global_step == state.global_step
         assert rounds.num_accumulated == state.num_accumulated

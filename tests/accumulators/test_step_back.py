@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import gradserve
-from gradserve_server.accumulators.durable.journal import FileJournal
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.journal import FileJournal
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.errors import AbortedError, DeadlineExceededError
 from gradserve_server.storage.journal import Durability

@@ -7,9 +7,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradserve_server.accumulators.events import GradientAnswered, contribution_of, from_record, to_record
+from gradserve_server.accumulators.events import GradientAnswered
 from gradserve_server.accumulators.gradient import Contribution, Gradient, Summand
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.records import EVENTS, contribution_of
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.accumulators.spec import ComponentSpec, Layout
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError
@@ -175,7 +176,7 @@ async def test_sparse_gradients_come_one_by_one() -> None:
 
 def test_it_is_recorded() -> None:
     event = GradientAnswered(call("aggregator"), sum_of("a", "b", weights=(0.5, 2.0)), Outcome.ACCEPTED, True)
-    assert from_record(json.loads(json.dumps(to_record(event)))) == event
+    assert EVENTS.event(json.loads(json.dumps(EVENTS.record(event)))) == event
 
 
 def test_records_without_sums_are_read() -> None:

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.events import AnswersReceived, ClientsForgotten, Event, from_record, to_record
+from gradserve_server.accumulators.events import AnswersReceived, ClientsForgotten, Event
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.ledger import Answer, Ledger, Taken
+from gradserve_server.accumulators.records import EVENTS
 from gradserve_server.errors import ResourceExhaustedError, ServiceError, UnavailableError
 from gradserve_server.resources.budget import Budget
 from tests.accumulators.bench import Bench, apply, push_pull, take, turns
@@ -79,7 +80,7 @@ def replayed(events: list[Event]) -> Ledger:
     )
     ledger = Ledger(calls)
     for event in events:
-        ledger.replay(from_record(json.loads(json.dumps(to_record(event)))))
+        ledger.replay(EVENTS.event(json.loads(json.dumps(EVENTS.record(event)))))
     return ledger
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from gradserve_server.layers.batch_norm.computation import make_layer_families
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.layers.batch_norm.forwards import Forward
+from gradserve_server.layers.batch_norm.journal import LayerJournals
 from gradserve_server.layers.batch_norm.layer import (
     REMEMBERED_FORWARDS,
     BatchNormLayer,
@@ -25,7 +26,6 @@ from gradserve_server.layers.batch_norm.layer import (
 )
 from gradserve_server.layers.batch_norm.registry import LayerRegistry, Reuse
 from gradserve_server.layers.batch_norm.spec import BackwardOutputs, CallInputs
-from gradserve_server.layers.batch_norm.state import LayerRecords
 from gradserve_server.layers.initializers import TensorInitializer
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.ops.operation import Family
@@ -35,7 +35,7 @@ from gradserve_server.resources.budget import Budget, FairBudget
 from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.shares import ShareRules
-from gradserve_server.storage.journal import Journal, NoJournal
+from tests.journals import EventJournal, OneJournal
 
 KEY = ResourceKey("test", "layer")
 
@@ -48,10 +48,10 @@ class LayerBench:
         limit: int = 1 << 40,
         device: Device | None = None,
         families: Mapping[str, Family] | None = None,
-        journal: Journal[Event] | None = None,
+        journal: EventJournal[Event] | None = None,
         remembered: int = REMEMBERED_FORWARDS,
         max_layers: int = 1 << 20,
-        records: LayerRecords | None = None,
+        journals: LayerJournals | None = None,
         memory: Budget | None = None,
         handles: Budget | None = None,
         clock: Callable[[], float] | None = None,
@@ -83,7 +83,7 @@ class LayerBench:
             clock=clock,
             new_id=lambda: str(next(ids)),
             new_seed=lambda: 7,
-            records=records or LayerRecords(lambda _: journal or NoJournal()),
+            journals=journals if journal is None else cast(LayerJournals, OneJournal(journal)),
             remembered=remembered,
         )
         self.bookkeeping = Budget(1 << 40, "bytes of bookkeeping")

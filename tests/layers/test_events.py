@@ -21,11 +21,9 @@ from gradserve_server.layers.batch_norm.events import (
     UpdatesRun,
     VariablesCreated,
     VariablesSet,
-    WrittenEvent,
-    read_event,
-    write_event,
 )
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardCall, ForwardResult
+from gradserve_server.layers.batch_norm.records import ArrayNumbers, event_of, event_records
 from gradserve_server.layers.batch_norm.spec import CallInputs
 from gradserve_server.layers.initializers import NamedInitializer
 from tests.journals import ListedJournal
@@ -112,8 +110,9 @@ def journaled(config: str) -> tuple[Worker, ListedJournal[Event]]:
 
 def written(event: Event) -> Event:
     """Returns the event as it is after it was written down, and read."""
-    there = write_event(event, np.asarray)
-    return read_event(WrittenEvent(json.loads(json.dumps(there.record)), tuple(each.copy() for each in there.tensors)))
+    there = ArrayNumbers()
+    record = json.loads(json.dumps(event_records(there).record(event)))
+    return event_records(ArrayNumbers([each.copy() for each in there.arrays])).event(record)
 
 
 async def answers(worker: Worker) -> list[Any]:
@@ -186,7 +185,7 @@ async def test_each_change_is_one_event() -> None:
 
 def test_unknown_events_are_refused() -> None:
     with pytest.raises(ValueError, match="expected a known event, got 'else'"):
-        read_event(WrittenEvent({"event": "else"}, ()))
+        event_of({"event": "else"})
 
 
 CHANGES: dict[str, Callable[[Worker], Awaitable[Any]]] = {

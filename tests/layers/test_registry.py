@@ -8,34 +8,28 @@ import numpy as np
 import pytest
 
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
-from gradserve_server.layers.batch_norm.config import BatchNormConfig
+from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.registry import Reuse
-from gradserve_server.layers.batch_norm.state import LayerJournal, LayerRecords, LayerState
 from gradserve_server.resources.lifetimes import SHARED, Lifetime
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.storage.journal import NoJournal
+from tests.journals import EventJournal
 from tests.layers.bench import KEY, LayerBench, config_of, forward
 
 X = np.ones((2, 3), np.float32)
 LATE: dict[str, Any] = {"updates_collections": "mine"}
 
 
-class Begun(LayerRecords):
+class Noting(EventJournal[Event]):
     """Notes the lifetimes of layers that can be found."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.lifetimes: list[Lifetime] = []
 
-    def journal(self, key: ResourceKey, config: BatchNormConfig, incarnation: str, creation_id: str) -> LayerJournal:
-        noted = self.lifetimes
+    async def append(self, event: Event) -> None: ...
 
-        class Noting(LayerJournal):
-            def begin(self, lifetime: Lifetime, state: LayerState) -> None:
-                noted.append(lifetime)
-
-        return Noting(NoJournal())
+    def begin(self, lifetime: Lifetime) -> None:
+        self.lifetimes.append(lifetime)
 
 
 def test_there_are_so_many_at_most() -> None:
@@ -85,18 +79,18 @@ def test_names_and_tags_count() -> None:
 
 
 def test_layers_begin_when_they_can_be_found() -> None:
-    records = Begun()
-    registry, lifetime, config = LayerBench(records=records).registry, Lifetime(idle_lease=5), config_of()
+    noting = Noting()
+    registry, lifetime, config = LayerBench(journal=noting).registry, Lifetime(idle_lease=5), config_of()
     key, other = ResourceKey("c", "a"), ResourceKey("c", "b")
     registry.create(key, config, Reuse.ALLOWED, "", lifetime)
     registry.create(key, config, Reuse.ALLOWED, "", lifetime)
     asyncio.run(registry.create_built(other, config, Reuse.ALLOWED, "", np.dtype(np.float32), (2, 3), SHARED))
-    assert records.lifetimes == [lifetime, SHARED]
+    assert noting.lifetimes == [lifetime, SHARED]
 
 
 def test_layers_that_were_there_before_count() -> None:
-    records = Begun()
-    bench = LayerBench(records=records)
+    noting = Noting()
+    bench = LayerBench(journal=noting)
 
     def make(on_presence: Callable[[bool], object]) -> BatchNormLayer:
         return BatchNormLayer(
@@ -105,14 +99,14 @@ def test_layers_that_were_there_before_count() -> None:
             config_of(),
             incarnation="i",
             creation_id="",
-            journal=LayerJournal(NoJournal()),
+            journal=None,
             on_presence=on_presence,
         )
 
     layer = bench.registry.restore(KEY, Lifetime(idle_lease=5), make)
     assert bench.registry.get(KEY) is layer
     assert bench.registry.lifetime(KEY) == Lifetime(idle_lease=5)
-    assert (bench.registry.count.used, records.lifetimes) == (1, [])
+    assert (bench.registry.count.used, noting.lifetimes) == (1, [])
     forward(layer, X, forward_id="a")
     assert bench.registry.delete(KEY)
     assert (bench.registry.count.used, bench.handles.used) == (0, 0)

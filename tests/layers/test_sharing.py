@@ -21,6 +21,7 @@ from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
+from tests.journals import EventJournal
 from tests.layers.bench import KEY, LayerBench
 
 LAYER = batch_norm_pb2.BatchNormLayerRef(container=KEY.container, name=KEY.name)
@@ -45,7 +46,7 @@ CALLS: dict[str, tuple[tuple[int, ...], MakeCall]] = {
 }
 
 
-class Hiding:
+class Hiding(EventJournal[Event]):
     """A journal that lets another call in which releases a tensor, and so hides it from all that begin later."""
 
     def __init__(self) -> None:

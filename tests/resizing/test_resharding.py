@@ -20,11 +20,11 @@ from gradserve_ray.states.mark import DecidedSize, ResizeMark
 from gradserve_ray.states.member_state import AnnouncementError, MemberState, MoveError, UnknownOutcomeError
 from gradserve_ray.states.moving import Move, move_accumulators
 from gradserve_ray.states.resharding import Division
-from gradserve_server.accumulators.durable import records
 from gradserve_server.accumulators.durable.movable import Slices
-from gradserve_server.accumulators.durable.serialization import spec_of
 from gradserve_server.accumulators.gradient import SparseSlices
 from gradserve_server.accumulators.journal import PartKey
+from gradserve_server.accumulators.records import spec_of
+from gradserve_server.storage import journal
 from gradserve_server.storage.directory import StateError
 from tests.cluster.sharding.clients import MODEL, all_sharded, gradient, same
 from tests.resizing.folders import cluster, contents, settle, states
@@ -171,7 +171,7 @@ MOVING = name_of("model", 2, 3, moves=True)
 def test_runs_go_on(tmp_path: Path, before: int, after: int, most_events: int) -> None:
     """With the step, the averages bit for bit, and all calls counting once."""
     count, accumulators = max(before, after), names(before, after)
-    with patch.object(records, "_MOST_EVENTS", most_events), cluster(tmp_path, before) as client:
+    with patch.object(journal, "MOST_EVENTS", most_events), cluster(tmp_path, before) as client:
         train(client, accumulators)
         expected = averages(client, accumulators)
         assert {opened(client, name, kind).info().num_shards for name, kind in accumulators.items()} == {before}

@@ -23,7 +23,7 @@ def check_files(server: Server) -> None:
     used = sum(whole_blocks(each.num_bytes) for blob in store._blobs.values() for each in blob.extents)
     reserved = sum(
         each.num_bytes
-        for journal in server.records._journals.values()
+        for journal in server.journals._journals.values()
         if journal._space is not None
         for each in journal._space.extents
     )

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from gradserve_protocol.memory.pool import BufferPool
-from gradserve_server.accumulators.durable import records as records_module
-from gradserve_server.accumulators.durable.records import FileRecords
+from gradserve_server.accumulators.durable.restoring import restore_accumulators
+from gradserve_server.accumulators.journal import AccumulatorJournals
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.kernels import ForkJoin
-from gradserve_server.layers.batch_norm import file_journal as layer_journal_module
-from gradserve_server.layers.batch_norm.file_records import FileLayerRecords
+from gradserve_server.layers.batch_norm.journal import LayerJournals
+from gradserve_server.layers.batch_norm.restoring import restore_layers
 from gradserve_server.ops.operation import Family
 from gradserve_server.parts import make_all_families
 from gradserve_server.resources.budget import FairBudget
@@ -27,6 +27,7 @@ from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.runtime import timing as timing_module
 from gradserve_server.runtime.timing import ServiceClock
 from gradserve_server.security.shares import ShareRules
+from gradserve_server.storage import journal as journal_module
 from gradserve_server.storage import opening as commits_module
 from gradserve_server.storage import segments as segments_module
 from gradserve_server.storage import store as store_module
@@ -76,12 +77,11 @@ class Server:
         _replace(patched, segments_module, "os", self.disk)
         _replace(patched, commits_module, "os", self.disk)
         _replace(patched, store_module, "Segments", lambda folder: Segments(folder, SEGMENT_BYTES))
-        _replace(patched, records_module, "_MOST_EVENTS", MOST_EVENTS)
-        _replace(patched, layer_journal_module, "_MOST_EVENTS", MOST_EVENTS)
+        _replace(patched, journal_module, "MOST_EVENTS", MOST_EVENTS)
         _replace(patched, timing_module, "SLICE_ITEMS", 1)
         self.store = SimulatedStore(StateDirectory(path), self.disk, chance)
-        self.records = FileRecords(self.store, Durability.ROUND)
-        self._layer_records = FileLayerRecords(self.store, Durability.ROUND)
+        self.journals = AccumulatorJournals(self.store, Durability.ROUND)
+        self._layer_journals = LayerJournals(self.store, Durability.ROUND)
 
         def new_id() -> str:
             return f"{chance.getrandbits(64):x}"
@@ -91,7 +91,7 @@ class Server:
         self.memory = FairBudget(1 << 40, "bytes of tensor memory", ShareRules())
         self.handles = FairBudget(1 << 20, "tensor handles", ShareRules())
         self._bench = Bench(
-            records=self.records,
+            journals=self.journals,
             memory=self.memory,
             clock=clock,
             lifetimes=self.lifetimes,
@@ -104,7 +104,7 @@ class Server:
         self._layer_bench = LayerBench(
             device=device,
             families=families,
-            records=self._layer_records,
+            journals=self._layer_journals,
             memory=self.memory,
             handles=self.handles,
             clock=clock,
@@ -142,8 +142,9 @@ class Server:
 
     async def restore(self) -> None:
         """Makes again what is on disk, as a server does at its start."""
-        await self.records.restore(self.accumulators, np.empty)
-        self._layer_records.restore(self.layers, self._layer_bench.environment, np.empty, self._residence.copy_to_host)
+        await restore_accumulators(self.journals, self.accumulators, np.empty)
+        environment, to_host = self._layer_bench.environment, self._residence.copy_to_host
+        restore_layers(self._layer_journals, self.layers, environment, np.empty, to_host)
 
     def start(self) -> "asyncio.Task[None]":
         """Begins to write, and to end what expires; returns the task that does the latter."""

@@ -27,9 +27,8 @@ from gradserve_server.accumulators.durable.movable import (
     removal_of_incoming,
     slices_of,
 )
-from gradserve_server.accumulators.durable.records import newest_number, number_change
 from gradserve_server.accumulators.durable.unsharding import unshard
-from gradserve_server.accumulators.journal import PartKey, Staged
+from gradserve_server.accumulators.journal import PartKey, Staged, newest_number, number_change
 from gradserve_server.storage.directory import StateDirectory, StateError
 from gradserve_server.storage.store import Change, StateStore
 

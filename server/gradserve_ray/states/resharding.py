@@ -10,8 +10,8 @@ from gradserve_protocol.arrays import DType
 from gradserve_protocol.placement import Plan, dense_bytes, home_of, plan_of
 from gradserve_ray.states.member_state import Contents, MoveError, Sharded
 from gradserve_server.accumulators.durable.movable import Key, Rows
-from gradserve_server.accumulators.durable.serialization import spec_of
 from gradserve_server.accumulators.journal import PartKey, Staged
+from gradserve_server.accumulators.records import spec_of
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 
 _BATCH_BYTES = 256 << 20

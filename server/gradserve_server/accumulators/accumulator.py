@@ -43,7 +43,7 @@ class Accumulator:
         ledger: Ledger,
         round_sum: RoundSum,
         averages: KeptAverages,
-        journal: AccumulatorJournal,
+        journal: AccumulatorJournal | None,
         waiters: Budget,
         bookkeeping: Budget,
         observer: AccumulatorObserver,
@@ -59,7 +59,7 @@ class Accumulator:
             ledger: Decides which gradients count, and remembers the decisions.
             round_sum: Adds up the round.
             averages: Keeps the averages of past rounds.
-            journal: Takes every change before it takes effect.
+            journal: Takes every change before it takes effect; None if nothing is durable.
             waiters: The budget of waiting calls, shared by all accumulators.
             bookkeeping: The budget of bytes of memory beside tensors.
             observer: Notified of what happens.

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from gradserve_server.accumulators.averages import KeptAverages
-from gradserve_server.accumulators.events import GradientAnswered, RoundEnded, StepSet
+from gradserve_server.accumulators.events import Event, GradientAnswered, RoundEnded, StepSet
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import check_epoch, not_as_a_sum
@@ -79,7 +79,7 @@ class RoundChanges:
         ledger: Ledger,
         round_sum: RoundSum,
         averages: KeptAverages,
-        journal: AccumulatorJournal,
+        journal: AccumulatorJournal | None,
         queue: TakeQueue,
         member_bytes: MemberBytes,
         gate: RoundGate,
@@ -92,7 +92,7 @@ class RoundChanges:
             ledger: Decides which gradients count, and remembers the decisions.
             round_sum: Adds up the round.
             averages: Keeps the averages of past rounds.
-            journal: Takes every change before it takes effect.
+            journal: Takes every change before it takes effect; None if nothing is durable.
             queue: The calls that wait for a round to end.
             member_bytes: Counts the memory of the members of a round.
             gate: Lets rounds begin or holds them.
@@ -174,7 +174,7 @@ class RoundChanges:
         try:
             async with self._lock:
                 for event in self._ledger.overdue(call):
-                    await self._journal.append(event)
+                    await self._record(event)
                     self._ledger.replay(event)
         finally:
             self.serve_takers()
@@ -231,10 +231,14 @@ class RoundChanges:
 
     # Under the lock
 
+    async def _record(self, event: Event) -> None:
+        if self._journal is not None:
+            await self._journal.append(event)
+
     async def _set_global_step(self, step: int) -> None:
         is_back = step < self._ledger.rounds.global_step
         event = StepSet(step, self._averages.beyond(step) if is_back else ())
-        await self._journal.append(event)
+        await self._record(event)
         self._ledger.replay(event)
         if self._closed is None:
             self._averages.step_set(step, event.abandoned)
@@ -267,7 +271,7 @@ class RoundChanges:
         else:
             joins = outcome is not Outcome.STALE
             num_bytes = (await self._sum.check(given, contribution, joins=joins)).nbytes
-            await self._journal.append(event)
+            await self._record(event)
         applied = self._ledger.answer(event)
         self._observer.on_answer(contribution, outcome, num_bytes)
         if self._closed is not None:
@@ -283,7 +287,7 @@ class RoundChanges:
         try:
             self._member_bytes.grow(event.contribution)
             given.check_lenders()
-            written = await self._journal.accept(event, staged.gradient)
+            written = None if self._journal is None else await self._journal.accept(event, staged.gradient)
             if written is not None and staged.gradient.is_adoptable:
                 await written  # the sum may take over the memory that is still being written
         except BaseException:
@@ -297,15 +301,16 @@ class RoundChanges:
         staged = await self._sum.stage_average(self._ledger.rounds.members.total_weight)
         event = RoundEnded(head.call if head.round is None else None)
         try:
-            await self._journal.reserve(self._sum.nbytes)
-            await self._journal.append(event)
+            if self._journal is not None:
+                await self._journal.reserve(self._sum.nbytes)
+                await self._journal.append(event)
         except BaseException:
             self._sum.settle()
             raise
         values = await self._sum.commit_average(staged)
         average = self._averages.of_current(self._ledger.rounds, values)
         answered = self._ledger.answered_by(event)
-        if self._journal.is_durable:
+        if self._journal is not None:
             try:
                 await self._journal.settle(average, answered)
             except ServiceError as error:

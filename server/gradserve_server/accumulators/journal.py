@@ -1,27 +1,33 @@
-"""The journals that take every change of accumulators: what durable ones must do, and one that writes nothing."""
+"""The journals of durable accumulators and of their shards in a state directory."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import NamedTuple, Protocol
 
-from gradserve_server.accumulators.events import Event, GradientAnswered
-from gradserve_server.accumulators.gradient import Average, Gradient
+from gradserve_server.accumulators.events import Event, GradientAnswered, StepSet
+from gradserve_server.accumulators.gradient import Average, Gradient, Value
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.ledger import Ledger
+from gradserve_server.accumulators.records import (
+    ACCUMULATORS,
+    average_record,
+    contribution_record,
+    joined,
+    spec_record,
+    split,
+)
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.storage.journal import Durability, Journal, NoJournal
+from gradserve_server.storage.journal import Durability, Journal, Journals
+from gradserve_server.storage.segments import Allocate
+from gradserve_server.storage.store import Change, Space, StateStore
 
 
 class AccumulatorJournal(Protocol):
-    """Takes every change of one accumulator, in order, before it takes effect.
-
-    Attributes:
-        is_durable: Whether averages must be settled.
-    """
-
-    is_durable: bool
+    """Takes every change of one accumulator, in order, before it takes effect."""
 
     async def append(self, event: Event) -> None:
         """Returns once an event may take effect.
@@ -56,14 +62,6 @@ class AccumulatorJournal(Protocol):
         """
         ...
 
-    def forget(self, rounds: Collection[int]) -> None:
-        """Removes the averages of rounds that are no longer kept."""
-        ...
-
-    def of_shard(self) -> "ShardJournal | None":
-        """Returns the journal of this server's shard; None if its gradients are not written."""
-        ...
-
 
 class PartKey(NamedTuple):
     """Names a gradient that servers hold for a round of a sharded accumulator.
@@ -89,8 +87,14 @@ class Staged(NamedTuple):
     local_step: int
 
 
-class ShardJournal(Protocol):
-    """Takes the gradients that one shard holds."""
+class ShardJournal:
+    """The journal of a shard. Writes each gradient before it is acknowledged, as the home may count it from then on."""
+
+    def __init__(self, store: StateStore, number: int) -> None:
+        self._store = store
+        self._number = number
+        self._blobs: dict[PartKey, int] = {}
+        self._ended = False
 
     async def accept(self, key: PartKey, staged: Staged, gradient: Gradient) -> asyncio.Future[None] | None:
         """Writes a gradient.
@@ -102,110 +106,286 @@ class ShardJournal(Protocol):
         Raises:
             ServiceError: There is no space; nothing has changed.
         """
-        ...
+        space = await self._store.reserve(gradient.nbytes)
+        if self._ended or key in self._blobs:
+            self._store.give_back(space)
+            return None
+        change = Change()
+        blob, layout = put_values(self._store, change, gradient.values, space, live=gradient.live)
+        self._blobs[key] = blob
+        change.execute(
+            "INSERT INTO part (accumulator, home, id, epoch, local_step, names, blob) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            *(self._number, *key, *staged, layout, blob),
+        )
+        return self._store.submit(change)
 
     def stage_again(self, key: PartKey, epoch: int) -> asyncio.Future[None] | None:
-        """Records that a gradient was staged again in a later epoch; returns a future as `accept` does."""
-        ...
+        """Writes the later epoch of a gradient that was staged again; returns a future as `accept` does."""
+        if self._ended or key not in self._blobs:
+            return None
+        change = Change()
+        change.execute(
+            "UPDATE part SET epoch = ? WHERE accumulator = ? AND home = ? AND id = ?", epoch, self._number, *key
+        )
+        return self._store.submit(change)
 
     def forget(self, keys: Collection[PartKey]) -> None:
         """Removes gradients that no round needs any more."""
-        ...
+        known = [key for key in dict.fromkeys(keys) if key in self._blobs]
+        if not known or self._ended:
+            return
+        change = Change()
+        for key in known:
+            change.execute("DELETE FROM part WHERE accumulator = ? AND home = ? AND id = ?", self._number, *key)
+        change.remove([self._blobs.pop(key) for key in known])
+        self._store.add(change)
+
+    def end(self) -> list[int]:
+        """Stops writing, as the accumulator was deleted; returns the blobs to remove."""
+        self._ended = True
+        blobs, self._blobs = list(self._blobs.values()), {}
+        return blobs
+
+    def read(self, allocate: Allocate) -> Iterator[tuple[PartKey, Staged, Gradient]]:
+        """Yields the gradients held by an earlier run of the server, with their descriptions.
+
+        Raises:
+            StateError: Something is damaged.
+            ValueError, TypeError, KeyError: A record is damaged.
+        """
+        rows = self._store.rows(
+            "SELECT home, id, epoch, local_step, names, blob FROM part WHERE accumulator = ? ORDER BY blob",
+            self._number,
+        )
+        for home, part_id, epoch, local_step, names, blob in rows:
+            key = PartKey(home, part_id)
+            self._blobs[key] = blob
+            values = joined(json.loads(names), self._store.read(blob, allocate))
+            yield key, Staged(epoch, local_step), Gradient(values, owned=True, finite=frozenset(values))
 
 
-class Records(Protocol):
-    """Creates the journals of a server's accumulators.
+_MOST_NOTED = 4096
+"""The most events that wait for the end of their round, at level GRADIENT."""
+
+
+class FileJournal(Journal[Event]):
+    """The journal of an accumulator. Writes what its durability asks for, and no earlier than necessary.
+
+    With ROUND, the events of a round are written when it ends, together with its average: a crash before that leaves
+    nothing of its gradients, so their senders can send them again. With GRADIENT, each gradient is written at once.
 
     Attributes:
-        default: The durability of accumulators that ask for none.
+        shard: The journal of this server's shard, if the accumulator is sharded.
+    """
+
+    def __init__(
+        self,
+        journals: "AccumulatorJournals",
+        number: int,
+        durability: Durability,
+        *,
+        position: int = 0,
+        gradients: Sequence[int] = (),
+        averages: Mapping[int, int] | None = None,
+    ) -> None:
+        """Takes the present contents of the state directory.
+
+        Args:
+            journals: Those of the server.
+            number: The number of the accumulator in the state directory.
+            durability: Its durability; not NONE.
+            position: The position of its latest event.
+            gradients: The blobs of the gradients of the current round.
+            averages: The blobs of the averages, by round.
+        """
+        super().__init__(journals, number, position)
+        self._durability = durability
+        self._gradients = list(gradients)
+        self._averages = dict(averages or {})
+        self._space: Space | None = None
+        self.shard = ShardJournal(self.store, number)
+
+    async def append(self, event: Event) -> None:
+        """Notes an event for the next write; a new step is on disk when this returns."""
+        if self.has_ended:
+            return
+        if isinstance(event, StepSet):
+            # Together with the averages that it drops: a crash leaves both or neither.
+            change = Change()
+            self.write(change, event)
+            dropped = self._take(event.abandoned)
+            self._remove(change, dropped)
+            try:
+                await self.store.commit(change)
+            except BaseException:
+                self._averages |= dropped
+                raise
+            return
+        self.note(event)
+        if self.num_noted > _MOST_NOTED and self._durability is Durability.GRADIENT:
+            self.store.add(self.change())
+
+    async def accept(self, event: GradientAnswered, gradient: Gradient) -> asyncio.Future[None] | None:
+        """Writes a gradient with its event, at level GRADIENT; otherwise notes the event alone."""
+        if self._durability is not Durability.GRADIENT:
+            await self.append(event)
+            return None
+        space = await self.store.reserve(gradient.nbytes)
+        if self.has_ended:
+            self.store.give_back(space)
+            return None
+        change = self.change()
+        self.write(change, event)
+        blob, layout = put_values(self.store, change, gradient.values, space, live=gradient.live)
+        change.execute(
+            "INSERT INTO gradient (accumulator, position, contribution, names, blob) VALUES (?, ?, ?, ?, ?)",
+            *(self.number, self.position, json.dumps(contribution_record(event.contribution)), layout, blob),
+        )
+        self._gradients.append(blob)
+        return self.store.submit(change)
+
+    async def reserve(self, num_bytes: int) -> None:
+        """Reserves disk space for the average of a round that is about to end."""
+        space = await self.store.reserve(num_bytes)
+        if self.has_ended:
+            self.store.give_back(space)  # the accumulator was deleted in the meantime
+            return
+        self._give_back_space()  # of a round that did not end
+        self._space = space
+
+    async def settle(self, average: Average, answered: Sequence[RequestId]) -> None:
+        """Writes an average with all noted events, in place of the gradients of its round."""
+        if self.has_ended:
+            return
+        change = self.change()
+        space, self._space = self._space, None
+        blob, layout = put_values(self.store, change, average.values, space)
+        change.execute(
+            "INSERT INTO average (accumulator, round, record, names, blob) VALUES (?, ?, ?, ?, ?)",
+            *(self.number, average.round_number, json.dumps(average_record(average, answered)), layout, blob),
+        )
+        change.execute("DELETE FROM gradient WHERE accumulator = ?", self.number)
+        change.remove(self._gradients)
+        self._gradients = []
+        self._averages[average.round_number] = blob
+        await self.store.commit(change)
+        self.shorten()
+
+    def forget(self, rounds: Collection[int]) -> None:
+        """Removes the averages of rounds that are no longer kept."""
+        known = self._take(rounds)
+        if not known or self.has_ended:
+            return
+        change = Change()
+        self._remove(change, known)
+        self.store.add(change)
+
+    def end(self) -> Change:
+        """Ends the journal; returns the change that removes everything of the deleted accumulator."""
+        change = super().end()
+        self._give_back_space()
+        change.remove([*self._gradients, *self._averages.values(), *self.shard.end()])
+        self._gradients, self._averages = [], {}
+        return change
+
+    def _take(self, rounds: Collection[int]) -> dict[int, int]:
+        """Returns the blobs of the averages of rounds, and forgets them."""
+        return {number: self._averages.pop(number) for number in rounds if number in self._averages}
+
+    def _remove(self, change: Change, averages: Mapping[int, int]) -> None:
+        """Adds the removal of averages to a change."""
+        for number in averages:
+            change.execute("DELETE FROM average WHERE accumulator = ? AND round = ?", self.number, number)
+        change.remove(averages.values())
+
+    def _give_back_space(self) -> None:
+        space, self._space = self._space, None
+        if space is not None:
+            self.store.give_back(space)
+
+
+def put_values(
+    store: StateStore, change: Change, values: Mapping[str, Value], space: Space | None = None, *, live: bool = False
+) -> tuple[int, str]:
+    """Adds values to a change as a new blob; see `Change.put`. Returns the blob, and the layout as JSON."""
+    blob = store.new_blob()
+    layout, arrays = split(values)
+    change.put(blob, arrays, space, live=live)
+    return blob, json.dumps(layout)
+
+
+class AccumulatorJournals(Journals[Event, Ledger]):
+    """The journals of a server's durable accumulators.
+
+    Attributes:
         newest_number: The number of the newest incarnation that earlier runs have recorded; 0 if there is none.
     """
 
-    default: Durability
-    newest_number: int
+    def __init__(self, store: StateStore, default: Durability) -> None:
+        super().__init__(store, ACCUMULATORS, default)
+        self.newest_number = newest_number(store)
+        self._journals: dict[ResourceKey, FileJournal] = {}
 
     def begin(
         self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime, incarnation: str
-    ) -> AccumulatorJournal:
-        """Returns the journal of a new accumulator, whose spec has its durability.
+    ) -> FileJournal | None:
+        """Returns the journal of a new accumulator, whose spec has its durability; None for NONE."""
+        assert spec.durability is not None, "the registry has chosen one"
+        if spec.durability is Durability.NONE:
+            return None
+        number = self.new_number()
+        change = Change()
+        change.execute(
+            "INSERT INTO accumulator (id, container, name, owner, incarnation, durability, spec, lifetime) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            *(number, key.container, key.name, key.user.name, incarnation, spec.durability.value),
+            *(json.dumps(spec_record(spec)), json.dumps(asdict(lifetime))),
+        )
+        self.store.add(change)
+        journal = self._journals[key] = FileJournal(self, number, spec.durability)
+        return journal
 
-        Raises:
-            InvalidArgumentError: This server cannot be that durable.
-        """
-        ...
+    def begin_again(self, key: ResourceKey, number: int, durability: Durability, position: int) -> FileJournal:
+        """Returns the journal of a restored accumulator, given the position of its latest event."""
+        gradients = self.store.rows("SELECT blob FROM gradient WHERE accumulator = ? ORDER BY position", number)
+        averages = dict(self.store.rows("SELECT round, blob FROM average WHERE accumulator = ?", number))
+        journal = self._journals[key] = FileJournal(
+            self,
+            number,
+            durability,
+            position=position,
+            gradients=[blob for (blob,) in gradients],
+            averages=averages,
+        )
+        return journal
+
+    def of(self, key: ResourceKey) -> FileJournal:
+        """Returns the journal of an accumulator that has one."""
+        return self._journals[key]
 
     def end(self, key: ResourceKey) -> None:
-        """Removes what is recorded of a deleted accumulator."""
-        ...
+        """Removes everything that is recorded of a deleted accumulator."""
+        journal = self._journals.pop(key, None)
+        if journal is not None:
+            self.store.add(journal.end())
 
     def note_number(self, number: int) -> None:
         """Records the number of a new incarnation, durably once `settle` has returned."""
-        ...
-
-    async def settle(self) -> None:
-        """Returns when others may see that accumulators were created or deleted."""
-        ...
+        self.store.add(number_change(number))
 
 
-class MemoryJournal:
-    """The journal of an accumulator of which nothing survives. Passes its events to another journal."""
-
-    is_durable = False
-
-    def __init__(self, events: Journal[Event]) -> None:
-        self._events = events
-
-    async def append(self, event: Event) -> None:
-        """Passes the event on."""
-        await self._events.append(event)
-
-    async def accept(self, event: GradientAnswered, gradient: Gradient) -> asyncio.Future[None] | None:
-        """Passes the event on; the gradient may be acknowledged at once."""
-        await self._events.append(event)
-        return None
-
-    async def reserve(self, num_bytes: int) -> None:
-        """Reserves nothing."""
-
-    async def settle(self, average: Average, answered: Sequence[RequestId]) -> None:
-        """Writes nothing."""
-
-    def forget(self, rounds: Collection[int]) -> None:
-        """Has nothing to remove."""
-
-    def of_shard(self) -> None:
-        """Returns None: gradients of shards are not written either."""
+def newest_number(store: StateStore) -> int:
+    """Returns the number of the newest incarnation that is recorded; 0 if there is none."""
+    ((found,),) = store.rows("SELECT coalesce(max(number), 0) FROM newest_incarnation")
+    return int(found)
 
 
-class MemoryRecords:
-    """The journals of a server that keeps nothing on disk."""
-
-    default = Durability.NONE
-    newest_number = 0
-
-    def __init__(self, journal_of: Callable[[ResourceKey], Journal[Event]] = lambda _: NoJournal()) -> None:
-        self._journal_of = journal_of
-
-    def begin(
-        self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime, incarnation: str
-    ) -> AccumulatorJournal:
-        """Returns a journal in memory.
-
-        Raises:
-            InvalidArgumentError: The accumulator asks for more durability.
-        """
-        if spec.durability not in (None, Durability.NONE):
-            raise InvalidArgumentError(
-                f"expected NONE, as the server has no state directory, got {spec.durability.value}",
-                field="spec.durability",
-            )
-        return MemoryJournal(self._journal_of(key))
-
-    def end(self, key: ResourceKey) -> None:
-        """Has nothing to remove."""
-
-    def note_number(self, number: int) -> None:
-        """Records nothing: without a state directory, later runs have later clocks."""
-
-    async def settle(self) -> None:
-        """Has nothing to wait for."""
+def number_change(number: int) -> Change:
+    """Returns the change that records the number of an incarnation, unless a greater one is recorded."""
+    change = Change()
+    change.execute(
+        "INSERT INTO newest_incarnation (place, number) VALUES (0, ?) "
+        "ON CONFLICT (place) DO UPDATE SET number = max(number, excluded.number)",
+        number,
+    )
+    return change

@@ -14,7 +14,7 @@ from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.averages import AverageHistory, KeptAverages, KeptBytes, UndeliveredAverages
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.identity import CallMemory
-from gradserve_server.accumulators.journal import AccumulatorJournal, Records
+from gradserve_server.accumulators.journal import AccumulatorJournals, FileJournal
 from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.observer import AccumulatorObserver, Unobserved
 from gradserve_server.accumulators.places.place import AllocateAverage, Place, Places
@@ -46,7 +46,7 @@ from gradserve_server.resources.registry import Directory, ResourceKey
 from gradserve_server.runtime.timing import Deadlines, Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.shares import ShareRules
-from gradserve_server.storage.journal import Durability
+from gradserve_server.storage.journal import Durability, durability_of_new
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class AccumulatorRegistry:
         lifetimes: Lifetimes,
         clock: Callable[[], float],
         new_incarnation: Callable[[], str],
-        records: Records,
+        journals: AccumulatorJournals | None = None,
         make_average_memory: Callable[[], AverageMemory | None] = lambda: None,
         wall_clock: Callable[[], int] = time.time_ns,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
@@ -119,7 +119,7 @@ class AccumulatorRegistry:
         observe: Callable[[ResourceKey], AccumulatorObserver] = lambda _: Unobserved(),
         member: Member | None = None,
     ) -> None:
-        """Takes, among others, what makes incarnations, journals and observers.
+        """Takes, among others, what makes incarnations and observers, and the journals if there is a state directory.
 
         `clock` is monotonic, in seconds; `wall_clock` has the nanoseconds since 1970.
 
@@ -135,9 +135,9 @@ class AccumulatorRegistry:
         self._clock = clock
         self._client_lease_seconds = lifetimes.client_lease_seconds
         self._new_incarnation = new_incarnation
-        self._ordered = OrderedIncarnations(lambda: self._new_incarnation(), wall_clock, records)
+        self._ordered = OrderedIncarnations(lambda: self._new_incarnation(), wall_clock, journals)
         self._parts = PartIncarnations(member)
-        self.records = records
+        self._journals = journals
         self._observe = observe
         self._accumulators: Directory[Accumulator] = Directory(
             "accumulator", lifetimes, self._end, is_of_another_run=is_of_another_run
@@ -198,11 +198,12 @@ class AccumulatorRegistry:
             return found, False
         check_place(self._member, key, spec.num_shards)
         place = self._places.of_new(spec)
-        spec = _durable(spec.resolved(spec.durability or self.records.default, place.name))
+        durability = durability_of_new(spec.durability, self._journals, "spec.durability")
+        spec = _durable(spec.resolved(durability, place.name))
         budgets = self._begin(key, spec, place)
         try:
             incarnation = home_incarnation or (self._ordered.new() if spec.num_shards else self._new_incarnation())
-            journal = self.records.begin(key, spec, lifetime, incarnation)
+            journal = None if self._journals is None else self._journals.begin(key, spec, lifetime, incarnation)
         except ServiceError:
             self._release(key, spec)
             raise
@@ -218,7 +219,7 @@ class AccumulatorRegistry:
         lifetime: Lifetime,
         incarnation: str,
         ledger: Ledger,
-        journal: AccumulatorJournal,
+        journal: FileJournal | None,
     ) -> Accumulator:
         """Restores an accumulator of an earlier run, with an empty sum and without averages.
 
@@ -234,6 +235,11 @@ class AccumulatorRegistry:
         accumulator = self._make(key, spec, place, incarnation, ledger, journal, budgets)
         self._accumulators.add(key, accumulator, lifetime)
         return accumulator
+
+    async def settle(self) -> None:
+        """Returns once created and deleted accumulators are durable, so that others may see the change."""
+        if self._journals is not None:
+            await self._journals.settle()
 
     def has(self, key: ResourceKey, home_incarnation: str = "") -> bool:
         """Returns True if an accumulator of this name and incarnation at its home exists and may be opened.
@@ -343,7 +349,8 @@ class AccumulatorRegistry:
         if accumulator is None:
             return False
         self._release(key, accumulator.spec)
-        self.records.end(key)
+        if self._journals is not None:
+            self._journals.end(key)
         why = "" if reason is None else f": {reason}"
         accumulator.close(AbortedError(f"accumulator {str(key)!r} was deleted{why}"))
         return True
@@ -369,7 +376,7 @@ class AccumulatorRegistry:
         place: Place,
         incarnation: str,
         ledger: Ledger,
-        journal: AccumulatorJournal,
+        journal: FileJournal | None,
         budgets: OwnBudgets,
     ) -> Accumulator:
         make_sum, average_memory = self._sums(key, place, budgets)
@@ -378,8 +385,9 @@ class AccumulatorRegistry:
         undelivered = UndeliveredAverages(self._limits.undelivered_lease_seconds, self._clock, kept)
         history = AverageHistory(spec.keep_averages, kept)
         decision = Decision(incarnation, spec.deterministic) if spec.num_shards else None
+        forget = (lambda _: None) if journal is None else journal.forget
         averages = KeptAverages(
-            history, undelivered, kept, budgets.memory, copies, self._expiries.add, journal.forget, decision
+            history, undelivered, kept, budgets.memory, copies, self._expiries.add, forget, decision
         )
         return Accumulator(
             str(key),
@@ -388,7 +396,7 @@ class AccumulatorRegistry:
             ledger=ledger,
             round_sum=make_sum(spec.without_components() if spec.num_shards else spec, averages.make_room),
             averages=averages,
-            journal=place.journal(journal, spec.durability, budgets.host_memory),
+            journal=None if journal is None else place.journal(journal, spec.durability, budgets.host_memory),
             waiters=budgets.waiters,
             bookkeeping=budgets.bookkeeping,
             observer=self._observe(key),
@@ -418,7 +426,7 @@ class AccumulatorRegistry:
         spec: AccumulatorSpec,
         make_sum: MakeSum,
         budgets: OwnBudgets,
-        journal: AccumulatorJournal,
+        journal: FileJournal | None,
     ) -> Shard | None:
         """Returns this server's shard of an accumulator; None if it has none."""
         shard = None if self._member is None else spec.shard(self._member.index)
@@ -432,7 +440,7 @@ class AccumulatorRegistry:
             make_running_sum=None if is_held else partial(make_sum, shard.in_order_of_arrival(), lambda: False),
             memory=budgets.memory,
             bookkeeping=budgets.bookkeeping,
-            journal=journal.of_shard(),
+            journal=None if journal is None else journal.shard,
             clock=self._clock,
             call_seconds=self._client_lease_seconds,
         )

@@ -14,8 +14,8 @@ from gradserve_server.commands.wording import bytes_of, reading, tell, tell_prob
 from gradserve_server.resources.registry import DEFAULT_CONTAINER
 
 if TYPE_CHECKING:  # imported late: other commands need none of it, and start sooner
-    from gradserve_server.accumulators.durable.inspection import Found
-    from gradserve_server.layers.batch_norm.file_records import FoundLayer
+    from gradserve_server.accumulators.durable.restoring import Found
+    from gradserve_server.layers.batch_norm.restoring import FoundLayer
     from gradserve_server.storage.store import StateStore
 
 _directory = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
@@ -30,9 +30,8 @@ def state() -> None:
 @_directory
 def check(directory: Path) -> None:
     """Read and verify all of DIRECTORY. Exit with 1 if something is damaged."""
-    from gradserve_server.accumulators.durable.inspection import inspect, num_incoming
-    from gradserve_server.accumulators.durable.records import RESIZED
-    from gradserve_server.layers.batch_norm.file_records import inspect_layers
+    from gradserve_server.accumulators.durable.restoring import RESIZED, inspect, num_incoming
+    from gradserve_server.layers.batch_norm.restoring import inspect_layers
 
     with _opened(directory) as store:
         with reading(store):
@@ -85,8 +84,8 @@ def repair(directory: Path, yes: bool) -> None:
 
 def _remove_damaged(directory: Path, yes: bool) -> bool:
     """Removes what is damaged, or only says what; returns True if something is."""
-    from gradserve_server.accumulators.durable.inspection import inspect, removal
-    from gradserve_server.layers.batch_norm.file_records import inspect_layers, layer_removal
+    from gradserve_server.accumulators.durable.restoring import inspect, removal
+    from gradserve_server.layers.batch_norm.restoring import inspect_layers, layer_removal
 
     with _opened(directory) as store:
         with reading(store):
@@ -141,7 +140,7 @@ def export(directory: Path, name: str, output: Path, container: str) -> None:
     """
     import numpy as np
 
-    from gradserve_server.accumulators.durable.inspection import average_bytes, read_average
+    from gradserve_server.accumulators.durable.restoring import average_bytes, read_average
     from gradserve_server.accumulators.gradient import SparseSlices
     from gradserve_server.storage.directory import DAMAGES, StateError
 

@@ -62,7 +62,6 @@ class Change:
     statements: list[tuple[str, Sequence[Any]]] = field(default_factory=list)
     arrays: list[_Arrays] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)
-    unused: list[Space] = field(default_factory=list)
 
     def execute(self, statement: str, *values: Any) -> None:
         """Adds a statement of SQL."""
@@ -83,10 +82,6 @@ class Change:
     def remove(self, numbers: Iterable[int]) -> None:
         """Removes blobs. Whatever refers to them must be deleted by a statement before."""
         self.removed += numbers
-
-    def give_back(self, space: Space) -> None:
-        """Gives back space that was set aside, of which nothing is used."""
-        self.unused.append(space)
 
 
 @dataclass
@@ -242,10 +237,16 @@ class StateStore:
             await answer
         except asyncio.CancelledError:
             if not answer.cancelled():  # it was there already; otherwise `_answer` gives it back when it is
-                self._release(entry.space)
+                self.give_back(entry.space)
             raise
         assert entry.space is not None
         return entry.space
+
+    def give_back(self, space: Space | None) -> None:
+        """Gives back space that was set aside, of which nothing is used, at once."""
+        if space is not None:
+            extents, space.extents = space.extents, []
+            self._segments.release(extents)
 
     # What is there, before `start`
 
@@ -389,8 +390,6 @@ class StateStore:
             if stored is not None:
                 self._segments.release(stored.extents)
         for entry in going:
-            for space in entry.change.unused:
-                self._release(space)
             self._settle(entry)
 
     def _find_space(self, entry: _Entry) -> bool:
@@ -407,7 +406,7 @@ class StateStore:
             if error.errno not in _FULL:
                 raise
             for space in allocated:
-                self._release(space)
+                self.give_back(space)
             for each in entry.change.arrays:
                 if each.space in allocated:
                     each.space = None
@@ -443,17 +442,11 @@ class StateStore:
 
     def _answer(self, entry: _Entry, future: asyncio.Future[None], error: ServiceError | None) -> None:
         if future.done():
-            self._release(entry.space)  # nobody waits for it any more
+            self.give_back(entry.space)  # nobody waits for it any more
         elif error is None:
             future.set_result(None)
         else:
             future.set_exception(error)
-
-    def _release(self, space: Space | None) -> None:
-        """Gives back space of which nothing is used, at once."""
-        if space is not None:
-            extents, space.extents = space.extents, []
-            self._segments.release(extents)
 
 
 def _split(extents: Sequence[Extent], num_bytes: int) -> tuple[list[Extent], list[Extent]]:

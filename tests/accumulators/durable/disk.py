@@ -1,6 +1,5 @@
 """A state directory for tests of accumulators: no socket, a clock of our own."""
 
-import asyncio
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,14 +7,16 @@ from typing import Any
 import numpy as np
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.durable.records import FileRecords
-from gradserve_server.accumulators.durable.serialization import ledger_record
+from gradserve_server.accumulators.durable.restoring import restore_accumulators
+from gradserve_server.accumulators.journal import AccumulatorJournals
+from gradserve_server.accumulators.records import ledger_record
 from gradserve_server.accumulators.spec import ComponentSpec
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.storage.directory import StateDirectory
 from gradserve_server.storage.journal import Durability
 from gradserve_server.storage.store import StateStore
 from tests.accumulators.bench import KEY, Bench
+from tests.journals import snapshots_written
 
 
 class Disk:
@@ -26,15 +27,15 @@ class Disk:
         self.failures: list[str] = []
         self._limits = limits
         self.store = StateStore(StateDirectory(path))
-        self.records = FileRecords(self.store, default)
-        self.bench = Bench(records=self.records, **limits)
+        self.journals = AccumulatorJournals(self.store, default)
+        self.bench = Bench(journals=self.journals, **limits)
 
     @classmethod
     async def open(cls, path: Path, default: Durability = Durability.ROUND, **limits: Any) -> "Disk":
         """Opens a directory, as a server does at its start."""
         disk = cls(path, default, **limits)
         try:
-            await disk.records.restore(disk.bench.registry, np.empty)
+            await restore_accumulators(disk.journals, disk.bench.registry, np.empty)
         except BaseException:
             disk.store.close()
             raise
@@ -45,11 +46,11 @@ class Disk:
         """Returns what another server finds if this one is killed now."""
         copy = self.path.with_name(self.path.name + "x")
         shutil.copytree(self.path, copy)
-        return await Disk.open(copy, self.records.default, **self._limits)
+        return await Disk.open(copy, self.journals.default, **self._limits)
 
     async def create(self, *components: ComponentSpec, key: ResourceKey = KEY, **spec: Any) -> Accumulator:
         accumulator = self.bench.accumulator(*components, key=key, **spec)
-        await self.records.settle()
+        await self.journals.settle()
         return accumulator
 
     def found(self, key: ResourceKey = KEY) -> Accumulator:
@@ -57,9 +58,7 @@ class Disk:
 
     async def shortened(self) -> None:
         """Waits for journals that are being shortened."""
-        while self.records._tasks:
-            await asyncio.wait(self.records._tasks)
-        await self.store.flush()
+        await snapshots_written(self.journals)
 
 
 def ledger_of(accumulator: Accumulator) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve_server.accumulators.durable import records as records_module
 from gradserve_server.accumulators.gradient import Contribution, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.rounds import Outcome
@@ -29,8 +28,9 @@ from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.runtime.timing import Turn
 from gradserve_server.security.identity import Identity
+from gradserve_server.storage import journal as journal_module
 from gradserve_server.storage.directory import StateError
-from gradserve_server.storage.journal import Durability
+from gradserve_server.storage.journal import Durability, Recording
 from tests.accumulators.bench import F32, KEY, Bench, apply, opened, push_pull, take, value_of
 from tests.accumulators.durable.disk import Disk, ledger_of
 from tests.servers.polling import PATIENCE_SECONDS, eventually_async
@@ -197,7 +197,7 @@ async def test_what_was_deleted_stays_deleted(disk: Disk, durability: Durability
     await take(acc, 1)
     await apply(acc, 1, local_step=1)
     disk.bench.registry.delete(KEY)
-    await disk.records.settle()
+    await disk.journals.settle()
     after = await disk.after_crash()
     with pytest.raises(NotFoundError):
         after.found()
@@ -216,7 +216,7 @@ async def test_space_for_an_average_that_never_comes_is_given_back(disk: Disk) -
     with pytest.raises(AbortedError):
         await ending
     for _ in range(2):
-        await disk.records.settle()
+        await disk.journals.settle()
     assert disk.store._segments.num_free == disk.store._segments.num_bytes > 0
 
 
@@ -255,7 +255,7 @@ async def test_private_ones_stay_out_of_the_reach_of_others(disk: Disk) -> None:
     spec = AccumulatorSpec((ComponentSpec("", F32),))
     mine, yours = (ResourceKey("c", "private", Identity(name)) for name in ("me", "you"))
     disk.bench.registry.create(mine, spec, Lifetime(owner="me/1"))
-    await disk.records.settle()
+    await disk.journals.settle()
     after = await disk.after_crash()
     assert after.found(mine).spec.components == spec.components
     with pytest.raises(NotFoundError):
@@ -267,7 +267,7 @@ async def test_private_ones_keep_their_lifetime(disk: Disk) -> None:
     spec = AccumulatorSpec((ComponentSpec("", F32),))
     lifetime = Lifetime(owner="somebody", idle_lease=5.0)
     disk.bench.registry.create(KEY, spec, lifetime)
-    await disk.records.settle()
+    await disk.journals.settle()
     after = await disk.after_crash()
     assert after.bench.registry.lifetime(KEY) == lifetime
     after.bench.now = 6.0
@@ -303,7 +303,7 @@ async def test_limits_that_are_less_than_what_there_is(disk: Disk) -> None:
 async def test_many_events_become_one_ledger(
     disk: Disk, durability: Durability, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records_module, "_MOST_EVENTS", 10)
+    monkeypatch.setattr(journal_module, "MOST_EVENTS", 10)
     acc = await disk.create(durability=durability)
     for step in range(25):
         await apply(acc, 1, call=call(step), local_step=step, worker_id=f"w{step}")
@@ -324,7 +324,7 @@ async def test_many_events_become_one_ledger(
 async def test_paths_with_characters_that_mean_something_in_a_uri(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records_module, "_MOST_EVENTS", 4)
+    monkeypatch.setattr(journal_module, "MOST_EVENTS", 4)
     disk = await Disk.open(tmp_path / name)
     acc = await disk.create()
     for step in range(3):
@@ -339,10 +339,10 @@ async def test_paths_with_characters_that_mean_something_in_a_uri(
 async def test_a_journal_that_cannot_be_shortened_says_so_and_grows(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(records_module, "_MOST_EVENTS", 4)
+    monkeypatch.setattr(journal_module, "MOST_EVENTS", 4)
     acc = await disk.create()
     with monkeypatch.context() as patched:
-        patched.setattr(records_module, "read_ledger", lambda *_: json.loads("x"))
+        patched.setattr(Recording, "replay", lambda *_: json.loads("x"))
         for step in range(2):
             await apply(acc, 1, local_step=step)
             await take(acc, 1)
@@ -360,7 +360,7 @@ async def test_space_for_an_average_is_given_back_if_the_accumulator_is_deleted_
 ) -> None:
     acc = await disk.create()
     await apply(acc, 1)
-    journal = disk.records._journals[KEY]
+    journal = disk.journals.of(KEY)
     await journal.reserve(1 << 20)
     await journal.reserve(2 << 20)
     await disk.store.flush()
@@ -377,9 +377,9 @@ async def test_an_older_ledger_never_takes_the_place_of_a_newer_one(disk: Disk) 
     for step in range(4):
         await apply(acc, 1, call=call(step), local_step=step)
         await take(acc, 1)
-    journal = disk.records._journals[KEY]
+    journal = disk.journals.of(KEY)
     for position in (journal.position, 3):
-        await disk.records._write_ledger(journal.number, position)
+        await disk.journals.begin_snapshot(journal.number, position)
     await disk.store.flush()
     after = await disk.after_crash()
     assert ledger_of(after.found()) == ledger_of(acc)
@@ -389,7 +389,7 @@ async def test_an_older_ledger_never_takes_the_place_of_a_newer_one(disk: Disk) 
 async def test_an_accumulator_that_is_deleted_while_its_journal_is_shortened(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records_module, "_MOST_EVENTS", 1)
+    monkeypatch.setattr(journal_module, "MOST_EVENTS", 1)
     acc = await disk.create()
     await apply(acc, 1)
     await take(acc, 1)

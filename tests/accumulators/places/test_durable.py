@@ -100,8 +100,6 @@ async def test_only_what_must_be_on_disk_is_copied(compiled: Path, tmp_path: Pat
 class FailingJournal:
     """Fails where it is told to."""
 
-    is_durable = True
-
     def __init__(self) -> None:
         self.failing = ""
         self.written: asyncio.Future[None] | None = None
@@ -120,12 +118,6 @@ class FailingJournal:
     async def settle(self, average: Average, answered: Sequence[Any]) -> None:
         self._check("settle")
         assert isinstance(average.values[""], np.ndarray)
-
-    def of_shard(self) -> None:
-        """Has none."""
-
-    def forget(self, rounds: Any) -> None:
-        """Forgets."""
 
     def _check(self, step: str) -> None:
         if step == self.failing:

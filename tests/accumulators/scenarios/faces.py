@@ -20,7 +20,6 @@ import gradserve.aio
 from gradserve_protocol.arrays import parse_dtype
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, SparseSlices
-from gradserve_server.accumulators.journal import MemoryRecords
 from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (
@@ -82,7 +81,6 @@ class CoreFace:
             lifetimes=Lifetimes(lambda: 0.0, 60.0),
             clock=lambda: 0.0,
             new_incarnation=self._names.__next__,
-            records=MemoryRecords(),
         )
 
     async def dense(self, dtype: str, shape: Shape = None, reduction: str = "MEAN") -> Acc:

@@ -12,8 +12,8 @@ import numpy as np
 
 import gradserve
 from gradserve.testing import ServerThread
-from gradserve_server.accumulators.durable.inspection import inspect
-from gradserve_server.layers.batch_norm.file_records import inspect_layers
+from gradserve_server.accumulators.durable.restoring import inspect
+from gradserve_server.layers.batch_norm.restoring import inspect_layers
 from gradserve_server.storage.directory import StateDirectory, StateError
 from gradserve_server.storage.store import StateStore
 from tests.fuzz.mutations import mutated_bytes

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.layers.batch_norm.file_records import FileLayerRecords
+from gradserve_server.layers.batch_norm.journal import LayerJournals
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
+from gradserve_server.layers.batch_norm.restoring import restore_layers
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.storage.directory import StateDirectory
 from gradserve_server.storage.journal import Durability
@@ -28,15 +29,15 @@ class LayerDisk:
         self.failures: list[str] = []
         self.limits = limits
         self.store = StateStore(StateDirectory(path))
-        self.records = FileLayerRecords(self.store, default)
-        self.bench = LayerBench(records=self.records, **limits)
+        self.journals = LayerJournals(self.store, default)
+        self.bench = LayerBench(journals=self.journals, **limits)
 
     @classmethod
     async def open(cls, path: Path, default: Durability = Durability.ROUND, **limits: Any) -> "LayerDisk":
         """Opens a directory, as a server does at its start."""
         disk = cls(path, default, **limits)
         try:
-            disk.records.restore(disk.bench.registry, disk.bench.environment, np.empty, _on_host)
+            restore_layers(disk.journals, disk.bench.registry, disk.bench.environment, np.empty, _on_host)
         except BaseException:
             disk.store.close()
             raise
@@ -47,11 +48,11 @@ class LayerDisk:
         """Returns what another server finds if this one is killed now."""
         copy = self.path.with_name(self.path.name + "x")
         shutil.copytree(self.path, copy)
-        return await LayerDisk.open(copy, self.records.default, **self.limits)
+        return await LayerDisk.open(copy, self.journals.default, **self.limits)
 
     async def create(self, key: ResourceKey = KEY, **arguments: Any) -> BatchNormLayer:
         layer = self.bench.layer(key, **arguments)
-        await self.records.settle()
+        await self.journals.settle()
         return layer
 
     def found(self, key: ResourceKey = KEY) -> BatchNormLayer:

@@ -17,7 +17,6 @@ from gradserve_server.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from gradserve_server.layers.batch_norm import file_journal as journal_module
 from gradserve_server.layers.batch_norm.config import RandomAdjustment
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.registry import Reuse
@@ -26,8 +25,10 @@ from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.runtime.timing import Turn
+from gradserve_server.storage import journal as journal_module
 from gradserve_server.storage.directory import StateError
 from gradserve_server.storage.journal import Durability
+from tests.journals import snapshots_written
 from tests.layers.bench import KEY, LayerBench, bits, config_of
 from tests.layers.durable.disk import LayerDisk
 from tests.layers.test_events import CONFIGS, REMEMBERED, STEPS, Worker
@@ -161,7 +162,7 @@ async def test_every_argument(disk: LayerDisk) -> None:
     config = config_of(**arguments)
     shape = (np.dtype(np.float32), (-1, 3))
     layer, _ = await disk.bench.registry.create_built(key, config, Reuse.ALLOWED, "made", *shape, lifetime)
-    await disk.records.settle()
+    await disk.journals.settle()
     after = await disk.after_crash()
     found = after.found(key)
     assert durable(found) == durable(layer)
@@ -184,7 +185,7 @@ async def test_what_was_deleted_stays_deleted(disk: LayerDisk) -> None:
     worker = Worker(disk.bench, "delayed")
     await worker.forward("a")
     assert disk.bench.registry.delete(KEY)
-    await disk.records.settle()
+    await disk.journals.settle()
     # Calls that are under way end as if the layer were still there.
     await worker.forward("b")
     after = await disk.after_crash()
@@ -202,7 +203,7 @@ async def test_of_two_that_are_built_at_once_one_is_written(disk: LayerDisk) -> 
         )
     )
     assert sorted(is_new for _, is_new in created) == [False, True]
-    await disk.records.settle()
+    await disk.journals.settle()
     assert len(disk.store.rows("SELECT * FROM layer")) == len(disk.store.blobs) == 1
     free = disk.store._segments.num_free
     assert disk.store._segments.num_bytes - free == 4096, "the space for the other one was given back"
@@ -247,7 +248,7 @@ async def test_variables_that_do_not_fit_into_memory(disk: LayerDisk) -> None:
 
 @pytest.mark.parametrize("config", ["in place", "delayed"])
 async def test_many_events_become_one_state(disk: LayerDisk, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "_MOST_EVENTS", 10)
+    monkeypatch.setattr(journal_module, "MOST_EVENTS", 10)
     worker = Worker(disk.bench, config)
     for number in range(40):
         await worker.forward(f"f{number}", lease=100)
@@ -255,8 +256,7 @@ async def test_many_events_become_one_state(disk: LayerDisk, config: str, monkey
             await worker.backward(f"f{number}")
         if number % 7 == 0:
             await worker.layer.run_updates(())
-    await disk.records.finish()
-    await disk.store.flush()
+    await snapshots_written(disk.journals)
     ((count,),) = disk.store.rows("SELECT count(*) FROM layer_event")
     assert count <= 20
     after = await disk.after_crash()

@@ -89,7 +89,7 @@ class Client:
         life = Life(key, accumulator.incarnation, durability, sparse, deterministic)
         self._part.lives[life.incarnation] = life
         self._world.note(f"{self.name} creates {key}: {durability.name}{' deterministic' * deterministic}")
-        await self._ask(server.records.settle(), life, f"create {key}")
+        await self._ask(server.journals.settle(), life, f"create {key}")
         if not self._world.is_over and server.failure is None:
             life.is_promised = True
         return None
@@ -111,7 +111,7 @@ class Client:
         life.ended_at = asyncio.get_running_loop().time()
         self._world.note(f"{self.name} deletes {key}")
         server.accumulators.delete(key, life.incarnation)
-        done = await self._ask(server.records.settle(), life, f"delete {key}")
+        done = await self._ask(server.journals.settle(), life, f"delete {key}")
         if done and not self._world.is_over:
             life.is_deleted = True
 

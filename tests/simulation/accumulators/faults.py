@@ -7,9 +7,9 @@ import pytest
 
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.averages import AverageHistory, KeptAverages, UndeliveredAverages
-from gradserve_server.accumulators.durable.journal import FileJournal
 from gradserve_server.accumulators.events import StepSet
 from gradserve_server.accumulators.identity import CallMemory, CallsUnderWay
+from gradserve_server.accumulators.journal import FileJournal
 from gradserve_server.accumulators.ledger import Ledger
 from gradserve_server.accumulators.rounds import Rounds
 from gradserve_server.accumulators.sums.summation import WorkerOrderSum
@@ -78,25 +78,25 @@ def window_off_by_one(patch: pytest.MonkeyPatch) -> None:
 
 def lose_a_pending_event(patch: pytest.MonkeyPatch) -> None:
     def change(self: Any) -> Change:
-        if len(self._pending) > 1:
-            del self._pending[0]
+        if len(self._noted) > 1:
+            del self._noted[0]
         return real(self)
 
-    real = FileJournal._change
-    patch.setattr(FileJournal, "_change", change)
+    real = FileJournal.change
+    patch.setattr(FileJournal, "change", change)
 
 
 def publish_before_settling(patch: pytest.MonkeyPatch) -> None:
     async def settle(self: Any, average: Any, answered: Any) -> None:
         async def commit(change: Change) -> None:
-            self._store.add(change)
+            outer.add(change)
 
-        outer = self._store
-        self._store = _With(outer, commit=commit)
+        outer = self.store
+        self.store = _With(outer, commit=commit)
         try:
             await real(self, average, answered)
         finally:
-            self._store = outer
+            self.store = outer
 
     real = FileJournal.settle
     patch.setattr(FileJournal, "settle", settle)
@@ -119,7 +119,7 @@ def keep_blobs_of_averages(patch: pytest.MonkeyPatch) -> None:
         for number in rounds:
             if self._averages.pop(number, None) is not None:
                 change.execute("DELETE FROM average WHERE accumulator = ? AND round = ?", self.number, number)
-        self._store.add(change)
+        self.store.add(change)
 
     patch.setattr(FileJournal, "forget", forget)
 
@@ -181,7 +181,11 @@ def try_a_failed_flush_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def delete_in_memory_only(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FileJournal, "end", lambda self: setattr(self, "_ended", True))
+    def end(self: Any) -> Change:
+        self.has_ended = True
+        return Change()
+
+    patch.setattr(FileJournal, "end", end)
 
 
 def carry_out_both_copies(patch: pytest.MonkeyPatch) -> None:

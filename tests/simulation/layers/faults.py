@@ -1,22 +1,28 @@
 """Faults of layers that a simulated world must find."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gradserve_server.layers.batch_norm import file_journal as journal_module
+from gradserve_server.layers.batch_norm import journal as journal_module
 from gradserve_server.layers.batch_norm import layer as layer_module
+from gradserve_server.layers.batch_norm import restoring as restoring_module
 from gradserve_server.layers.batch_norm.events import AdjustmentDrawn, ForwardEnded, VariablesSet
-from gradserve_server.layers.batch_norm.file_journal import FileLayerJournal
 from gradserve_server.layers.batch_norm.forwards import Expiries, ForwardOutcome, Forwards
+from gradserve_server.layers.batch_norm.journal import LayerJournal
+from gradserve_server.layers.batch_norm.records import LAYERS
 from gradserve_server.layers.batch_norm.state import LayerChanges
 from tests.simulation.accumulators.faults import window_off_by_one
 from tests.simulation.planting import Fault, without
 
 
 def forget_which_forwards_have_counted(patch: pytest.MonkeyPatch) -> None:
-    real: Any = vars(journal_module)["state_record"]
-    patch.setattr(journal_module, "state_record", lambda state: {**real(state), "fates": []})
+    def record(state: Any) -> Any:
+        return {**LAYERS.state_record(state), "fates": []}
+
+    patch.setattr(journal_module, "LAYERS", replace(LAYERS, state_record=record))
+    patch.setattr(restoring_module, "state_record", record)
 
 
 def count_again_after_the_lease(patch: pytest.MonkeyPatch) -> None:
@@ -98,7 +104,7 @@ def repeat_without_renewing_the_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 def delete_layers_in_memory_only(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FileLayerJournal, "end", lambda self: setattr(self, "_ended", True))
+    patch.setattr(LayerJournal, "close", lambda self: setattr(self, "has_ended", True))
 
 
 FAULTS: dict[str, Fault] = {

@@ -147,7 +147,7 @@ class Owner:
         async def serve() -> None:
             accumulator, is_new = registry.create(key, spec, lifetime)
             await self._created(key, accumulator.incarnation, lifetime, durability, is_new, self._accumulators)
-            await registry.records.settle()
+            await registry.settle()
             self._promised(accumulator.incarnation)
 
         await self._send(serve, f"create accumulator {key}: {durability.name}, {lifetime}")

@@ -9,11 +9,9 @@ from gradserve.calls.accumulators.cache import AccumulatorCache
 from gradserve_server.accumulators import changes
 from gradserve_server.accumulators.averages import AverageHistory, KeptAverages
 from gradserve_server.accumulators.changes import RoundChanges
-from gradserve_server.accumulators.durable.journal import FileShardJournal
-from gradserve_server.accumulators.durable.records import FileRecords
 from gradserve_server.accumulators.gradient import RoundParts
 from gradserve_server.accumulators.identity import CallMemory
-from gradserve_server.accumulators.journal import PartKey
+from gradserve_server.accumulators.journal import AccumulatorJournals, PartKey, ShardJournal
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.rounds import Rounds
 from gradserve_server.accumulators.sharding.home import Decision, OrderedIncarnations, PartIncarnations
@@ -43,7 +41,7 @@ def acknowledge_without_writing(patch: pytest.MonkeyPatch) -> None:
     async def accept(self: Any, *_: Any) -> None:
         return None
 
-    patch.setattr(FileShardJournal, "accept", accept)
+    patch.setattr(ShardJournal, "accept", accept)
 
 
 def forget_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -66,7 +64,7 @@ def delete_parts_of_a_later_accumulator(patch: pytest.MonkeyPatch) -> None:
 
 
 def number_by_the_clock_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FileRecords, "note_number", lambda *_: None)
+    patch.setattr(AccumulatorJournals, "note_number", lambda *_: None)
     patch.setattr(OrderedIncarnations, "restored", lambda *_: None)
 
 

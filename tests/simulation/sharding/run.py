@@ -15,9 +15,9 @@ from google.protobuf.descriptor import MethodDescriptor
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_protocol.tensors import encode_message
 from gradserve_protocol.v1 import server_messages_pb2
-from gradserve_server.accumulators.durable.records import FileRecords
+from gradserve_server.accumulators.durable.restoring import restore_accumulators
 from gradserve_server.accumulators.incoming import ArrivingGradients
-from gradserve_server.accumulators.journal import MemoryRecords
+from gradserve_server.accumulators.journal import AccumulatorJournals
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
@@ -85,14 +85,14 @@ class Run:
         clock = ServiceClock(monotonic, LONGEST_TICK)
         compute = InlineCompute()
         self.store = None
-        self._records: Any = MemoryRecords()
+        self._journals: AccumulatorJournals | None = None
         if folder is not None:
             self.store = SimulatedStore(StateDirectory(folder), SimulatedDisk(folder, chance), chance)
-            self._records = FileRecords(self.store, Durability.ROUND)
+            self._journals = AccumulatorJournals(self.store, Durability.ROUND)
         self.memory = FairBudget(1 << 40, "bytes of tensor memory", ShareRules())
         self._lifetimes = Lifetimes(clock, CLIENT_LEASE)
         self._bench = Bench(
-            records=self._records,
+            journals=self._journals,
             memory=self.memory,
             clock=clock,
             lifetimes=self._lifetimes,
@@ -142,8 +142,8 @@ class Run:
 
     async def start(self) -> None:
         """Restores what is on disk, and begins to serve."""
-        if self.store is not None:
-            await self._records.restore(self.registry, np.empty)
+        if self.store is not None and self._journals is not None:
+            await restore_accumulators(self._journals, self.registry, np.empty)
             self.store.start(lambda _: None)
         self.restored = frozenset(
             (accumulator.incarnation, each.round_number)

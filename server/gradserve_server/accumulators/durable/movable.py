@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gradserve_server.accumulators.durable.inspection import unlimited_calls
-from gradserve_server.accumulators.durable.records import INCOMING, read_ledger
-from gradserve_server.accumulators.durable.serialization import joined, split
+from gradserve_server.accumulators.durable.restoring import INCOMING, blobs_of, read_ledger, unlimited_calls
 from gradserve_server.accumulators.gradient import Array, SparseSlices, Value
-from gradserve_server.accumulators.journal import PartKey, Staged
+from gradserve_server.accumulators.journal import PartKey, Staged, put_values
+from gradserve_server.accumulators.records import joined
 from gradserve_server.storage.directory import DAMAGES, StateError
 from gradserve_server.storage.store import Change, StateStore
 
@@ -181,7 +180,7 @@ def _add_contents(store: StateStore, change: Change, number: int, moved: Movable
 def replacement(store: StateStore, number: int, whole: MovableAccumulator) -> Change:
     """Returns what replaces all that there is of an accumulator with a number, but for its name."""
     change = Change()
-    blobs = _blobs(store, number)
+    blobs = blobs_of(store, number)
     for table in ("ledger", "event", "gradient", "average", "part"):
         change.execute(f"DELETE FROM {table} WHERE accumulator = ?", number)
     change.remove(blobs)
@@ -211,18 +210,9 @@ def acceptance(store: StateStore, outgoing: Sequence[Key]) -> Change:
 
 
 def _remove(store: StateStore, change: Change, number: int) -> None:
-    blobs = _blobs(store, number)
+    blobs = blobs_of(store, number)
     change.execute("DELETE FROM accumulator WHERE id = ?", number)
     change.remove(blobs)
-
-
-def _blobs(store: StateStore, number: int) -> list[int]:
-    rows = store.rows(
-        "SELECT blob FROM average WHERE accumulator = ?1 UNION SELECT blob FROM gradient WHERE accumulator = ?1 "
-        "UNION SELECT blob FROM part WHERE accumulator = ?1",
-        number,
-    )
-    return [blob for (blob,) in rows]
 
 
 def _values(store: StateStore, place: int, record: str, names: str, blob: int) -> StoredValues:
@@ -271,7 +261,7 @@ def needed(store: StateStore, number: int) -> dict[int, frozenset[str]]:
         for (text,) in store.rows("SELECT record FROM average WHERE accumulator = ?", number):
             record = json.loads(text)
             rounds[record["round_number"]] = frozenset(record["parts"]["ids"])
-        ledger, _ = read_ledger(store.rows, number, unlimited_calls())
+        ledger, _ = read_ledger(store, number, unlimited_calls())
     except DAMAGES as error:
         raise StateError(f"{store.path}: a record of an accumulator is damaged: {error}") from error
     held = frozenset(each.part for each in ledger.rounds.members.held)
@@ -339,16 +329,10 @@ def addition_of_parts(
     change = Change()
     for part, staged in parts.items():
         values = {name: _put_together([each[part][name] for each in given if name in each[part]]) for name in names}
-        layout, arrays = split(values)
-        blob = store.new_blob()
-        change.put(blob, arrays)
+        blob, layout = put_values(store, change, values)
         change.execute(
             "INSERT INTO part (accumulator, home, id, epoch, local_step, names, blob) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            number,
-            *part,
-            *staged,
-            json.dumps(layout),
-            blob,
+            *(number, *part, *staged, layout, blob),
         )
     return change
 

@@ -16,11 +16,17 @@ from gradserve_server.accumulators.durable.movable import (
     read_part,
     replacement,
 )
-from gradserve_server.accumulators.durable.serialization import average_of, average_record, spec_of, split
-from gradserve_server.accumulators.events import Record, contribution_of, contribution_record
 from gradserve_server.accumulators.gradient import Gradient, Value
 from gradserve_server.accumulators.journal import PartKey
 from gradserve_server.accumulators.places.place import HostPlace
+from gradserve_server.accumulators.records import (
+    average_of,
+    average_record,
+    contribution_of,
+    contribution_record,
+    spec_of,
+    split,
+)
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.sums.round_sum import RoundSum
@@ -29,6 +35,7 @@ from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.resources.budget import Budget
 from gradserve_server.storage.directory import DAMAGES, StateError
+from gradserve_server.storage.journal import Record
 from gradserve_server.storage.store import Change, StateStore
 
 _ENDLESS = 1 << 62

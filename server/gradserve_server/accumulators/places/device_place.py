@@ -1,7 +1,7 @@
 """The memory of a device as a place of accumulators, with the copies on the host that readers and the disk need."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -11,7 +11,7 @@ from gradserve_protocol.arrays import DoesNotFitError, converted, text_of
 from gradserve_server.accumulators.events import Event, GradientAnswered
 from gradserve_server.accumulators.gradient import Array, Average, Gradient, HostCopy, Value
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.journal import AccumulatorJournal, ShardJournal
+from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.places.place import AllocateAverage, AverageCopies, Place
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Device, Reducer, with_all_memory
@@ -151,12 +151,10 @@ class DeviceJournal:
     Readers share the copy of an average that is made for the disk.
     """
 
-    is_durable = True
-
     def __init__(
         self,
         journal: AccumulatorJournal,
-        durability: Durability,
+        durability: Durability | None,
         compute: Compute,
         to_host: Callable[[Gradient], Gradient],
         memory: Budget,
@@ -215,14 +213,6 @@ class DeviceJournal:
         except BaseException:
             average.release()
             raise
-
-    def forget(self, rounds: Collection[int]) -> None:
-        """Removes the averages of rounds."""
-        self._journal.forget(rounds)
-
-    def of_shard(self) -> ShardJournal | None:
-        """Returns the journal of the host, where sharded accumulators are."""
-        return self._journal.of_shard()
 
 
 P = ParamSpec("P")
@@ -342,8 +332,6 @@ class DevicePlace(Place):
         self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Budget
     ) -> AccumulatorJournal:
         """Returns a journal that copies to the host what the other one writes."""
-        if durability in (None, Durability.NONE):
-            return journal
         return DeviceJournal(journal, durability, self.compute, self._gradient_on_host, host_memory)
 
     def _gradient_on_host(self, gradient: Gradient) -> Gradient:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from gradserve_server.accumulators.gradient import Average, Contribution, RoundParts
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.journal import Records
+from gradserve_server.accumulators.journal import AccumulatorJournals
 from gradserve_server.accumulators.rounds import Rounds
 from gradserve_server.errors import AbortedError, InvalidArgumentError, NotFoundError
 from gradserve_server.limits import MAX_NAME_BYTES, check_length
@@ -29,16 +29,17 @@ class OrderedIncarnations:
     directory, the clock `now`, of nanoseconds since 1970, keeps them in order. Ids have hexadecimal digits.
     """
 
-    def __init__(self, new_id: Callable[[], str], now: Callable[[], int], recorded: Records) -> None:
+    def __init__(self, new_id: Callable[[], str], now: Callable[[], int], journals: AccumulatorJournals | None) -> None:
         self._new_id = new_id
         self._now = now
-        self._recorded = recorded
-        self._newest = recorded.newest_number
+        self._journals = journals
+        self._newest = 0 if journals is None else journals.newest_number
 
     def new(self) -> str:
         """Returns an incarnation that is later than all earlier ones."""
         self._newest = max(self._newest + 1, self._now())
-        self._recorded.note_number(self._newest)
+        if self._journals is not None:
+            self._journals.note_number(self._newest)
         return _with_number(self._new_id().zfill(_PLACE_DIGITS), self._newest)
 
     def restored(self, incarnation: str) -> None:

@@ -16,6 +16,7 @@ from gradserve_server.layers.batch_norm.computation import BACKWARD, FORWARD, UP
 from gradserve_server.layers.batch_norm.config import BatchNormConfig, IgnoredArgument
 from gradserve_server.layers.batch_norm.events import Event, Moments, Saved
 from gradserve_server.layers.batch_norm.forwards import Forward, Forwards
+from gradserve_server.layers.batch_norm.journal import LayerJournal, LayerJournals
 from gradserve_server.layers.batch_norm.spec import (
     BackwardAttributes,
     BackwardInputs,
@@ -30,7 +31,7 @@ from gradserve_server.layers.batch_norm.spec import (
     plan_forward,
     variables_for,
 )
-from gradserve_server.layers.batch_norm.state import LayerChanges, LayerJournal, LayerRecords, LayerState
+from gradserve_server.layers.batch_norm.state import LayerChanges, LayerState
 from gradserve_server.layers.batch_norm.variables import (
     MovingAverages,
     Variables,
@@ -121,7 +122,7 @@ class LayerEnvironment:
         clock: A monotonic clock, in seconds.
         new_id: A source of unique ids.
         new_seed: A source of seeds.
-        records: Makes the journals of the layers.
+        journals: Creates the journals of durable layers; None without a state directory.
         remembered: The number of latest forwards whose outcome each layer remembers.
         device: The memory of the device; None if ops run on the host.
     """
@@ -133,7 +134,7 @@ class LayerEnvironment:
     clock: Callable[[], float]
     new_id: Callable[[], str]
     new_seed: Callable[[], int]
-    records: LayerRecords
+    journals: LayerJournals | None = None
     remembered: int = REMEMBERED_FORWARDS
     device: DeviceMemory | None = None
 
@@ -158,7 +159,7 @@ class BatchNormLayer:
         *,
         incarnation: str,
         creation_id: str,
-        journal: LayerJournal,
+        journal: LayerJournal | None,
         on_presence: Callable[[bool], object],
     ) -> None:
         """Creates a layer without variables.
@@ -169,7 +170,7 @@ class BatchNormLayer:
             config: A checked configuration, with all its seeds.
             incarnation: The id that tells the layer from others of the same name.
             creation_id: The id of the call that created the layer.
-            journal: The journal, which takes every change before it takes effect.
+            journal: Takes every change before it takes effect; None if nothing is durable.
             on_presence: See `Forwards`.
 
         Raises:
@@ -191,7 +192,7 @@ class BatchNormLayer:
         self._environment = environment
         self._state = LayerState(self.forwards)
         self._journal = journal
-        self._changes = LayerChanges(self._state, journal)
+        self._changes = LayerChanges(self._state, None if journal is None else journal.append)
         self._memories = Memories(environment.memory, environment.device, Purpose.LAYERS)
         self._room = self._memories.room(key.user, key.container)
         self._room.grow(Sizes(config.num_bytes))
@@ -424,12 +425,14 @@ class BatchNormLayer:
 
     def begin(self, lifetime: Lifetime) -> None:
         """Called when the layer becomes visible under its name; `lifetime` is what will end it."""
-        self._journal.begin(lifetime, self._state)
+        if self._journal is not None:
+            self._journal.begin(lifetime)
 
     def close(self) -> None:
         """Releases everything. Calls in flight end as if the layer still existed."""
         self._closed = True
-        self._journal.end()
+        if self._journal is not None:
+            self._journal.close()
         self._changes.close()
         self.forwards.close()
         self._room.settle()

@@ -20,6 +20,7 @@ from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import Directory, ResourceKey
 from gradserve_server.runtime.timing import InTurns
 from gradserve_server.security.identity import ANONYMOUS, Identity
+from gradserve_server.storage.journal import durability_of_new
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +161,8 @@ class LayerRegistry:
 
     async def settle(self) -> None:
         """Returns once a created or deleted layer is durable, so that others may see the change."""
-        await self._environment.records.settle()
+        if self._environment.journals is not None:
+            await self._environment.journals.settle()
 
     def _existing(
         self, key: ResourceKey, config: BatchNormConfig, reuse: Reuse, creation_id: str, lifetime: Lifetime
@@ -290,19 +292,20 @@ class LayerRegistry:
     def _new(self, key: ResourceKey, config: BatchNormConfig, creation_id: str) -> BatchNormLayer:
         """Returns a new layer; chooses missing seeds and a missing durability."""
         environment = self._environment
-        config = config.with_seeds(environment.new_seed)
-        if config.durability is None:
-            config = replace(config, durability=environment.records.default)
+        journals = environment.journals
+        durability = durability_of_new(config.durability, journals, "config.durability")
+        config = replace(config.with_seeds(environment.new_seed), durability=durability)
         incarnation = environment.new_id()
 
         def make() -> BatchNormLayer:
+            journal = None if journals is None else journals.journal(key, config, incarnation, creation_id)
             return BatchNormLayer(
                 environment,
                 key,
                 config,
                 incarnation=incarnation,
                 creation_id=creation_id,
-                journal=environment.records.journal(key, config, incarnation, creation_id),
+                journal=journal,
                 on_presence=partial(self._note_forwards, key),
             )
 

@@ -1,13 +1,11 @@
-"""The state of a layer, the changes that are made to it, and the journal that gets each change first."""
+"""The state of a layer, and the changes that are made to it."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from gradserve_server.devices.device import Array
-from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.events import (
     AdjustmentDrawn,
     BackwardEnded,
@@ -23,9 +21,6 @@ from gradserve_server.layers.batch_norm.events import (
 )
 from gradserve_server.layers.batch_norm.forwards import Forward, Forwards
 from gradserve_server.layers.batch_norm.variables import MovingAverages, Variables
-from gradserve_server.resources.lifetimes import Lifetime
-from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.storage.journal import Durability, Journal, NoJournal
 
 
 class LayerState:
@@ -132,13 +127,13 @@ class LayerChanges:
     Not thread-safe: used on the event loop only.
     """
 
-    def __init__(self, state: LayerState, journal: Journal[Event]) -> None:
+    def __init__(self, state: LayerState, record: Callable[[Event], Awaitable[None]] | None) -> None:
+        """`record` gets each event before it takes effect; None if the layer is not durable."""
         self._state = state
         self._forwards = state.forwards
-        self._journal = journal
+        self._record = record
         self._deciding = asyncio.Lock()
         """Held from the decision of an event until it has been applied."""
-        self._closed = False
 
     async def create_variables(self, variables: Variables) -> None:
         """Creates the variables with their initial values."""
@@ -220,68 +215,10 @@ class LayerChanges:
 
     def close(self) -> None:
         """Stops journaling, as the layer was deleted."""
-        self._closed = True
+        self._record = None
 
     async def _commit(self, event: EventT, apply: Callable[[EventT], AnswerT]) -> AnswerT:
         """Applies an event once the journal has it. Called with `_deciding` held since before the decision."""
-        if not self._closed:
-            await self._journal.append(event)
+        if self._record is not None:
+            await self._record(event)
         return apply(event)
-
-
-class LayerJournal:
-    """Takes every change of one layer before it takes effect, in order.
-
-    This one writes nothing to disk; it passes the events on to another journal.
-    """
-
-    def __init__(self, events: Journal[Event]) -> None:
-        self._events = events
-
-    def begin(self, lifetime: Lifetime, state: LayerState) -> None:
-        """Notes that the layer can be found by its name from now on.
-
-        Args:
-            lifetime: The leases that can end it.
-            state: The layer's state, which the layer updates with each event that `append` has taken.
-        """
-
-    async def append(self, event: Event) -> None:
-        """Returns once an event may take effect.
-
-        If it raises, the event does not take effect: nothing has changed, and the event is not replayed.
-        """
-        await self._events.append(event)
-
-    def end(self) -> None:
-        """Notes that the layer was deleted, or was not needed."""
-
-
-class LayerRecords:
-    """Makes the journals of a server's layers. This one is for servers without a state directory.
-
-    Attributes:
-        default: The durability of layers that ask for none.
-    """
-
-    default = Durability.NONE
-
-    def __init__(self, journal_of: Callable[[ResourceKey], Journal[Event]] = lambda _: NoJournal()) -> None:
-        """Passes the events of each layer on to the journal that `journal_of` returns for it."""
-        self._journal_of = journal_of
-
-    def journal(self, key: ResourceKey, config: BatchNormConfig, incarnation: str, creation_id: str) -> LayerJournal:
-        """Returns the journal of a new layer with the durability that its configuration asks for.
-
-        Raises:
-            InvalidArgumentError: The server does not offer this durability.
-        """
-        if config.durability not in (None, Durability.NONE):
-            raise InvalidArgumentError(
-                f"expected NONE, as the server has no state directory, got {config.durability.value}",
-                field="config.durability",
-            )
-        return LayerJournal(self._journal_of(key))
-
-    async def settle(self) -> None:
-        """Returns once a created or deleted layer is on disk, so that others may see the change."""

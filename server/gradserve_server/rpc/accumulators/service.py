@@ -100,7 +100,7 @@ class AccumulatorServicer:
         ):
             raise call.may_only_open
         accumulator, created = self._registry.create(key, spec, lifetime, request.home_incarnation)
-        await self._registry.records.settle()
+        await self._registry.settle()
         return await self._with_info(
             messages_pb2.CreateAccumulatorResponse(created=created), key, accumulator, lifetime
         )
@@ -136,7 +136,7 @@ class AccumulatorServicer:
         key = decode_key(request.accumulator, call.identity)
         deleted = self._registry.delete(key, request.accumulator.incarnation, home_incarnation=request.home_incarnation)
         gone = self._registry.gone(key)
-        await self._registry.records.settle()
+        await self._registry.settle()
         return messages_pb2.DeleteAccumulatorResponse(deleted=deleted, home_incarnation=gone)
 
     async def ApplyGradient(
