@@ -41,7 +41,7 @@ from gradserve_server.resources.cluster import member_of
 from gradserve_server.resources.ids import ServerRun
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
-from gradserve_server.resources.memory import Budgets, DeviceMemory
+from gradserve_server.resources.memory import Budgets, DeviceMemory, Memories
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.interceptors import AccessChecks, FairCalls
@@ -53,6 +53,7 @@ from gradserve_server.rpc.listeners.sockets.regions import max_regions
 from gradserve_server.rpc.server_info.service import DeviceFigures, ServerServicer, Usage
 from gradserve_server.rpc.services import Services
 from gradserve_server.rpc.sockets.service import SocketAddresses, SocketServicer, TicketRegistry
+from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
 from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.rpc.upstream.link import UpstreamLink
 from gradserve_server.rpc.upstream.service import AggregatingServicer
@@ -61,7 +62,6 @@ from gradserve_server.runtime.files import OwnedFile, write_addresses
 from gradserve_server.security.access import Access, UserKeys, share_rules
 from gradserve_server.security.identity import ANONYMOUS, Credentials, Identity
 from gradserve_server.security.tls import context_of, explicit_bulk_address, server_certificates, unprotected
-from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.opening import TensorOpener
@@ -138,8 +138,9 @@ class Server:
         if device_memory is not None:
             self.evictor = Evictor(self.store, budgets.memory, device_memory, residence)
         self._opener = TensorOpener(self.store, residence)
-        longest = DeliveryLimits(limits.inline_limit_bytes, limits.max_message_bytes)
-        self._deliverer = TensorDeliverer(self.store, residence, budgets.call_memory, longest, device_memory)
+        longest = InlineLimits(limits.inline_limit_bytes, limits.max_message_bytes)
+        call_memories = Memories(budgets.call_memory, device_memory)
+        self._deliverer = TensorDeliverer(self.store, residence, processors.compute, call_memories, longest)
         self._in_flight = InFlight(limits.max_inflight_bytes, limits.min_arrival_rate)
 
         reducer = Reducer(processors.parallel)

@@ -22,6 +22,7 @@ from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.tensors.store import TensorStore
 from tests.accumulators.bench import F32, ID, KEY, Bench, FailingCompute, apply, opened, take, turns, value_of
+from tests.tensors.keeping import keep_now
 
 T = TypeVar("T")
 
@@ -73,7 +74,7 @@ class TestMemory:
             return opened
 
         acc = bench.accumulator(deterministic=deterministic)
-        for handle in store.keep([np.ones(4, np.float32), np.ones(4, np.float32)], None, shared=False):
+        for handle in keep_now(store, [np.ones(4, np.float32), np.ones(4, np.float32)], None, shared=False):
             await acc.apply(None, Contribution(worker_id=handle), opening(handle))
         assert seen == [32, 32]
         assert bench.memory.used == (32 if deterministic else 16)

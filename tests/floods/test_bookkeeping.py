@@ -20,6 +20,7 @@ from gradserve_server.resources.budget import Budget, Cost, Reservation
 from gradserve_server.resources.registry import ResourceKey, Tombstones
 from tests.accumulators.bench import F32, KEY, Bench, apply, take, turns
 from tests.floods.test_lists import store_of
+from tests.tensors.keeping import keep_now
 
 TOO_MUCH = "too many bytes of bookkeeping"
 MIB = 1 << 20
@@ -180,13 +181,13 @@ def test_tensors_without_elements() -> None:
     gc.collect()
     tracemalloc.start()
     try:
-        store.keep([np.empty(0) for _ in range(1000)], None, shared=False)
+        keep_now(store, [np.empty(0) for _ in range(1000)], None, shared=False)
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert kept <= bookkeeping.used == 1000 * 1024
     with pytest.raises(ResourceExhaustedError, match="25600 asked for, 1024000 in use, 1048576 allowed"):
-        store.keep([np.empty(0)] * 25, None, shared=False)
+        keep_now(store, [np.empty(0)] * 25, None, shared=False)
     assert (bookkeeping.used, handles.used) == (1000 * 1024, 1000)
     store.delete([str(number) for number in range(1000)])
     assert (bookkeeping.used, handles.used) == (0, 0)

@@ -19,6 +19,7 @@ from tests.bad_input.layer_tables import config, create_request
 from tests.bad_input.requests import Create, component, ref, spec
 from tests.floods.work import calls_of
 from tests.servers.raw_calls import RawCalls
+from tests.tensors.keeping import keep_now
 
 
 def store_of(num_tensors: int, handles: Budget | None = None) -> TensorStore:
@@ -30,7 +31,7 @@ def store_of(num_tensors: int, handles: Budget | None = None) -> TensorStore:
         clock=lambda: 0.0,
         new_handle=map(str, itertools.count()).__next__,
     )
-    store.keep([np.empty(0)] * num_tensors, None, shared=False)
+    keep_now(store, [np.empty(0)] * num_tensors, None, shared=False)
     return store
 
 

@@ -290,7 +290,7 @@ class TestFailures:
         await backward(layer, "a")
 
     async def test_of_what_delivers_the_outputs(self, bench: LayerBench) -> None:
-        def refuse(_: Any) -> None:
+        async def refuse(_: Any) -> None:
             raise ResourceExhaustedError("no room")
 
         layer = bench.layer(**IN_PLACE)

@@ -15,14 +15,16 @@ from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.layers.batch_norm.events import Event
+from gradserve_server.resources.memory import Memories
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.chain import Call
-from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
+from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 from tests.journals import EventJournal
 from tests.layers.bench import KEY, LayerBench
+from tests.tensors.keeping import keep_now
 
 LAYER = batch_norm_pb2.BatchNormLayerRef(container=KEY.container, name=KEY.name)
 STORED = tensor_pb2.Tensor(handle="stored")
@@ -74,10 +76,12 @@ async def test_what_another_call_hides_meanwhile(shape: tuple[int, ...], call: M
     host = CpuDevice(BufferPool(0))
     residence = Residence(host, host, InlineCompute())
     opener = TensorOpener(store, residence)
-    deliverer = TensorDeliverer(store, residence, bench.memory, DeliveryLimits(1 << 20, 1 << 20))
+    deliverer = TensorDeliverer(
+        store, residence, InlineCompute(), Memories(bench.memory), InlineLimits(1 << 20, 1 << 20)
+    )
     service = BatchNormLayerServicer(bench.registry, opener, deliverer, store.lease_seconds)
     await bench.layer().build(np.dtype(np.float32), (-1, 3))
-    store.keep([np.ones(shape, np.float32)], None, shared=False)
+    keep_now(store, [np.ones(shape, np.float32)], None, shared=False)
     hiding.store = store
     await call(service)
     with pytest.raises(ValueError, match="it failed"), hiding.hidden:

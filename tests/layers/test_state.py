@@ -56,7 +56,7 @@ def test_what_was_reserved_for_a_forward_becomes_what_is_kept_of_it(
     layer = bench.layer(**arguments)
     reserved, seen = Room(Reservation(bench.memory)), []
 
-    def delivered(outputs: Any) -> None:
+    async def delivered(outputs: Any) -> None:
         Reservation(bench.memory).take_over(outputs.nbytes, reserved.host)
         seen.append((reserved.used, bench.memory.used))
 

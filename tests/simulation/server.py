@@ -24,6 +24,8 @@ from gradserve_server.parts import make_all_families
 from gradserve_server.resources.budget import FairBudget
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
+from gradserve_server.resources.memory import Memories
+from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
 from gradserve_server.runtime import timing as timing_module
 from gradserve_server.runtime.timing import ServiceClock
 from gradserve_server.security.shares import ShareRules
@@ -34,7 +36,6 @@ from gradserve_server.storage import store as store_module
 from gradserve_server.storage.directory import StateDirectory
 from gradserve_server.storage.journal import Durability
 from gradserve_server.storage.segments import Segments
-from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.residence import Residence
 from tests.accumulators.bench import Bench
@@ -123,7 +124,9 @@ class Server:
         )
         self._residence = Residence(device, device, InlineCompute())
         self.opener = TensorOpener(self.tensors, self._residence)
-        self.deliverer = TensorDeliverer(self.tensors, self._residence, self.memory, DeliveryLimits(1 << 20, 1 << 30))
+        self.deliverer = TensorDeliverer(
+            self.tensors, self._residence, InlineCompute(), Memories(self.memory), InlineLimits(1 << 20, 1 << 30)
+        )
         self._expiry = Expiry(
             clock,
             {

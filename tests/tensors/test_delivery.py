@@ -1,35 +1,37 @@
-"""Results delivered: no socket, no protobuf."""
+"""The tensors of replies: inline, attached or kept; without a socket."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gradserve_protocol.memory.pool import BufferPool
+from gradserve_protocol.messages import encode_duration
+from gradserve_protocol.tensors import Contents
+from gradserve_protocol.v1 import tensor_messages_pb2, tensor_pb2
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.resources.budget import Reservation
-from gradserve_server.resources.memory import Sizes
-from gradserve_server.tensors.delivery import (
-    Delivered,
-    Delivery,
-    DeliveryLimits,
-    Placement,
-    PlacementMode,
-    TensorDeliverer,
-)
-from gradserve_server.tensors.references import Inline, Stored
+from gradserve_server.resources.memory import Memories, Sizes
+from gradserve_server.rpc.boundary.chain import Call
+from gradserve_server.rpc.tensors.messages import encode_handle
+from gradserve_server.rpc.tensors.outgoing import InlineLimits, OutgoingTensors, TensorDeliverer
 from gradserve_server.tensors.residence import Residence
-from gradserve_server.tensors.spec import TensorSpec
 from tests.servers.separate_device import SeparateDevice
 from tests.tensors.test_leases import DEFAULT_LEASE, BoomError, World
 
-KEEP, AUTO = Placement(PlacementMode.KEEP), Placement(PlacementMode.AUTO)
+Placement = tensor_pb2.Placement
+INLINE, KEEP, AUTO = (
+    Placement(mode=mode) for mode in (Placement.MODE_INLINE, Placement.MODE_KEEP, Placement.MODE_AUTO)
+)
 SMALL, LARGE, TOO_LARGE = (np.ones(count, np.float32) for count in (2, 4, 8))
-LIMITS = DeliveryLimits(small=8, message=16)
+LIMITS = InlineLimits(small=8, message=16)
 NUM_HANDLES = 5
+CALL, ATTACHING = Call("a call"), Call("a call on a socket", carries_results=True)
+Response = tensor_messages_pb2.ReadTensorsResponse
 
 
 class Delivering:
@@ -39,16 +41,30 @@ class Delivering:
         self.world = World()
         self.device = SeparateDevice()
         residence = Residence(CpuDevice(BufferPool(0)), self.device, InlineCompute())
-        self.begin = TensorDeliverer(self.world.store, residence, self.world.memory, LIMITS).begin
+        self.deliverer = TensorDeliverer(
+            self.world.store, residence, InlineCompute(), Memories(self.world.memory), LIMITS
+        )
 
-    def deliver(self, placement: Placement, *arrays: Any, shared: bool = False) -> list[Delivered]:
-        with self.begin(placement) as delivery:
-            return delivery.deliver(arrays, shared=shared)
+    def begin(self, placement: Placement, call: Call = CALL) -> OutgoingTensors:
+        return self.deliverer.begin(placement, call)
 
-    def stored(self, delivered: Delivered) -> Any:
-        assert isinstance(delivered, Stored)
-        with self.world.store.use([delivered.handle]) as held:
-            return held.arrays[delivered.handle]
+    async def deliver(
+        self, placement: Placement, *arrays: Any, shared: bool = False, call: Call = CALL
+    ) -> list[tensor_pb2.Tensor]:
+        """Returns the tensors of the reply."""
+        with self.begin(placement, call) as outgoing:
+            await outgoing.add(arrays, shared=shared)
+            return await tensors_of(outgoing)
+
+    def stored(self, tensor: tensor_pb2.Tensor) -> Any:
+        assert tensor.WhichOneof("data") == "handle"
+        with self.world.store.use([tensor.handle]) as held:
+            return held.arrays[tensor.handle]
+
+
+async def tensors_of(outgoing: OutgoingTensors, contents: Contents | None = None) -> list[tensor_pb2.Tensor]:
+    reply = await outgoing.reply(Response(), lambda tensors: [Response(tensors=tensors)], contents)
+    return list(Response.FromString(reply.message.SerializeToString()).tensors)
 
 
 @pytest.fixture
@@ -56,123 +72,158 @@ def delivering() -> Delivering:
     return Delivering()
 
 
-def arrays_of(delivered: Sequence[Delivered]) -> list[Any]:
-    return [each.array if isinstance(each, Inline) else None for each in delivered]
+def contents_of(tensors: Sequence[tensor_pb2.Tensor]) -> list[bytes]:
+    return [each.content for each in tensors]
 
 
 @pytest.mark.parametrize(
-    ("placement", "arrays", "inline"),
+    ("placement", "call", "arrays", "leaves"),
     [
-        (Placement(), [LARGE], True),
-        (AUTO, [SMALL], True),
-        (AUTO, [SMALL, SMALL], False),
-        (AUTO, [LARGE], False),
-        (KEEP, [SMALL], False),
-        (KEEP, [], False),
+        (Placement(), CALL, [LARGE], True),
+        (INLINE, CALL, [LARGE], True),
+        (AUTO, CALL, [SMALL], True),
+        (AUTO, CALL, [SMALL, SMALL], False),
+        (AUTO, CALL, [LARGE], False),
+        (KEEP, CALL, [SMALL], False),
+        (KEEP, CALL, [], False),
+        (Placement(), ATTACHING, [TOO_LARGE], True),
+        (AUTO, ATTACHING, [TOO_LARGE], True),
+        (KEEP, ATTACHING, [TOO_LARGE], False),
     ],
 )
-def test_where_results_go(delivering: Delivering, placement: Placement, arrays: list[Any], inline: bool) -> None:
-    delivered = delivering.deliver(placement, *arrays)
-    if inline:
-        assert arrays_of(delivered) == arrays
+async def test_where_results_go(
+    delivering: Delivering, placement: Placement, call: Call, arrays: list[Any], leaves: bool
+) -> None:
+    tensors = await delivering.deliver(placement, *arrays, call=call)
+    if leaves:
+        assert contents_of(tensors) == [array.tobytes() for array in arrays]
         assert delivering.world.used == (0, 0)
     else:
-        assert all(delivering.stored(each) is array for each, array in zip(delivered, arrays, strict=True))
+        assert all(delivering.stored(each) is array for each, array in zip(tensors, arrays, strict=True))
         assert delivering.world.used == (sum(array.nbytes for array in arrays), len(arrays))
 
 
-def test_of_what_is_kept_the_spec_is_known(delivering: Delivering) -> None:
-    (kept,) = delivering.deliver(KEEP, SMALL)
-    assert isinstance(kept, Stored)
-    assert kept.spec == TensorSpec(np.dtype(np.float32), (2,))
+async def test_of_what_is_kept_the_spec_is_sent(delivering: Delivering) -> None:
+    (kept,) = await delivering.deliver(KEEP, SMALL)
+    assert kept == encode_handle(SMALL, kept.handle)
 
 
-def test_too_long_for_a_message(delivering: Delivering) -> None:
-    with pytest.raises(ResourceExhaustedError, match="has 32 bytes, but at most 16 come inline") as error:
-        delivering.deliver(Placement(), TOO_LARGE)
+@pytest.mark.parametrize("call", [CALL, ATTACHING])
+async def test_any_number_of_results(delivering: Delivering, call: Call) -> None:
+    arrays = [np.full((), number, np.uint16) for number in range(2000)]
+    delivering.deliverer = replace(delivering.deliverer, limits=InlineLimits(4000, 4000))
+    tensors = await delivering.deliver(Placement(), *arrays, call=call)
+    assert contents_of(tensors) == [array.tobytes() for array in arrays]
+
+
+async def test_many_large_results_are_beside_the_reply(delivering: Delivering) -> None:
+    arrays, contents = [np.full(1024, number, np.float32) for number in range(600)], Contents()
+    with delivering.begin(Placement(), ATTACHING) as outgoing:
+        await outgoing.add(arrays)
+        tensors = await tensors_of(outgoing, contents)
+    at_once = Contents()
+    assert tensors == at_once.tensors(arrays)
+    assert contents == at_once
+
+
+def test_an_unknown_mode_is_refused(delivering: Delivering) -> None:
+    placement = Placement.FromString(b"\x08\x63")
+    with pytest.raises(InvalidArgumentError, match="expected a known placement mode, got 99") as error:
+        delivering.begin(placement)
     assert error.value.field == "placement.mode"
-    delivering.deliver(AUTO, TOO_LARGE)
 
 
-def test_the_first_size_decides(delivering: Delivering) -> None:
-    with delivering.begin(AUTO) as delivery:
-        assert delivery.keeps(9)
-        assert delivery.keeps(1)
-        assert isinstance(delivery.deliver([SMALL], shared=False)[0], Stored)
-    with delivering.begin(AUTO) as delivery:
-        assert not delivery.keeps(8)
-        assert arrays_of(delivery.deliver([LARGE], shared=False)) == [LARGE]
+async def test_too_long_for_a_message(delivering: Delivering) -> None:
+    with pytest.raises(ResourceExhaustedError, match="has 32 bytes, but at most 16 come inline") as error:
+        await delivering.deliver(Placement(), TOO_LARGE)
+    assert error.value.field == "placement.mode"
+    await delivering.deliver(AUTO, TOO_LARGE)
+
+
+async def test_the_first_size_decides(delivering: Delivering) -> None:
+    with delivering.begin(AUTO) as outgoing:
+        assert outgoing.keeps(9)
+        assert outgoing.keeps(1)
+        await outgoing.add([SMALL])
+        assert len(outgoing.handles) == 1
+    with delivering.begin(AUTO) as outgoing:
+        assert not outgoing.keeps(8)
+        await outgoing.add([LARGE])
+        assert contents_of(await tensors_of(outgoing)) == [LARGE.tobytes()]
+
+
+def kept_for(lease: float | None) -> Placement:
+    return Placement(mode=Placement.MODE_KEEP, lease=None if lease is None else encode_duration(lease))
 
 
 @pytest.mark.parametrize("lease", [0.0, -1.0])
 def test_the_lease_is_checked_before_anything_is_done(delivering: Delivering, lease: float) -> None:
     with (
         pytest.raises(InvalidArgumentError, match="positive lease") as error,
-        delivering.begin(Placement(PlacementMode.KEEP, lease)),
+        delivering.begin(kept_for(lease)),
     ):
         pytest.fail("begun")
     assert error.value.field == "placement.lease"
 
 
 @pytest.mark.parametrize(("lease", "lives"), [(None, DEFAULT_LEASE), (3.0, 3.0)])
-def test_what_is_kept_has_a_lease(delivering: Delivering, lease: float | None, lives: float) -> None:
-    delivering.deliver(Placement(PlacementMode.KEEP, lease), SMALL)
+async def test_what_is_kept_has_a_lease(delivering: Delivering, lease: float | None, lives: float) -> None:
+    await delivering.deliver(kept_for(lease), SMALL)
     assert delivering.world.after(lives * 0.9) == 0
     assert delivering.world.after(lives * 0.2) == 1
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_what_is_shared_nobody_takes_over(delivering: Delivering, shared: bool) -> None:
-    (kept,) = delivering.deliver(KEEP, SMALL, shared=shared)
-    assert isinstance(kept, Stored)
+async def test_what_is_shared_nobody_takes_over(delivering: Delivering, shared: bool) -> None:
+    (kept,) = await delivering.deliver(KEEP, SMALL, shared=shared)
     with delivering.world.store.use([kept.handle], release=True) as held:
         assert held.exclusive is not shared
 
 
-def fail(delivery: Delivery) -> None:
+async def fail(_: OutgoingTensors) -> None:
     raise BoomError
 
 
-def take_all_handles(delivery: Delivery) -> None:
-    delivery.deliver([SMALL] * NUM_HANDLES, shared=False)
+async def take_all_handles(outgoing: OutgoingTensors) -> None:
+    await outgoing.add([SMALL] * NUM_HANDLES)
 
 
-def take_all_memory(delivery: Delivery) -> None:
-    delivery.deliver([np.zeros(1000, np.int8)], shared=False)
+async def take_all_memory(outgoing: OutgoingTensors) -> None:
+    await outgoing.add([np.zeros(1000, np.int8)])
 
 
 @pytest.mark.parametrize("failure", [fail, take_all_handles, take_all_memory])
-def test_nothing_is_left_of_a_call_that_fails_part_way(
-    delivering: Delivering, failure: Callable[[Delivery], None]
+async def test_nothing_is_left_of_a_call_that_fails_part_way(
+    delivering: Delivering, failure: Callable[[OutgoingTensors], Awaitable[None]]
 ) -> None:
-    def call() -> None:
-        with delivering.begin(KEEP) as delivery:
-            delivery.room.grow(Sizes(100))
-            delivery.deliver([SMALL, LARGE], shared=False)
+    async def call() -> None:
+        with delivering.begin(KEEP) as outgoing:
+            outgoing.room.grow(Sizes(100))
+            await outgoing.add([SMALL, LARGE])
             assert delivering.world.used == (100, 2)
-            failure(delivery)
+            await failure(outgoing)
 
     with pytest.raises((BoomError, ResourceExhaustedError)):
-        call()
+        await call()
     assert delivering.world.used == (0, 0)
     assert delivering.world.store.page(0, 10) == []
 
 
-def test_what_was_reserved_becomes_the_stores(delivering: Delivering) -> None:
+async def test_what_was_reserved_becomes_the_stores(delivering: Delivering) -> None:
     memory = delivering.world.memory
     memory.limit = 40
-    with delivering.begin(KEEP) as delivery:
-        delivery.room.grow(Sizes(40))
-        delivery.deliver([SMALL, LARGE], shared=False)
+    with delivering.begin(KEEP) as outgoing:
+        outgoing.room.grow(Sizes(40))
+        await outgoing.add([SMALL, LARGE])
         assert memory.used == 40, "at no time has anybody else a chance"
-        assert delivery.room.used == 16
+        assert outgoing.room.used == 16
     assert memory.used == 24
 
 
-def test_what_was_reserved_for_an_inline_result_is_given_back(delivering: Delivering) -> None:
-    with delivering.begin(Placement()) as delivery:
-        delivery.room.grow(Sizes(16))
-        delivery.deliver([LARGE], shared=False)
+async def test_what_was_reserved_for_an_inline_result_is_given_back(delivering: Delivering) -> None:
+    with delivering.begin(Placement()) as outgoing:
+        outgoing.room.grow(Sizes(16))
+        await outgoing.add([LARGE])
     assert delivering.world.used == (0, 0)
 
 
@@ -203,16 +254,11 @@ async def test_what_lies_on_the_device_travels_only_inline(
 ) -> None:
     with delivering.device.computing():
         array = delivering.device.from_host(LARGE)
-    with delivering.begin(placement) as delivery:
-        (delivered,) = await delivery.deliver_from_anywhere([array], shared=False)
+    with delivering.begin(placement) as outgoing:
+        await outgoing.add([array])
+        (tensor,) = await tensors_of(outgoing)
     assert delivering.device.copied_out == copied_out
-    if isinstance(delivered, Inline):
-        assert np.array_equal(delivered.array, LARGE)
+    if copied_out:
+        assert tensor.content == LARGE.tobytes()
     else:
-        assert delivering.stored(delivered) is array
-
-
-def test_results_by_name(delivering: Delivering) -> None:
-    with delivering.begin(Placement()) as delivery:
-        delivered = delivery.deliver_named({"y": SMALL, "z": SMALL})
-    assert {name: arrays_of([each]) for name, each in delivered.items()} == {"y": [SMALL], "z": [SMALL]}
+        assert delivering.stored(tensor) is array

@@ -25,6 +25,7 @@ from gradserve_server.tensors.store import TensorStore
 from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP
+from tests.tensors.keeping import keep_now
 
 DEFAULT_LEASE = 10.0
 MAX_LEASE = 100.0
@@ -108,7 +109,7 @@ def test_a_lease_is_positive(world: World, lease: float) -> None:
     with pytest.raises(InvalidArgumentError, match="expected a positive lease"):
         world.put(lease)
     with pytest.raises(InvalidArgumentError, match="expected a positive lease"):
-        world.store.keep([np.zeros(10)], lease, shared=True)
+        keep_now(world.store, [np.zeros(10)], lease, shared=True)
     assert world.used == (0, 0)
 
 
@@ -217,7 +218,7 @@ def test_an_unknown_handle_among_others_changes_nothing(world: World, release: b
 
 def test_nobody_owns_what_somebody_else_uses(world: World) -> None:
     (handle,) = world.put()
-    (kept,) = world.store.keep([np.zeros(10)], None, shared=True)
+    (kept,) = keep_now(world.store, [np.zeros(10)], None, shared=True)
     with world.store.use([handle]), world.store.use([handle], release=True) as inputs:
         assert not inputs.exclusive
     with world.store.use([kept], release=True) as inputs:
@@ -258,7 +259,7 @@ def receive(world: World, count: int, num_bytes: int) -> None:
 
 
 def keep(world: World, count: int, num_bytes: int) -> None:
-    world.store.keep([np.zeros(num_bytes, np.uint8)] * count, None, shared=True)
+    keep_now(world.store, [np.zeros(num_bytes, np.uint8)] * count, None, shared=True)
 
 
 @pytest.mark.parametrize("take", [receive, keep])

@@ -24,6 +24,7 @@ from gradserve_server.tensors.references import (
 )
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec
+from tests.tensors.keeping import keep_now
 from tests.tensors.test_leases import World
 
 
@@ -188,7 +189,7 @@ def references_of(received: Received, which: str) -> dict[str, Reference]:
     references: dict[str, Any] = {"x": received.attached(64, 0)}
     match which:
         case "beside a stored one":
-            references["y"] = Stored(received.opener._store.keep([np.zeros(1)], None, shared=True)[0])
+            references["y"] = Stored(keep_now(received.opener._store, [np.zeros(1)], None, shared=True)[0])
         case "beside a live one":
             references["y"], _ = live(64)
     return references

@@ -19,6 +19,7 @@ from gradserve_server.tensors.references import Inline, Malformed, Reference, St
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec
 from tests.servers.separate_device import SeparateDevice
+from tests.tensors.keeping import keep_now
 from tests.tensors.test_leases import DEFAULT_LEASE, BoomError, World
 
 F32 = np.dtype(np.float32)
@@ -37,7 +38,7 @@ class Opening:
         self.open = self.opener.open
 
     def keep(self, array: Any = None, *, shared: bool = False) -> Stored:
-        (handle,) = self.world.store.keep([ONES if array is None else array], None, shared=shared)
+        (handle,) = keep_now(self.world.store, [ONES if array is None else array], None, shared=shared)
         return Stored(handle)
 
     def on_device(self) -> Any:

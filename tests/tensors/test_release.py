@@ -15,6 +15,7 @@ from gradserve_testing import LocalServer
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP
+from tests.tensors.keeping import keep_now
 
 NUM_BYTES = 24 << 20
 """More than the buffers of a connection hold."""
@@ -89,7 +90,7 @@ def used(server: LocalServer) -> tuple[int, int, int]:
 @pytest.fixture
 def handle(server: LocalServer) -> str:
     def keep(each: Server) -> str:
-        return each.store.keep([np.zeros(NUM_BYTES, np.uint8)], None, shared=False)[0]
+        return keep_now(each.store, [np.zeros(NUM_BYTES, np.uint8)], None, shared=False)[0]
 
     return server.inspect(keep)
 
@@ -121,7 +122,7 @@ def test_it_can_be_deleted_while_it_is_read(reader: Reader, server: LocalServer,
 
 
 def test_what_a_ticket_does_not_allow_to_read_stays(server: LocalServer) -> None:
-    (handle,) = server.inspect(lambda each: each.store.keep([np.zeros(1 << 20, np.uint8)], None, shared=False))
+    (handle,) = server.inspect(lambda each: keep_now(each.store, [np.zeros(1 << 20, np.uint8)], None, shared=False))
     ticket = issue_ticket(server.address, num_bytes=1 << 19)
     with FrameClient.over_tcp(ticket) as client:
         assert client.hello(ticket.ticket).header.code == 0

@@ -27,6 +27,7 @@ from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.raw_calls import RawCalls
 from tests.servers.runtime import NOT_WARMED_UP
+from tests.tensors.keeping import keep_now
 
 DTYPES = [
     np.dtype(np.float16),
@@ -472,7 +473,7 @@ def test_a_lease_must_be_positive(store: TensorStore, lease: float) -> None:
     with pytest.raises(InvalidArgumentError, match="expected a positive lease"):
         put(store, lease=lease)
     with pytest.raises(InvalidArgumentError, match="expected a positive lease"):
-        store.keep([np.zeros(3)], lease, shared=True)
+        keep_now(store, [np.zeros(3)], lease, shared=True)
     assert len(store) == 0
 
 
@@ -481,11 +482,11 @@ def test_what_does_not_fit_leaves_nothing_behind(store: TensorStore) -> None:
         with pytest.raises(ResourceExhaustedError, match="1001 asked for, 0 in use, 1000 allowed"):
             put(store, 1001)
         with pytest.raises(ResourceExhaustedError, match="11 asked for, 0 in use, 10 allowed"):
-            store.keep([np.zeros(1)] * 11, None, shared=True)
+            keep_now(store, [np.zeros(1)] * 11, None, shared=True)
     with pytest.raises(RuntimeError), store.receive([TensorSpec(np.dtype(np.uint8), (1000,))], None):
         raise RuntimeError
     put(store, 1000)
     with pytest.raises(ResourceExhaustedError, match="8 asked for, 1000 in use, 1000 allowed"):
-        store.keep([np.zeros(1)], None, shared=True)
+        keep_now(store, [np.zeros(1)], None, shared=True)
     store.delete(["h1"])
     put(store, 1000)

@@ -83,7 +83,7 @@ class InTurns(AsyncIterator[ItemT]):
             raise StopAsyncIteration from None
 
 
-def slices(items: Iterable[ItemT]) -> Iterator[list[ItemT]]:
+def batched(items: Iterable[ItemT]) -> Iterator[list[ItemT]]:
     """Yields up to `SLICE_ITEMS` items at a time, for steps of a thread between which others run."""
     left = iter(items)
     while some := list(itertools.islice(left, SLICE_ITEMS)):

@@ -192,25 +192,6 @@ class TensorStore:
         """Makes the tensors of an upload visible, in several turns if they are many; returns their handles."""
         return await self._add_in_turns(upload.arrays, upload.lease, upload.places, shared=False)
 
-    async def keep_many(
-        self,
-        arrays: Sequence[Array],
-        lease: float | None,
-        *,
-        shared: bool,
-        room: Room | None = None,
-        owner: Identity = ANONYMOUS,
-    ) -> list[str]:
-        """Stores any number of results, in several turns of the event loop; returns their handles. See `keep`.
-
-        Raises:
-            InvalidArgumentError: See `keep`.
-            ResourceExhaustedError: See `keep`.
-        """
-        seconds = self.lease_seconds(lease)
-        with self._reserved(owner, len(arrays), self._memories.sizes(arrays), room) as reserved:
-            return await self._add_in_turns(arrays, seconds, reserved, shared=shared)
-
     async def _add_in_turns(self, arrays: Sequence[Array], lease: float, places: _Places, *, shared: bool) -> list[str]:
         handles: list[str] = []
         try:
@@ -221,7 +202,7 @@ class TensorStore:
             raise
         return handles
 
-    def keep(
+    async def keep(
         self,
         arrays: Sequence[Array],
         lease: float | None,
@@ -230,7 +211,7 @@ class TensorStore:
         room: Room | None = None,
         owner: Identity = ANONYMOUS,
     ) -> list[str]:
-        """Stores results of a call without copying them; returns their handles.
+        """Stores any number of results without copying them, in turns of the event loop; returns their handles.
 
         Args:
             arrays: The results.
@@ -245,7 +226,7 @@ class TensorStore:
         """
         seconds = self.lease_seconds(lease)
         with self._reserved(owner, len(arrays), self._memories.sizes(arrays), room) as reserved:
-            return [self._add(array, seconds, reserved, shared=shared) for array in arrays]
+            return await self._add_in_turns(arrays, seconds, reserved, shared=shared)
 
     def lease_seconds(self, lease: float | None) -> float:
         """Returns the lease in seconds; the default for None.

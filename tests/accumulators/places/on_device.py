@@ -23,6 +23,7 @@ from gradserve_server.tensors.store import TensorStore
 from tests.devices.cuda.emulation.arrays import DeviceArray
 from tests.devices.cuda.emulation.strict_device import StrictDevice
 from tests.devices.cuda.reduction.one_program import ReductionDevice
+from tests.tensors.keeping import keep_now
 
 
 class SumsDevice(StrictDevice):
@@ -107,7 +108,7 @@ class OnDevice:
     def keep(self, *values: float) -> DeviceArray:
         """A stored tensor on the device."""
         array = self.array(*values)
-        self.store.keep([array], None, shared=False)
+        keep_now(self.store, [array], None, shared=False)
         return array
 
     @property

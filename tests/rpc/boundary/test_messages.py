@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,19 +17,22 @@ from gradserve_protocol.v1 import (
     tensor_messages_pb2,
     tensor_pb2,
 )
+from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.rpc.boundary import messages
 from gradserve_server.rpc.boundary.messages import (
     SLICE_BYTES,
     UNCHECKED_BYTES,
     MalformedMessage,
+    Piece,
     RequestReader,
+    Serialized,
+    assembled,
     parse_in_slices,
-    repeated,
     slices,
-    within,
 )
 from gradserve_server.rpc.tensors.messages import encode_handle, encode_spec
 from gradserve_server.runtime.process import switch_threads_often
+from gradserve_server.runtime.timing import batched
 from gradserve_server.tensors.spec import TensorSpec
 from tests.bad_input.requests import Apply, Create, component, dense, identity, ref, sparse, spec, zeros
 from tests.bad_input.test_streams import header
@@ -154,28 +157,44 @@ def named(name: str) -> accumulator_pb2.ComponentGradient:
     return accumulator_pb2.ComponentGradient(name=name)
 
 
+def stored(count: int) -> list[Any]:
+    return [encode_handle(SPEC, str(number)) for number in range(count)]
+
+
 @pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 3000])
-def test_a_list(count: int) -> None:
-    sizes: list[int] = []
-
-    def some(tensors: Sequence[Any]) -> STORED:
-        sizes.append(len(tensors))
-        return STORED(tensors=tensors)
-
-    handles = [str(number) for number in range(count)]
-    data = b"".join(repeated([encode_handle(SPEC, each) for each in handles], some))
-    assert data == STORED(tensors=[encode_handle(SPEC, each) for each in handles]).SerializeToString()
-    assert sum(sizes) == count
-    assert max(sizes, default=0) <= 256
+async def test_a_list(count: int) -> None:
+    pieces = [STORED(tensors=some) for some in batched(stored(count))]
+    assert max([len(each.tensors) for each in pieces], default=0) <= 256
+    message = await assembled(InlineCompute(), count, STORED(), pieces)
+    assert isinstance(message, Serialized) == (count > 256)
+    assert message.SerializeToString() == STORED(tensors=stored(count)).SerializeToString()
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000])
-def test_a_message_in_a_message(count: int) -> None:
-    names = [f"layer {number}" for number in range(count)]
-    expected = accumulator_pb2.Average(components=map(named, names), step=7)
-    parts = repeated(map(named, names), lambda some: accumulator_pb2.Average(components=some))
-    step = accumulator_pb2.Average(step=7).SerializeToString()
-    assert AVERAGE.FromString(within(AVERAGE, "average", [*parts, step])) == AVERAGE(average=expected)
+async def test_a_message_in_a_message(count: int) -> None:
+    components = [named(f"layer {number}") for number in range(count)]
+    expected = AVERAGE(duplicate=True, average=accumulator_pb2.Average(components=components, step=7))
+    pieces = [accumulator_pb2.Average(components=some) for some in batched(components)]
+    step = accumulator_pb2.Average(step=7)
+    for num_parts in (1, 1000):
+        given: list[Piece] = [("average", [*pieces, step])]
+        message = await assembled(InlineCompute(), num_parts, AVERAGE(duplicate=True), given)
+        assert AVERAGE.FromString(message.SerializeToString()) == expected
+
+
+@pytest.mark.parametrize("count", [1, 1000])
+async def test_messages_in_a_list(count: int) -> None:
+    kind, info = accumulator_messages_pb2.ListAccumulatorsResponse, accumulator_pb2.AccumulatorInfo
+    pieces: list[Piece] = [
+        ("accumulators", [info(global_step=1), ("spec", [])]),
+        ("accumulators", [info(global_step=2), ("spec", [accumulator_pb2.AccumulatorSpec(device="x")])]),
+        ("accumulators", []),
+    ]
+    message = await assembled(InlineCompute(), count, kind(next_page_token="t"), pieces)
+    given = kind.FromString(message.SerializeToString())
+    first = info(global_step=1, spec=accumulator_pb2.AccumulatorSpec())
+    second = info(global_step=2, spec=accumulator_pb2.AccumulatorSpec(device="x"))
+    assert given == kind(next_page_token="t", accumulators=[first, second, info()])
 
 
 @pytest.mark.parametrize("beside", [True, False])
@@ -194,10 +213,10 @@ def test_tensors_one_by_one(*, beside: bool) -> None:
     assert [each.content for each in few] == [bytes(24)]
 
 
-def test_lists_of_an_op() -> None:
+async def test_lists_of_an_op() -> None:
     kind = cudnn_rnn_messages_pb2.CudnnRNNParamsToCanonicalResponse
-    tensors = [encode_handle(SPEC, str(number)) for number in range(600)]
-    parts = [b"".join(repeated(tensors, lambda some: kind(weights=some)))]
-    parts += repeated(tensors[:3], lambda some: kind(biases=some))
-    assert b"".join(parts) == kind(weights=tensors, biases=tensors[:3]).SerializeToString()
+    tensors = stored(600)
+    pieces = [kind(weights=some) for some in batched(tensors)] + [kind(biases=tensors[:3])]
+    message = await assembled(InlineCompute(), 600, kind(), pieces)
+    assert message.SerializeToString() == kind(weights=tensors, biases=tensors[:3]).SerializeToString()
     assert encode_spec(SPEC).shape == [2, 3]

@@ -19,6 +19,7 @@ from gradserve_testing import LocalServer
 from tests.rpc.sockets.conftest import Connect, connector
 from tests.rpc.sockets.test_broken_rules import answers, refused
 from tests.servers.frames import Frame, FrameClient
+from tests.tensors.keeping import keep_now
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 SIZE = 1 << 17
@@ -37,7 +38,7 @@ class Shared:
         found = block_of(arrays[0].data)
         assert found is not None
         self.block: SharedBlock = found.block
-        self.handles = server.store.keep(arrays, None, shared=True)
+        self.handles = keep_now(server.store, arrays, None, shared=True)
 
 
 def read(client: FrameClient, handles: list[str]) -> list[Frame]:
@@ -88,7 +89,7 @@ def test_a_region_comes_once_and_is_read_in_place(reader: FrameClient, shared: S
 
 def test_parts_in_a_region_and_parts_that_follow(reader: FrameClient, shared: Shared, server: LocalServer) -> None:
     ordinary = [np.full(20_001, 7, np.uint8), np.full(3, 8, np.uint8)]
-    others = server.inspect(lambda each: each.store.keep(ordinary, None, shared=False))
+    others = server.inspect(lambda each: keep_now(each.store, ordinary, None, shared=False))
     handles = [others[0], shared.handles[0], others[1]]
     region, reply = read(reader, handles)
     memory = mapped(region)

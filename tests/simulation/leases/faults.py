@@ -11,8 +11,8 @@ from gradserve_server.layers.batch_norm.registry import LayerRegistry
 from gradserve_server.resources.budget import Reservation
 from gradserve_server.resources.leases import Lease, LeaseQueue
 from gradserve_server.resources.lifetimes import SHARED, ClientLeases
+from gradserve_server.rpc.tensors.outgoing import OutgoingTensors
 from gradserve_server.runtime.timing import ServiceClock
-from gradserve_server.tensors.delivery import Delivery
 from gradserve_server.tensors.held import HeldTensors
 from gradserve_server.tensors.store import TensorStore
 from tests.simulation.planting import Fault
@@ -65,7 +65,7 @@ def keep_what_a_closed_client_had(patch: pytest.MonkeyPatch) -> None:
 
 
 def leak_handles_of_a_cancelled_delivery(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Delivery, "__exit__", lambda self, *exception: self.room.settle(0))
+    patch.setattr(OutgoingTensors, "__exit__", lambda self, *exception: self.room.settle(0))
 
 
 def keep_the_memory_of_a_broken_upload(patch: pytest.MonkeyPatch) -> None:

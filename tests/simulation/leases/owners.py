@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gradserve_protocol.messages import encode_duration
+from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import GivenComponent, GivenDense, GivenGradient, use_gradient
@@ -28,8 +30,8 @@ from gradserve_server.ops.runner import open_inputs
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.rpc.batch_norm_layers.service import OutputsGradient, deliver_backward, deliver_forward
+from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.storage.journal import Durability
-from gradserve_server.tensors.delivery import Delivered, Placement, PlacementMode
 from gradserve_server.tensors.references import Inline, Reference, Stored
 from gradserve_server.tensors.spec import TensorSpec
 from tests.layers.bench import config_of
@@ -49,6 +51,7 @@ _THREADS = 2
 """How much an owner does at the same time."""
 _MOST = 4
 """The most handles that an owner keeps in mind."""
+_CALL = Call("of an owner")
 
 
 class Owner:
@@ -319,13 +322,13 @@ class Owner:
                 server.accumulators.use(owned.key, owned.incarnation) as accumulator,
                 self._truth.using(owned.leases),
                 self._truth.arriving(),
-                server.deliverer.begin(placement) as delivery,
+                server.deliverer.begin(placement, _CALL) as outgoing,
             ):
                 average, _ = await accumulator.take(None, num_required, timeout)
                 begun = self._world.moment
-                delivered = await delivery.deliver_many(list(average.arrays), shared=True)
+                await outgoing.add(average.arrays, shared=True)
                 await asyncio.sleep(encoding)
-                self._received(delivered, list(average.arrays), placement, begun)
+                self._received(outgoing.handles, average.arrays, placement, begun)
 
         await self._send(serve, f"take from {owned}", owned)
 
@@ -342,12 +345,12 @@ class Owner:
                 server.layers.use(owned.key, owned.incarnation) as layer,
                 self._truth.using(owned.leases),
                 self._truth.arriving(),
-                server.deliverer.begin(placement) as delivery,
+                server.deliverer.begin(placement, _CALL) as outgoing,
                 open_inputs(server.opener, {"inputs": Stored(handles[0])}, CallInputs) as opened,
             ):
                 begun = self._world.moment
-                result, outputs = await deliver_forward(layer, opened, call, delivery)
-                self._received([outputs], [result.outputs], placement, begun)
+                result = await deliver_forward(layer, opened, call, outgoing)
+                self._received(outgoing.handles, [result.outputs], placement, begun)
                 owned.forwards.append(call.forward_id)
 
         await self._send(serve, f"forward {handles[0]} through {owned}", owned, handles)
@@ -365,27 +368,25 @@ class Owner:
                 server.layers.use(owned.key, owned.incarnation) as layer,
                 self._truth.using(owned.leases),
                 self._truth.arriving(),
-                server.deliverer.begin(placement) as delivery,
+                server.deliverer.begin(placement, _CALL) as outgoing,
                 open_inputs(server.opener, {"outputs_gradient": Stored(handles[0])}, OutputsGradient) as opened,
             ):
                 begun = self._world.moment
-                gradients = await deliver_backward(layer, opened, forward_id, delivery, retain=retain)
-                stored = [each.handle for each in gradients.values() if isinstance(each, Stored)]
-                arrays = [server.tensors._entries[handle].array for handle in stored]
-                self._received(list(gradients.values()), arrays, placement, begun)
+                await deliver_backward(layer, opened, forward_id, outgoing, retain=retain)
+                arrays = [server.tensors._entries[handle].array for handle in outgoing.handles]
+                self._received(outgoing.handles, arrays, placement, begun)
 
         await self._send(serve, f"backward {forward_id} through {owned}", owned, handles, may_be_lost=True)
 
-    def _placement(self) -> Placement:
-        return Placement(PlacementMode.KEEP, self._chance.choice([2.5, 6.0]))
+    def _placement(self) -> tensor_pb2.Placement:
+        lease = encode_duration(self._chance.choice([2.5, 6.0]))
+        return tensor_pb2.Placement(mode=tensor_pb2.Placement.MODE_KEEP, lease=lease)
 
     def _received(
-        self, delivered: Sequence[Delivered], arrays: Sequence[Any], placement: Placement, begun: Moment
+        self, handles: Sequence[str], arrays: Sequence[Any], placement: tensor_pb2.Placement, begun: Moment
     ) -> None:
-        assert placement.lease is not None
-        for each, array in zip(delivered, arrays, strict=True):
-            assert isinstance(each, Stored)
-            self._stored(each.handle, array, placement.lease, begun)
+        for handle, array in zip(handles, arrays, strict=True):
+            self._stored(handle, array, placement.lease.ToNanoseconds() * 1e-9, begun)
 
     # The network
 

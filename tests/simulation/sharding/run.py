@@ -28,16 +28,17 @@ from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.ids import ServerRun
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
+from gradserve_server.resources.memory import Memories
 from gradserve_server.rpc.accumulators.replies import reply_codecs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.services import SERVICES
+from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
 from gradserve_server.runtime.timing import ServiceClock
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.storage.directory import StateDirectory
 from gradserve_server.storage.journal import Durability
-from gradserve_server.tensors.delivery import DeliveryLimits, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
@@ -113,7 +114,7 @@ class Run:
             new_handle=run.new_id,
         )
         residence = Residence(device, device, compute)
-        deliverer = TensorDeliverer(tensors, residence, self.memory, DeliveryLimits(1 << 20, 1 << 30))
+        deliverer = TensorDeliverer(tensors, residence, compute, Memories(self.memory), InlineLimits(1 << 20, 1 << 30))
         self._servicers: dict[str, Any] = {
             "AccumulatorService": AccumulatorServicer(
                 self.registry,

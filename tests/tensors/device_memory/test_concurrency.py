@@ -12,6 +12,7 @@ from gradserve_server.resources.memory import Purpose
 from gradserve_server.security.identity import owner_named
 from tests.servers.separate_device import SeparateArray
 from tests.tensors.device_memory.world import LIMIT, RESERVED, World
+from tests.tensors.keeping import keep_now
 
 NAMES = ("chief", "worker", "limited")
 NUM_CALLERS = 8
@@ -53,7 +54,7 @@ class Caller:
         try:
             await world.evictor.grow(room.device, size, owner)
             await self._pause()
-            (handle,) = world.store.keep([world.array(size, value)], None, shared=False, room=room, owner=owner)
+            (handle,) = keep_now(world.store, [world.array(size, value)], None, shared=False, room=room, owner=owner)
             self._values[handle] = value
         finally:
             room.settle()

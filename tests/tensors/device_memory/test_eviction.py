@@ -12,6 +12,7 @@ from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.memory import Purpose, Room
 from gradserve_server.security.identity import ANONYMOUS
 from tests.tensors.device_memory.world import LEASE, LIMIT, World
+from tests.tensors.keeping import keep_now
 
 REFUSED = None
 _ADMIN = ANONYMOUS
@@ -109,7 +110,7 @@ async def test_what_moved_can_come_back_and_move_again(world: World) -> None:
 
 async def test_another_copy_of_what_is_there_already_counts_for_nobody(world: World) -> None:
     """Two ops use a tensor at the same time, and each brings a copy."""
-    stored = world.store.keep([np.full(30, 5, np.uint8)], None, shared=False)
+    stored = keep_now(world.store, [np.full(30, 5, np.uint8)], None, shared=False)
     rooms = [world.rooms().room_of_call() for _ in range(2)]
     for room in rooms:
         await world.evictor.grow(room.device, 30)

@@ -19,6 +19,7 @@ from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 from tests.servers.separate_device import SeparateArray, SeparateDevice
+from tests.tensors.keeping import keep_now
 
 LIMIT = 100
 RESERVED = 20
@@ -88,7 +89,7 @@ class World:
 
     def keep(self, num_bytes: int, owner: str = "", value: int = 7) -> str:
         """Stores a tensor that an op has left on the device."""
-        (handle,) = self.store.keep([self.array(num_bytes, value)], None, shared=False, owner=owner_named(owner))
+        (handle,) = keep_now(self.store, [self.array(num_bytes, value)], None, shared=False, owner=owner_named(owner))
         return handle
 
     async def take(self, num_bytes: int, owner: str = "") -> Reservation:

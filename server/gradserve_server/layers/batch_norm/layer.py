@@ -1,7 +1,7 @@
 """A batch normalization layer, which many workers call concurrently."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -58,7 +58,7 @@ _LOSS_BYTES = 8
 """The most bytes of one."""
 
 
-def _ignore(_results: object) -> None:
+async def _ignore(_results: object) -> None:
     pass
 
 
@@ -245,7 +245,7 @@ class BatchNormLayer:
         call: ForwardCall,
         *,
         on_host: bool,
-        deliver: Callable[[Array], object] = _ignore,
+        deliver: Callable[[Array], Awaitable[object]] = _ignore,
         room: Room | None = None,
     ) -> ForwardResult:
         """Normalises inputs; updates the moving averages if the configuration says so.
@@ -291,7 +291,7 @@ class BatchNormLayer:
         if saves:
             on_device = with_arrays(inputs, computed.moved)
             saved = Saved.of(on_device, outputs, plan, is_training=call.is_training)
-        deliver(outputs.outputs)
+        await deliver(outputs.outputs)
         moments = Moments(outputs.batch_mean, outputs.batch_variance, plan.implementation) if plan.has_updates else None
         has_pending = await self._end_forward(forward_id, saved, moments, call, room)
         given_names = arrays_of(given)
@@ -330,7 +330,7 @@ class BatchNormLayer:
         *,
         retain: bool,
         on_host: bool,
-        deliver: Callable[[BackwardOutputs], object] = _ignore,
+        deliver: Callable[[BackwardOutputs], Awaitable[object]] = _ignore,
         room: Room | None = None,
     ) -> Computed[BackwardOutputs]:
         """Computes the gradients of a forward, which is kept if this fails.
@@ -350,7 +350,7 @@ class BatchNormLayer:
         saved = forward.saved
         with self.forwards.use(forward, retain=retain):
             computed = await self._environment.runner.run(call.checked, on_host=on_host, room=room)
-            deliver(computed.outputs)
+            await deliver(computed.outputs)
             if not retain:
                 await self._changes.end_backward(forward, saved)
         return computed

@@ -1,9 +1,11 @@
 """Encodes replies of AccumulatorService: outcomes, averages, and descriptions of accumulators."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
+
+from google.protobuf.message import Message
 
 from gradserve_protocol.tensors import Contents, WithContents, encode_message, to_data_type
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
@@ -16,14 +18,14 @@ from gradserve_server.accumulators.spec import (
     Layout,
     Reduction,
 )
-from gradserve_server.devices.compute import PIECE_BYTES, Compute
+from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.rpc.boundary.chain import Codec
 from gradserve_server.rpc.boundary.fields import encode_durability, encode_idle_lease
-from gradserve_server.rpc.boundary.messages import PARTS_AT_ONCE, Serialized, repeated, within
-from gradserve_server.rpc.tensors.messages import each_delivered
-from gradserve_server.tensors.delivery import Delivery
+from gradserve_server.rpc.boundary.messages import Piece
+from gradserve_server.rpc.tensors.outgoing import OutgoingTensors
+from gradserve_server.runtime.timing import batched
 
 # Outcomes and averages
 
@@ -32,14 +34,6 @@ _OUTCOMES = {
     Outcome.STALE: accumulator_pb2.APPLY_OUTCOME_STALE,
     Outcome.ALREADY_COUNTED: accumulator_pb2.APPLY_OUTCOME_ALREADY_COUNTED,
 }
-
-
-_Response: TypeAlias = (
-    messages_pb2.TakeGradientResponse
-    | messages_pb2.ReadAverageResponse
-    | messages_pb2.PushPullResponse
-    | messages_pb2.ReduceGradientsResponse
-)
 
 
 def encode_applied(applied: Applied, *, duplicate: bool, num_rounds: int) -> messages_pb2.ApplyGradientResponse:
@@ -67,40 +61,32 @@ class ContentsOfAverage(Contents):
     average: Average | None = None
 
 
-async def encode_taken(average: Average, delivery: Delivery, compute: Compute, *, duplicate: bool) -> WithContents:
-    """Delivers the average of a take; returns the response."""
-    response = messages_pb2.TakeGradientResponse(duplicate=duplicate)
-    return await _with_average(response, average, delivery, Contents(), compute)
+async def encode_taken(average: Average, outgoing: OutgoingTensors, *, duplicate: bool) -> WithContents:
+    """Returns the response of a take, with its average."""
+    return await _with_average(messages_pb2.TakeGradientResponse(duplicate=duplicate), average, outgoing, Contents())
 
 
-async def encode_read(average: Average, delivery: Delivery, compute: Compute) -> WithContents:
-    """Delivers an average that was read; returns the response."""
+async def encode_read(average: Average, outgoing: OutgoingTensors) -> WithContents:
+    """Returns the response with an average that was read."""
     contents = ContentsOfAverage(average=average)
-    return await _with_average(messages_pb2.ReadAverageResponse(), average, delivery, contents, compute)
+    return await _with_average(messages_pb2.ReadAverageResponse(), average, outgoing, contents)
 
 
-async def encode_reduced(average: Average, delivery: Delivery, compute: Compute) -> WithContents:
-    """Delivers what this server has of an average; returns the response."""
+async def encode_reduced(average: Average, outgoing: OutgoingTensors) -> WithContents:
+    """Returns the response with what this server has of an average."""
     contents = ContentsOfAverage(average=average)
-    return await _with_average(messages_pb2.ReduceGradientsResponse(), average, delivery, contents, compute)
+    return await _with_average(messages_pb2.ReduceGradientsResponse(), average, outgoing, contents)
 
 
 async def encode_pulled(
-    applied: Applied,
-    average: Average | None,
-    delivery: Delivery,
-    compute: Compute,
-    *,
-    duplicate: bool,
-    global_step: int,
+    applied: Applied, average: Average | None, outgoing: OutgoingTensors, *, duplicate: bool, global_step: int
 ) -> WithContents:
-    """Delivers the average of a push_pull; returns the response.
+    """Returns the response of a push_pull.
 
     Args:
         applied: The outcome of the gradient.
         average: The average, if there is one.
-        delivery: Delivers the average.
-        compute: Runs what takes long for many components.
+        outgoing: Takes the average.
         duplicate: Whether the call was a duplicate.
         global_step: The current step, for a gradient that is in no round.
     """
@@ -114,59 +100,25 @@ async def encode_pulled(
     )
     if average is None:
         return WithContents(response, contents)
-    return await _with_average(response, average, delivery, contents, compute)
+    return await _with_average(response, average, outgoing, contents)
 
 
 async def _with_average(
-    response: _Response, average: Average, delivery: Delivery, contents: Contents, compute: Compute
+    response: Message, average: Average, outgoing: OutgoingTensors, contents: Contents
 ) -> WithContents:
-    """Delivers an average; returns a response with it."""
-    # Shared, because the history or other callers have the same arrays.
-    are_few = len(average.values) <= PARTS_AT_ONCE
-    if average.host_copy is not None and delivery.keeps(average.nbytes):
-        await average.host_copy.reserve(delivery.room.device, delivery.room.owner)
+    """Returns a response with an average in its field of that name."""
+    if average.host_copy is not None and outgoing.keeps(average.nbytes):
+        await average.host_copy.reserve(outgoing.room.device, outgoing.room.owner)
     else:
         average = await average.on_host()
-    arrays = average.arrays if are_few else await compute.run_in_thread(lambda: average.arrays)
-    delivered = await delivery.deliver_many(arrays, shared=True)
-    if len(delivered) <= PARTS_AT_ONCE:
-        parts = _components(average, each_delivered(delivered, contents))
-        await compute.run(PIECE_BYTES * len(delivered), _add_average, response, average, parts)
-        return WithContents(response, contents)
-    # With contents beside it, a message for gRPC could not be serialized in parts.
-    parts = _components(average, each_delivered(delivered, contents, beside=delivery.is_attached))
-    return WithContents(await compute.run_in_thread(_serialized, response, average, parts), contents)
+    arrays = await outgoing.compute.run(PIECE_BYTES * len(average.values), lambda: average.arrays)
+    # Shared, because the history or other callers have the same arrays.
+    await outgoing.add(arrays, shared=True)
+    return await outgoing.reply(response, lambda tensors: [("average", _pieces(average, tensors))], contents)
 
 
-def _add_average(
-    response: _Response, average: Average, components: Iterable[accumulator_pb2.ComponentGradient]
-) -> None:
-    response.average.CopyFrom(_without_components(average))
-    response.average.components.extend(components)
-
-
-def _serialized(
-    response: _Response, average: Average, components: Iterator[accumulator_pb2.ComponentGradient]
-) -> Serialized:
-    parts = repeated(components, lambda some: accumulator_pb2.Average(components=some))
-    rest = _without_components(average).SerializeToString()
-    return Serialized(response.SerializeToString() + within(type(response), "average", [rest, *parts]))
-
-
-def _components(average: Average, tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[accumulator_pb2.ComponentGradient]:
-    for name, value in average.values.items():
-        if isinstance(value, SparseSlices):
-            component = accumulator_pb2.ComponentGradient(name=name)
-            component.sparse.indices.CopyFrom(next(tensors))
-            component.sparse.values.CopyFrom(next(tensors))
-            component.sparse.dense_shape.dims.extend(value.dense_shape or ())
-            yield component
-        else:
-            yield accumulator_pb2.ComponentGradient(name=name, dense=next(tensors))
-
-
-def _without_components(average: Average) -> accumulator_pb2.Average:
-    return accumulator_pb2.Average(
+def _pieces(average: Average, tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[Piece]:
+    yield accumulator_pb2.Average(
         step=average.step,
         num_gradients=average.num_gradients,
         total_weight=average.total_weight,
@@ -174,6 +126,21 @@ def _without_components(average: Average) -> accumulator_pb2.Average:
         round=average.round_number + 1,
         parts=None if average.parts is None else _encode_parts(average.parts),
     )
+    for some in batched(average.values.items()):
+        yield accumulator_pb2.Average(
+            components=[
+                accumulator_pb2.ComponentGradient(name=name, sparse=_encode_sparse(value, tensors))
+                if isinstance(value, SparseSlices)
+                else accumulator_pb2.ComponentGradient(name=name, dense=next(tensors))
+                for name, value in some
+            ]
+        )
+
+
+def _encode_sparse(value: SparseSlices, tensors: Iterator[tensor_pb2.Tensor]) -> accumulator_pb2.SparseGradient:
+    sparse = accumulator_pb2.SparseGradient(indices=next(tensors), values=next(tensors))
+    sparse.dense_shape.dims.extend(value.dense_shape or ())
+    return sparse
 
 
 def _encode_parts(parts: RoundParts) -> accumulator_pb2.RoundParts:
@@ -267,33 +234,11 @@ def num_parts(accumulator: Accumulator) -> int:
     return len(accumulator.rounds.members.workers) + accumulator.spec.num_parts + 2 * len(accumulator.spec.agreement)
 
 
-def encode_info(
+def info_pieces(
     server: ServerId, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
-) -> accumulator_pb2.AccumulatorInfo:
-    """Returns the state of an accumulator of this server as a message. Can run in any thread."""
-    info = _info_without_spec(server, key, accumulator, state, lifetime)
-    info.spec.CopyFrom(_spec_without_components(accumulator))
-    info.spec.components.extend(map(_encode_component, accumulator.spec.components))
-    return info
-
-
-def serialize_info(
-    server: ServerId, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
-) -> bytes:
-    """Returns what `encode_info` does, serialized, for any number of components."""
-    spec = accumulator.spec
-    parts = repeated(
-        map(_encode_component, spec.components), lambda some: accumulator_pb2.AccumulatorSpec(components=some)
-    )
-    rest = _spec_without_components(accumulator).SerializeToString()
-    info = _info_without_spec(server, key, accumulator, state, lifetime).SerializeToString()
-    return info + within(accumulator_pb2.AccumulatorInfo, "spec", [rest, *parts])
-
-
-def _info_without_spec(
-    server: ServerId, key: ResourceKey, accumulator: Accumulator, state: AccumulatorState, lifetime: Lifetime
-) -> accumulator_pb2.AccumulatorInfo:
-    return accumulator_pb2.AccumulatorInfo(
+) -> Iterator[Piece]:
+    """Yields the message of an accumulator of this server in pieces. Can run in any thread."""
+    yield accumulator_pb2.AccumulatorInfo(
         accumulator=accumulator_pb2.AccumulatorRef(
             container=key.container, name=key.name, incarnation=accumulator.incarnation, member=server.member
         ),
@@ -308,12 +253,12 @@ def _info_without_spec(
         server_incarnation=server.incarnation,
         epoch=state.epoch,
     )
+    yield "spec", _spec_pieces(accumulator)
 
 
-def _spec_without_components(accumulator: Accumulator) -> accumulator_pb2.AccumulatorSpec:
-    """Returns the message of a spec, with every field set but the components."""
+def _spec_pieces(accumulator: Accumulator) -> Iterator[Piece]:
     spec = accumulator.spec
-    return accumulator_pb2.AccumulatorSpec(
+    yield accumulator_pb2.AccumulatorSpec(
         reduction=_REDUCTION_CODES[spec.reduction],
         accumulate_dtype=None if spec.accumulate_dtype is None else to_data_type(spec.accumulate_dtype),
         deterministic=spec.deterministic,
@@ -325,6 +270,8 @@ def _spec_without_components(accumulator: Accumulator) -> accumulator_pb2.Accumu
         agreement=spec.agreement,
         num_shards=spec.num_shards,
     )
+    for some in batched(spec.components):
+        yield accumulator_pb2.AccumulatorSpec(components=map(_encode_component, some))
 
 
 def _encode_component(component: ComponentSpec) -> accumulator_pb2.ComponentSpec:

@@ -1,19 +1,17 @@
 """AccumulatorService: decode, call the domain, encode."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_pb2
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Contribution, OpenGradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import ArrivingGradients, GivenGradient, check_may_add, use_gradient
 from gradserve_server.accumulators.registry import AccumulatorRegistry
-from gradserve_server.accumulators.rounds import AccumulatorState
 from gradserve_server.accumulators.sharding.home import check_is_of, of_staged
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
@@ -25,13 +23,12 @@ from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.accumulators.replies import (
     ServerId,
     encode_applied,
-    encode_info,
     encode_pulled,
     encode_read,
     encode_reduced,
     encode_taken,
+    info_pieces,
     num_parts,
-    serialize_info,
 )
 from gradserve_server.rpc.accumulators.requests import (
     GradientRequest,
@@ -49,13 +46,11 @@ from gradserve_server.rpc.accumulators.requests import (
 )
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of, wait_timeout
-from gradserve_server.rpc.boundary.messages import PARTS_AT_ONCE, Serialized, within
-from gradserve_server.rpc.tensors.messages import decode_placement
-from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
+from gradserve_server.rpc.boundary.messages import Serialized, assembled
+from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 
 _WithInfo = TypeVar("_WithInfo", messages_pb2.CreateAccumulatorResponse, messages_pb2.GetAccumulatorResponse)
-_Described: TypeAlias = tuple[ServerId, ResourceKey, Accumulator, AccumulatorState, Lifetime]
 
 
 class AccumulatorServicer:
@@ -124,10 +119,10 @@ class AccumulatorServicer:
         response = messages_pb2.ListAccumulatorsResponse(
             next_page_token=page.next_token(shown[-1][0].name if shown else "", is_last=len(shown) == len(found))
         )
-        if sum([num_parts(each) for _, each in shown]) <= PARTS_AT_ONCE:
-            response.accumulators.extend([encode_info(*each) for each in described])
-            return response
-        return await self._compute.run_in_thread(_with_all, response, described)
+        parts = sum([num_parts(each) for _, each in shown])
+        return await assembled(
+            self._compute, parts, response, [("accumulators", info_pieces(*each)) for each in described]
+        )
 
     async def DeleteAccumulator(
         self, request: messages_pb2.DeleteAccumulatorRequest, call: Call
@@ -156,29 +151,29 @@ class AccumulatorServicer:
         with (
             self._deciding(request.accumulator, call) as accumulator,
             self._registry.waiting(call.identity),
-            self._delivery(request.placement, call) as delivery,
+            self._deliverer.begin(request.placement, call) as outgoing,
         ):
             average, duplicate = await accumulator.take(
                 decode_take_id(request, call.identity), request.num_required, wait_timeout(request, call)
             )
-            return await encode_taken(average, delivery, self._compute, duplicate=duplicate)
+            return await encode_taken(average, outgoing, duplicate=duplicate)
 
     async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, call: Call) -> WithContents:
         with (
             self._deciding(request.accumulator, call) as accumulator,
             self._registry.waiting(call.identity),
-            self._delivery(request.placement, call) as delivery,
+            self._deliverer.begin(request.placement, call) as outgoing,
         ):
             step = request.step if request.HasField("step") else None
             read = decode_read_id(request, call.identity)
             average = await accumulator.read_average(step, wait_timeout(request, call), read)
-            return await encode_read(average, delivery, self._compute)
+            return await encode_read(average, outgoing)
 
     async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
         with (
             self._deciding(request.accumulator, call) as accumulator,
             self._registry.waiting(call.identity),
-            self._delivery(request.placement, call) as delivery,
+            self._deliverer.begin(request.placement, call) as outgoing,
         ):
             request_id, contribution, given = await self._decoded(accumulator, request, call)
             opening = await self._opening(accumulator, given, call, is_sum=bool(contribution.sum_of))
@@ -191,7 +186,7 @@ class AccumulatorServicer:
                 one_per_worker=counts_one_per_worker(request),
             )
             step = accumulator.rounds.global_step
-            return await encode_pulled(applied, average, delivery, self._compute, duplicate=duplicate, global_step=step)
+            return await encode_pulled(applied, average, outgoing, duplicate=duplicate, global_step=step)
 
     async def GetNumAccumulated(
         self, request: messages_pb2.GetNumAccumulatedRequest, call: Call
@@ -257,7 +252,7 @@ class AccumulatorServicer:
     async def ReduceGradients(self, request: messages_pb2.ReduceGradientsRequest, call: Call) -> WithContents:
         with (
             self._using(request.accumulator, call) as accumulator,
-            self._delivery(request.placement, call) as delivery,
+            self._deliverer.begin(request.placement, call) as outgoing,
         ):
             shard = _shard_of(accumulator)
             home = request.average.parts.home_incarnation
@@ -265,17 +260,14 @@ class AccumulatorServicer:
                 check_is_of(home, accumulator.name, accumulator.incarnation, "average.parts.home_incarnation")
             work = PIECE_BYTES * len(request.average.parts.part_ids)
             average = await shard.reduce(await self._compute.run(work, decode_decided, request.average))
-            return await encode_reduced(average, delivery, self._compute)
+            return await encode_reduced(average, outgoing)
 
     async def _with_info(
         self, response: _WithInfo, key: ResourceKey, accumulator: Accumulator, lifetime: Lifetime
     ) -> _WithInfo | Serialized:
         """Returns a response with the state of an accumulator; serialized if it has many components."""
-        described = (self._id, key, accumulator, accumulator.state, lifetime)
-        if num_parts(accumulator) <= PARTS_AT_ONCE:
-            response.info.CopyFrom(encode_info(*described))
-            return response
-        return await self._compute.run_in_thread(_with_one, response, described)
+        info = info_pieces(self._id, key, accumulator, accumulator.state, lifetime)
+        return await assembled(self._compute, num_parts(accumulator), response, [("info", info)])
 
     async def _decoded(
         self, accumulator: Accumulator, request: GradientRequest, call: Call
@@ -320,25 +312,12 @@ class AccumulatorServicer:
         await self._arriving.receive(spec, given, call.payload)
         return partial(use_gradient, self._opener, self._compute, spec, adding.place, given)
 
-    def _delivery(self, placement: tensor_pb2.Placement, call: Call) -> AbstractContextManager[Delivery]:
-        return self._deliverer.begin(decode_placement(placement, call))
-
 
 def _shard_of(accumulator: Accumulator) -> Shard:
     if accumulator.shard is None:
         what = "has no components on this server" if accumulator.spec.num_shards else "is not sharded"
         raise InvalidArgumentError(f"accumulator {accumulator.name!r} {what}", field="accumulator.name")
     return accumulator.shard
-
-
-def _with_one(response: _WithInfo, described: _Described) -> Serialized:
-    info = within(type(response), "info", [serialize_info(*described)])
-    return Serialized(response.SerializeToString() + info)
-
-
-def _with_all(response: messages_pb2.ListAccumulatorsResponse, described: Sequence[_Described]) -> Serialized:
-    infos = [within(type(response), "accumulators", [serialize_info(*each)]) for each in described]
-    return Serialized(response.SerializeToString() + b"".join(infos))
 
 
 def _decode_spec(spec: accumulator_pb2.AccumulatorSpec, member: Member | None) -> AccumulatorSpec:

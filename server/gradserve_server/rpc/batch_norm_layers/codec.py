@@ -1,7 +1,7 @@
 """Conversion of messages about layers, and of their configurations, to domain values and back."""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +28,13 @@ from gradserve_server.rpc.boundary.fields import (
     encode_durability,
     encode_idle_lease,
 )
+from gradserve_server.rpc.boundary.messages import Piece
 from gradserve_server.rpc.tensors.messages import (
     decode_reference,
-    encode_delivered,
     encode_spec,
 )
+from gradserve_server.rpc.tensors.outgoing import OutgoingTensors
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.delivery import Delivered
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.references import Payload, Reference
 
@@ -300,37 +300,42 @@ def decode_forward(
     )
 
 
-def encode_forward(result: ForwardResult, delivered: Delivered) -> WithContents:
-    """Returns the response to a forward, with its delivered outputs."""
+async def encode_forward(result: ForwardResult, outgoing: OutgoingTensors) -> WithContents:
+    """Returns the response to a forward, with its outputs."""
     contents = Contents()
-    (outputs,) = encode_delivered([delivered], contents)
-    drawn_scale, drawn_bias = (None, None) if result.drawn is None else map(contents.tensor, result.drawn)
-    response = messages_pb2.BatchNormForwardResponse(
-        outputs=outputs,
-        forward_id=result.forward_id,
-        has_pending_updates=result.has_pending_updates,
-        implementation=_IMPLEMENTATION_CODES[result.implementation],
-        regularization_losses=result.regularization_losses,
-        warnings=encode_ignored(result.ignored),
-        drawn_adjustment_scale=drawn_scale,
-        drawn_adjustment_bias=drawn_bias,
-    )
-    return WithContents(response, contents)
+
+    def pieces(tensors: Iterator[tensor_pb2.Tensor]) -> list[Piece]:
+        drawn_scale, drawn_bias = (None, None) if result.drawn is None else map(contents.tensor, result.drawn)
+        response = messages_pb2.BatchNormForwardResponse(
+            outputs=next(tensors),
+            forward_id=result.forward_id,
+            has_pending_updates=result.has_pending_updates,
+            implementation=_IMPLEMENTATION_CODES[result.implementation],
+            regularization_losses=result.regularization_losses,
+            warnings=encode_ignored(result.ignored),
+            drawn_adjustment_scale=drawn_scale,
+            drawn_adjustment_bias=drawn_bias,
+        )
+        return [response]
+
+    return await outgoing.reply(messages_pb2.BatchNormForwardResponse(), pieces, contents)
 
 
-def encode_gradients(delivered: Mapping[str, Delivered]) -> WithContents:
-    """Returns the response to a backward, with its delivered gradients."""
-    contents = Contents()
-    tensors = dict(zip(delivered, encode_delivered(delivered.values(), contents), strict=True))
-    return WithContents(messages_pb2.BatchNormBackwardResponse(**tensors), contents)
+async def encode_gradients(names: Iterable[str], outgoing: OutgoingTensors) -> WithContents:
+    """Returns the response to a backward, with its gradients, which have these names."""
+    response = messages_pb2.BatchNormBackwardResponse
+    return await outgoing.reply(response(), lambda tensors: [response(**dict(zip(names, tensors, strict=True)))])
 
 
-def encode_variables(delivered: Mapping[str, Delivered]) -> WithContents:
-    """Returns the response with the delivered variables, by name."""
-    contents = Contents()
-    tensors = encode_delivered(delivered.values(), contents)
-    variables = [layer_pb2.NamedTensor(name=name, tensor=each) for name, each in zip(delivered, tensors, strict=True)]
-    return WithContents(messages_pb2.GetBatchNormVariablesResponse(variables=variables), contents)
+async def encode_variables(names: Iterable[str], outgoing: OutgoingTensors) -> WithContents:
+    """Returns the response with variables, which have these names."""
+    response = messages_pb2.GetBatchNormVariablesResponse
+
+    def pieces(tensors: Iterator[tensor_pb2.Tensor]) -> list[Piece]:
+        named = [layer_pb2.NamedTensor(name=name, tensor=each) for name, each in zip(names, tensors, strict=True)]
+        return [response(variables=named)]
+
+    return await outgoing.reply(response(), pieces)
 
 
 def _given(message: Any, names: Sequence[str]) -> dict[str, float]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.devices.compute import FEW_PIECES
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, request_fields
@@ -37,8 +36,7 @@ from gradserve_server.rpc.batch_norm_layers.codec import (
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of
 from gradserve_server.rpc.gradient_ops.service import decode_inputs
-from gradserve_server.rpc.tensors.messages import decode_placement
-from gradserve_server.tensors.delivery import Delivered, Delivery, TensorDeliverer
+from gradserve_server.rpc.tensors.outgoing import OutgoingTensors, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 
 
@@ -116,20 +114,20 @@ class BatchNormLayerServicer:
         return messages_pb2.DeleteBatchNormLayerResponse(deleted=deleted)
 
     async def BatchNormForward(self, request: messages_pb2.BatchNormForwardRequest, call: Call) -> WithContents:
-        with self._using(request.layer, call) as layer, self._delivery(request.placement, call) as delivery:
+        with self._using(request.layer, call) as layer, self._deliverer.begin(request.placement, call) as outgoing:
             forward = decode_forward(request, self._lease_seconds, call.identity)
             inputs = decode_inputs(request, CallInputs, call.payload, call.identity)
             with open_inputs(self._opener, inputs, CallInputs) as opened:
-                result, outputs = await deliver_forward(layer, opened, forward, delivery)
-            return encode_forward(result, outputs)
+                result = await deliver_forward(layer, opened, forward, outgoing)
+            return await encode_forward(result, outgoing)
 
     async def BatchNormBackward(self, request: messages_pb2.BatchNormBackwardRequest, call: Call) -> WithContents:
         forward_id, retain = call.identity.own(request.forward_id), request.retain_forward
-        with self._using(request.layer, call) as layer, self._delivery(request.placement, call) as delivery:
+        with self._using(request.layer, call) as layer, self._deliverer.begin(request.placement, call) as outgoing:
             inputs = decode_inputs(request, OutputsGradient, call.payload, call.identity)
             with open_inputs(self._opener, inputs, OutputsGradient) as opened:
-                gradients = await deliver_backward(layer, opened, forward_id, delivery, retain=retain)
-            return encode_gradients(gradients)
+                names = await deliver_backward(layer, opened, forward_id, outgoing, retain=retain)
+            return await encode_gradients(names, outgoing)
 
     async def ReleaseBatchNormForwards(
         self, request: messages_pb2.ReleaseBatchNormForwardsRequest, call: Call
@@ -156,11 +154,11 @@ class BatchNormLayerServicer:
     async def GetBatchNormVariables(
         self, request: messages_pb2.GetBatchNormVariablesRequest, call: Call
     ) -> WithContents:
-        with self._using(request.layer, call) as layer, self._delivery(request.placement, call) as delivery:
+        with self._using(request.layer, call) as layer, self._deliverer.begin(request.placement, call) as outgoing:
             check_count(request.names, MAX_VARIABLES, "names", "names")
             variables = layer.get_variables(request.names)
-            delivered = await delivery.deliver_from_anywhere(list(variables.values()), shared=True)
-            return encode_variables(dict(zip(variables, delivered, strict=True)))
+            await outgoing.add(list(variables.values()), shared=True)
+            return await encode_variables(variables, outgoing)
 
     async def SetBatchNormVariables(
         self, request: messages_pb2.SetBatchNormVariablesRequest, call: Call
@@ -172,48 +170,50 @@ class BatchNormLayerServicer:
             await layer.set_variables(values)
         return messages_pb2.SetBatchNormVariablesResponse()
 
-    def _delivery(self, placement: tensor_pb2.Placement, call: Call) -> AbstractContextManager[Delivery]:
-        return self._deliverer.begin(decode_placement(placement, call))
-
     def _using(self, ref: batch_norm_pb2.BatchNormLayerRef, call: Call) -> AbstractContextManager[BatchNormLayer]:
         return self._registry.use(decode_key(ref, call.identity), ref.incarnation)
 
 
 async def deliver_forward(
-    layer: BatchNormLayer, opened: OpenInputs[CallInputs], call: ForwardCall, delivery: Delivery
-) -> tuple[ForwardResult, Delivered]:
-    """Computes a forward; returns its result and its delivered outputs. Raises what the layer raises."""
-    keeps = delivery.keeps(opened.inputs.inputs.nbytes)
+    layer: BatchNormLayer, opened: OpenInputs[CallInputs], call: ForwardCall, outgoing: OutgoingTensors
+) -> ForwardResult:
+    """Computes a forward, and adds its outputs to a reply; returns its result. Raises what the layer raises."""
+    keeps = outgoing.keeps(opened.inputs.inputs.nbytes)
     # The data kept for the backward refers to the inputs.
     opened.tensors.share()
-    delivered: list[Delivered] = []
     result = await layer.forward(
         opened.inputs,
         call,
         on_host=not keeps,
-        deliver=lambda outputs: delivered.extend(delivery.deliver([outputs], shared=True)),
-        room=delivery.room,
+        deliver=lambda outputs: outgoing.add([outputs], shared=True),
+        room=outgoing.room,
     )
-    opened.tensors.relocate(result.moved, delivery.room)
-    (outputs,) = delivered
-    return result, outputs
+    opened.tensors.relocate(result.moved, outgoing.room)
+    return result
 
 
 async def deliver_backward(
-    layer: BatchNormLayer, opened: OpenInputs[OutputsGradient], forward_id: str, delivery: Delivery, *, retain: bool
-) -> dict[str, Delivered]:
-    """Computes the gradients of a forward; returns them as delivered, by name. Raises what the layer raises."""
+    layer: BatchNormLayer,
+    opened: OpenInputs[OutputsGradient],
+    forward_id: str,
+    outgoing: OutgoingTensors,
+    *,
+    retain: bool,
+) -> list[str]:
+    """Computes the gradients of a forward, and adds them to a reply; returns their names.
+
+    Raises what the layer raises.
+    """
     checked = layer.check_backward(forward_id, opened.inputs.outputs_gradient)
-    delivered: dict[str, Delivered] = {}
     computed = await layer.backward(
         checked,
         retain=retain,
-        on_host=not delivery.keeps(checked.checked.output_bytes),
-        deliver=lambda gradients: delivered.update(delivery.deliver_named(arrays_of(gradients))),
-        room=delivery.room,
+        on_host=not outgoing.keeps(checked.checked.output_bytes),
+        deliver=lambda gradients: outgoing.add(list(arrays_of(gradients).values())),
+        room=outgoing.room,
     )
-    opened.tensors.relocate(computed.moved, delivery.room)
-    return delivered
+    opened.tensors.relocate(computed.moved, outgoing.room)
+    return list(arrays_of(computed.outputs))
 
 
 @contextmanager

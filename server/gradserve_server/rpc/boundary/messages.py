@@ -10,9 +10,8 @@ serialized bytes; the contents of tensors, which are one part each, are skipped 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Self, TypeAlias, TypeVar
 
 from google.protobuf import message_factory
@@ -20,6 +19,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from gradserve_protocol.tensors import varint
+from gradserve_server.devices.compute import FEW_PIECES, Compute
 from gradserve_server.errors import InvalidArgumentError
 
 UNCHECKED_BYTES = 1 << 16
@@ -28,11 +28,8 @@ MAX_PARTS = 1 << 20
 """The most parts of a request: more than twice as many as the largest within the limits of the contract has."""
 SLICE_BYTES = 1 << 15
 """The bytes of a request that are parsed in one step: that many fields take up to 2 ms."""
-PARTS_AT_ONCE = 512
-"""The most parts of a reply that is serialized in one step, which takes up to 3 ms."""
 _COUNTED_AT_ONCE = 1000
 """The most parts counted on the event loop; a thread counts the rest."""
-_ENTRIES_PER_SLICE = 256
 _SHORT_BYTES = 64
 _NUMBERS_PER_PART = 8
 _LONGEST_LIST_BYTES = 1 << 10
@@ -63,7 +60,7 @@ _FIXED = {
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 """Protobuf's kinds of fields, in the lowest three bits of a tag."""
 
-EntryT = TypeVar("EntryT")
+MessageT = TypeVar("MessageT", bound=Message)
 Decode: TypeAlias = Callable[[bytes], Any]
 
 
@@ -308,29 +305,54 @@ class Serialized:
         return self.data
 
 
-def repeated(entries: Iterable[EntryT], message_of: Callable[[Sequence[EntryT]], Message]) -> Iterator[bytes]:
-    """Yields a repeated field in serialized parts.
+Piece: TypeAlias = "Message | tuple[str, Iterable[Piece]]"
+"""A part of a message: some of its fields, or the name of a field that is a message with the pieces of that message."""
+
+
+async def assembled(
+    compute: Compute, num_parts: int, message: MessageT, pieces: Iterable[Piece]
+) -> MessageT | Serialized:
+    """Returns a message with the fields in `pieces`, which follow those that it has.
+
+    A message of many parts is serialized piece by piece in a thread, so none of its pieces should have very many. They
+    may be generated lazily.
 
     Args:
-        entries: The entries, which may be generated lazily.
-        message_of: Returns a message with some of them and nothing else.
+        compute: Provides the thread.
+        num_parts: The approximate number of parts of the pieces, such as tensors.
+        message: The message without them.
+        pieces: The pieces.
     """
-    left = iter(entries)
-    while some := list(islice(left, _ENTRIES_PER_SLICE)):
-        yield message_of(some).SerializeToString()
+    if num_parts <= FEW_PIECES:
+        _merge(message, pieces)
+        return message
+    return await compute.run_in_thread(
+        lambda: Serialized(b"".join([message.SerializeToString(), *_serialized(message.DESCRIPTOR, pieces)]))
+    )
 
 
-def within(message: type[Message], field: str, parts: Iterable[bytes]) -> bytes:
-    """Returns a message as a field of another, in serialized form.
+def _merge(message: Message, pieces: Iterable[Piece]) -> None:
+    for piece in pieces:
+        if isinstance(piece, Message):
+            message.MergeFrom(piece)
+        else:
+            name, inner = piece
+            field: Any = getattr(message, name)
+            if message.DESCRIPTOR.fields_by_name[name].is_repeated:
+                field = field.add()
+            field.SetInParent()
+            _merge(field, inner)
 
-    Args:
-        message: The type of the enclosing message.
-        field: The name of the field.
-        parts: The serialized fields of the inner message.
-    """
-    descriptor: Any = message.DESCRIPTOR
-    inner = b"".join(parts)
-    return b"".join((varint(descriptor.fields_by_name[field].number << 3 | _DELIMITED), varint(len(inner)), inner))
+
+def _serialized(message: Any, pieces: Iterable[Piece]) -> Iterator[bytes]:
+    for piece in pieces:
+        if isinstance(piece, Message):
+            yield piece.SerializeToString()
+        else:
+            part = message.fields_by_name[piece[0]]
+            inner = b"".join(_serialized(part.message_type, piece[1]))
+            yield varint(part.number << 3 | _DELIMITED) + varint(len(inner))
+            yield inner
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:

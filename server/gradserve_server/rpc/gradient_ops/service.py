@@ -1,6 +1,6 @@
 """GradientOpsService: decodes a call, runs the op, and encodes its outputs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import partial
 from itertools import islice
@@ -9,17 +9,17 @@ from typing import Any, TypeVar
 from google.protobuf import message_factory
 from google.protobuf.message import Message
 
-from gradserve_protocol.tensors import Contents, WithContents
+from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.v1 import gradient_ops_service_pb2, tensor_pb2
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.limits import MAX_NAME_BYTES, MAX_NETWORK_PARTS, check_count, check_length
 from gradserve_server.ops.operation import AnyOp
-from gradserve_server.ops.runner import OpRunner, arrays_of, check_call, joined, open_inputs
+from gradserve_server.ops.runner import OpRunner, arrays_of, check_call, open_inputs
 from gradserve_server.rpc.boundary.chain import Call
-from gradserve_server.rpc.boundary.messages import PARTS_AT_ONCE, Serialized, repeated
-from gradserve_server.rpc.tensors.messages import decode_placement, decode_reference, each_delivered, encode_delivered
+from gradserve_server.rpc.tensors.messages import decode_reference
+from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
+from gradserve_server.runtime.timing import batched
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.delivery import TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.references import Payload, Reference
 
@@ -57,23 +57,16 @@ class GradientOpsServicer:
 
     async def _run(self, op: AnyOp, response: type[Message], request: Any, call: Call) -> WithContents:
         attributes = decode_attributes(request, op.attributes)
-        with self._deliverer.begin(decode_placement(request.placement, call)) as delivery:
+        with self._deliverer.begin(request.placement, call) as outgoing:
             work = PIECE_BYTES * num_parts(request, op.inputs)
             inputs = await self._compute.run(work, decode_inputs, request, op.inputs, call.payload, call.identity)
             with open_inputs(self._opener, inputs, op.inputs) as opened:
                 checked = await self._compute.run(work, check_call, op, opened.inputs, attributes)
-                keeps = delivery.keeps(checked.output_bytes)
-                computed = await self._runner.run(checked, on_host=not keeps, room=delivery.room)
-                opened.tensors.relocate(computed.moved, delivery.room)
-            outputs, contents = arrays_of(computed.outputs), Contents()
-            delivered = await delivery.deliver_many(list(outputs.values()), shared=False)
-            if len(delivered) <= PARTS_AT_ONCE:
-                tensors = dict(zip(outputs, encode_delivered(delivered, contents), strict=True))
-                return WithContents(encode_response(response, computed.outputs, tensors), contents)
-            # For gRPC, a message with contents beside it could not be serialized in parts.
-            many = each_delivered(delivered, contents, beside=delivery.is_attached)
-            message = await self._compute.run_in_thread(serialize_response, response, computed.outputs, many)
-            return WithContents(message, contents)
+                keeps = outgoing.keeps(checked.output_bytes)
+                computed = await self._runner.run(checked, on_host=not keeps, room=outgoing.room)
+                opened.tensors.relocate(computed.moved, outgoing.room)
+            await outgoing.add(list(arrays_of(computed.outputs).values()))
+            return await outgoing.reply(response(), partial(_pieces, response, computed.outputs))
 
 
 def decode_attributes(request: Message, kind: type[AttributesT]) -> AttributesT:
@@ -122,27 +115,12 @@ def decode_inputs(request: Any, kind: type[Any], payload: Payload, user: Identit
     return references
 
 
-def encode_response(response: type[Message], outputs: Any, tensors: Mapping[str, tensor_pb2.Tensor]) -> Message:
-    """Returns the response of an op.
-
-    Args:
-        response: The type of the response.
-        outputs: The dataclass of the op's outputs.
-        tensors: The messages of the existing outputs, by name, as `arrays_of` names them.
-    """
-    return response(**joined(type(outputs), tensors))
-
-
-def serialize_response(response: type[Message], outputs: Any, tensors: Iterator[tensor_pb2.Tensor]) -> Serialized:
-    """Does what `encode_response` does for very many tensors, which come in the order of `arrays_of`."""
-    parts: list[bytes] = []
+def _pieces(response: type[Message], outputs: Any, tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[Message]:
+    """Yields the fields of the response of an op; the tensors come in the order of `arrays_of`."""
     for field in fields(outputs):
         value = getattr(outputs, field.name)
-        if value is not None:
-            of_field = islice(tensors, len(value) if isinstance(value, tuple) else 1)
-            parts += repeated(of_field, partial(_with, response, field.name, is_list=isinstance(value, tuple)))
-    return Serialized(b"".join(parts))
-
-
-def _with(response: type[Message], name: str, tensors: Sequence[tensor_pb2.Tensor], *, is_list: bool) -> Message:
-    return response(**{name: tensors if is_list else tensors[0]})
+        if isinstance(value, tuple):
+            for some in batched(islice(tensors, len(value))):
+                yield response(**{field.name: some})
+        elif value is not None:
+            yield response(**{field.name: next(tensors)})

@@ -1,30 +1,20 @@
-"""Tensors in messages: references and placements of requests, results and specs of replies."""
+"""Tensors in messages: references of requests, handles and specs of replies."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from gradserve_protocol.frames import aligned
-from gradserve_protocol.tensors import Contents, to_data_type, to_dtype
+from gradserve_protocol.tensors import to_data_type, to_dtype
 from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import MAX_ARRAY_DIMENSIONS, check_count
-from gradserve_server.rpc.boundary.chain import Call
-from gradserve_server.rpc.boundary.fields import decode_duration
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.delivery import Delivered, Placement, PlacementMode
 from gradserve_server.tensors.references import Inline, Malformed, Payload, Reference, Stored
 from gradserve_server.tensors.spec import TensorSpec
-
-_MODES = {
-    tensor_pb2.Placement.MODE_UNSPECIFIED: PlacementMode.INLINE,
-    tensor_pb2.Placement.MODE_INLINE: PlacementMode.INLINE,
-    tensor_pb2.Placement.MODE_KEEP: PlacementMode.KEEP,
-    tensor_pb2.Placement.MODE_AUTO: PlacementMode.AUTO,
-}
 
 
 def decode_spec(data_type: tensor_pb2.DataType, shape: Sequence[int], field: str) -> TensorSpec:
@@ -84,20 +74,6 @@ def _described(tensor: tensor_pb2.Tensor) -> TensorSpec | Malformed:
         return Malformed(error.message, error.field or "")
 
 
-def decode_placement(placement: tensor_pb2.Placement, call: Call) -> Placement:
-    """Reads the placement of a reply's tensors.
-
-    Raises:
-        InvalidArgumentError: The mode is unknown.
-    """
-    if placement.mode not in _MODES:
-        raise InvalidArgumentError(f"expected a known placement mode, got {placement.mode}", field="placement.mode")
-    mode = _MODES[placement.mode]
-    if call.carries_results and mode is not PlacementMode.KEEP:
-        mode = PlacementMode.ATTACHED
-    return Placement(mode, decode_duration(placement, "lease"), call.identity)
-
-
 def encode_spec(spec: TensorSpec | Array) -> tensor_pb2.TensorSpec:
     """Returns the message of a spec, or of an array's dtype and shape."""
     return tensor_pb2.TensorSpec(dtype=to_data_type(spec.dtype), shape=spec.shape)
@@ -106,26 +82,6 @@ def encode_spec(spec: TensorSpec | Array) -> tensor_pb2.TensorSpec:
 def encode_handle(spec: TensorSpec | Array, handle: str) -> tensor_pb2.Tensor:
     """Returns the message of a stored tensor."""
     return tensor_pb2.Tensor(dtype=to_data_type(spec.dtype), shape=spec.shape, handle=handle)
-
-
-def encode_delivered(delivered: Iterable[Delivered], contents: Contents) -> list[tensor_pb2.Tensor]:
-    """Returns the messages of results, for a reply with these contents."""
-    return list(each_delivered(list(delivered), contents))
-
-
-def each_delivered(
-    places: Sequence[Delivered], contents: Contents, *, beside: bool = True
-) -> Iterator[tensor_pb2.Tensor]:
-    """Yields the messages of results, for a reply that is serialized in parts; see `Contents.each_tensor`."""
-    inline = contents.each_tensor([each.array for each in places if isinstance(each, Inline)], beside=beside)
-    for each in places:
-        yield next(inline) if isinstance(each, Inline) else _encode_stored(each)
-
-
-def _encode_stored(stored: Stored) -> tensor_pb2.Tensor:
-    spec = stored.spec
-    assert isinstance(spec, TensorSpec), "the spec of a delivered tensor is known"
-    return encode_handle(spec, stored.handle)
 
 
 @dataclass

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from gradserve_protocol.arrays import PayloadError, buffer_of
 from gradserve_protocol.frames import ALIGNMENT
 from gradserve_protocol.messages import encode_duration
-from gradserve_protocol.tensors import Chunk, Contents, PartDecoder, Serializable, WithContents, cut, encode_part
+from gradserve_protocol.tensors import Chunk, Contents, PartDecoder, WithContents, cut, encode_part
 from gradserve_protocol.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array, Device
@@ -26,7 +26,7 @@ from gradserve_server.limits import MAX_STREAM_TENSORS, check_count, quoted
 from gradserve_server.resources.memory import Room
 from gradserve_server.rpc.boundary.chain import Call, Codec, StreamedReply
 from gradserve_server.rpc.boundary.fields import decode_duration, page_of
-from gradserve_server.rpc.boundary.messages import PARTS_AT_ONCE, Serialized, repeated, within
+from gradserve_server.rpc.boundary.messages import Serialized, assembled
 from gradserve_server.rpc.tensors.messages import (
     StreamedContents,
     decode_reference,
@@ -34,8 +34,9 @@ from gradserve_server.rpc.tensors.messages import (
     encode_handle,
     encode_spec,
 )
+from gradserve_server.rpc.tensors.outgoing import each_inline
 from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
-from gradserve_server.runtime.timing import InTurns
+from gradserve_server.runtime.timing import InTurns, batched
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.held import HeldTensors
 from gradserve_server.tensors.inflight import InFlight, TooSlowError
@@ -54,8 +55,9 @@ STREAM_CODECS: Mapping[str, Codec] = {
 
 _SERIAL = re.compile("[0-9]{1,18}")
 
-_Storing: TypeAlias = messages_pb2.PutTensorsResponse | messages_pb2.StoreTensorsResponse
+_StoringT = TypeVar("_StoringT", messages_pb2.PutTensorsResponse, messages_pb2.StoreTensorsResponse)
 """A response with the handles of stored tensors."""
+_Putting: TypeAlias = messages_pb2.PutTensorsResponse | Serialized
 
 
 class TensorServicer:
@@ -87,7 +89,7 @@ class TensorServicer:
 
     async def PutTensors(
         self, requests: AsyncIterator[messages_pb2.PutTensorsRequest | memoryview], call: Call
-    ) -> Serialized:
+    ) -> _Putting:
         try:
             async with asyncio.timeout(self._stream_idle_seconds) as patience:
                 return await self._receive(requests, patience, call.identity)
@@ -103,7 +105,7 @@ class TensorServicer:
         requests: AsyncIterator[messages_pb2.PutTensorsRequest | memoryview],
         patience: asyncio.Timeout,
         owner: Identity,
-    ) -> Serialized:
+    ) -> _Putting:
         loop = asyncio.get_running_loop()
         header = _header(await anext(requests, None))
         work = PIECE_BYTES * len(header.tensors)
@@ -121,18 +123,15 @@ class TensorServicer:
                         with _chunk_errors():
                             await landing.finish()
                     handles = await self._store.store(upload)
-        return await self._answered(work, messages_pb2.PutTensorsResponse, specs, handles)
+        return await self._answered(messages_pb2.PutTensorsResponse, specs, handles)
 
     async def _answered(
-        self,
-        work: int,
-        response: type[_Storing],
-        tensors: Sequence[TensorSpec] | Sequence[Array],
-        handles: Sequence[str],
-    ) -> Serialized:
+        self, response: type[_StoringT], tensors: Sequence[TensorSpec] | Sequence[Array], handles: Sequence[str]
+    ) -> _StoringT | Serialized:
         """Returns the response with the handles of tensors. If the call is given up, deletes the tensors."""
         try:
-            return await self._compute.run(work, _serialized, response, tensors, handles)
+            pieces = (response(tensors=some) for some in batched(map(encode_handle, tensors, handles)))
+            return await assembled(self._compute, len(handles), response(), pieces)
         except BaseException:
             self._store.delete(handles)
             raise
@@ -160,12 +159,13 @@ class TensorServicer:
 
     async def GetTensors(
         self, request: messages_pb2.GetTensorsRequest, call: Call
-    ) -> AsyncIterator[Serialized | Chunk]:
+    ) -> AsyncIterator[messages_pb2.GetTensorsResponse | Serialized | Chunk]:
         _check_some(request.handles, "handle")
         handles, work = list(request.handles), PIECE_BYTES * len(request.handles)
         async with self._store.use_many(handles, release=request.release, user=call.identity) as inputs:
             arrays = await self._compute.run(work, _arrays_of, inputs, handles)
-            yield await self._compute.run(work, _encode_specs, arrays)
+            specs = (messages_pb2.GetTensorsHeader(tensors=some) for some in batched(map(encode_spec, arrays)))
+            yield await assembled(self._compute, len(arrays), messages_pb2.GetTensorsResponse(), [("header", specs)])
             if await self._compute.run(work // 4, self._residence.is_on_host, arrays):
                 chunks = cut(map(buffer_of, arrays))
                 while (chunk := await self._compute.run(work, next, chunks, None)) is not None:
@@ -176,7 +176,9 @@ class TensorServicer:
                     for chunk in cut([piece]):
                         yield chunk
 
-    async def StoreTensors(self, request: messages_pb2.StoreTensorsRequest, call: Call) -> Serialized:
+    async def StoreTensors(
+        self, request: messages_pb2.StoreTensorsRequest, call: Call
+    ) -> messages_pb2.StoreTensorsResponse | Serialized:
         _check_some(request.tensors, "tensor")
         lease = decode_duration(request, "lease")
         device = self._uploads.device(request.device, "device")
@@ -195,7 +197,7 @@ class TensorServicer:
         else:
             async with self._opener.open_many(references) as opened:
                 arrays, handles = await put(opened, work, lease, call)
-        return await self._answered(work, messages_pb2.StoreTensorsResponse, arrays, handles)
+        return await self._answered(messages_pb2.StoreTensorsResponse, arrays, handles)
 
     async def _stored(
         self, opened: OpenedTensors, work: int, lease: float | None, call: Call
@@ -204,7 +206,7 @@ class TensorServicer:
         arrays = await self._owned(list((await self._compute.run(work, opened.arrays)).values()))
         memory = next(iter(await self._compute.run(work, lambda: opened.memory)), None)
         room = None if memory is None else Room(memory)
-        handles = await self._store.keep_many(arrays, lease, shared=False, room=room, owner=call.identity)
+        handles = await self._store.keep(arrays, lease, shared=False, room=room, owner=call.identity)
         return arrays, handles
 
     async def _stored_from_gpu(
@@ -221,7 +223,7 @@ class TensorServicer:
         num_bytes = sum([array.nbytes for array in arrays if not stay or gpu.holds(array)])
         async with self._uploads.room(gpu, num_bytes, call.identity) as room:
             copies = await (self._residence.copy(arrays) if stay else self._residence.copy_to_device(arrays))
-            handles = await self._store.keep_many(copies, lease, shared=False, room=room, owner=call.identity)
+            handles = await self._store.keep(copies, lease, shared=False, room=room, owner=call.identity)
         return copies, handles
 
     async def _brought(
@@ -282,13 +284,9 @@ class TensorServicer:
                     field="handles",
                 )
             contents = Contents()
-            response: Serializable
-            if len(arrays) <= PARTS_AT_ONCE:
-                response = messages_pb2.ReadTensorsResponse(tensors=contents.tensors(arrays))
-            else:
-                # For gRPC, a message with contents beside it could not be serialized in parts.
-                beside = call.carries_results
-                response = await self._compute.run_in_thread(_serialized_tensors, arrays, contents, beside=beside)
+            tensors = each_inline(arrays, contents, is_attached=call.carries_results)
+            pieces = (messages_pb2.ReadTensorsResponse(tensors=some) for some in batched(tensors))
+            response = await assembled(self._compute, len(arrays), messages_pb2.ReadTensorsResponse(), pieces)
             # Until the reply has left, the memory is in use and counts.
             call.endings.append(_Ending(using.pop_all(), self._tasks))
         return WithContents(response, contents)
@@ -404,27 +402,6 @@ def _are_partly_on_gpu(references: Mapping[str, Reference]) -> bool:
 
 async def _is_there(_part: Array) -> None:
     """Returns at once: everything has arrived."""
-
-
-def _serialized(
-    response: type[_Storing],
-    tensors: Iterable[TensorSpec | Array],
-    handles: Iterable[str],
-) -> Serialized:
-    """Returns a response with the handles of tensors."""
-    each = map(encode_handle, tensors, handles)
-    return Serialized(b"".join(repeated(each, lambda some: response(tensors=some))))
-
-
-def _serialized_tensors(arrays: Sequence[Array], contents: Contents, *, beside: bool) -> Serialized:
-    tensors = contents.each_tensor(arrays, beside=beside)
-    return Serialized(b"".join(repeated(tensors, lambda some: messages_pb2.ReadTensorsResponse(tensors=some))))
-
-
-def _encode_specs(arrays: Sequence[Array]) -> Serialized:
-    """Returns the header of a download."""
-    parts = repeated(map(encode_spec, arrays), lambda some: messages_pb2.GetTensorsHeader(tensors=some))
-    return Serialized(within(messages_pb2.GetTensorsResponse, "header", parts))
 
 
 def _check_some(things: Sized, what: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import OrderedDict
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +13,7 @@ from google.protobuf.message import Message
 from gradserve.calls.identity import RequestIds
 from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_pb2
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.incoming import (
     ArrivingGradients,
@@ -53,14 +52,13 @@ from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import page_of, wait_timeout
 from gradserve_server.rpc.boundary.messages import Serialized
-from gradserve_server.rpc.tensors.messages import decode_placement
+from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
 from gradserve_server.rpc.upstream.directory import delete, merged
 from gradserve_server.rpc.upstream.forwarding import Aggregated, Forwarding, GradientLeaf
 from gradserve_server.rpc.upstream.messages import Answer, Pulled, waiting_request, without_tensors
 from gradserve_server.rpc.upstream.shards import UpstreamShards, shard_if_wanted
 from gradserve_server.runtime.tasks import BackgroundTasks
 from gradserve_server.security.identity import ANONYMOUS
-from gradserve_server.tensors.delivery import Delivery, TensorDeliverer
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.upstream.batches import Batches, Counts, ForwardingRule
 from gradserve_server.upstream.latest import LatestAverage, LatestAverages
@@ -229,7 +227,7 @@ class AggregatingServicer:
             return await self._local.PushPull(request, call)
         check_num_required(request.num_required)
         accumulator = await self._accumulator(request.accumulator)
-        with self._registry.waiting(call.identity), self._delivery(request.placement, call) as delivery:
+        with self._registry.waiting(call.identity), self._deliverer.begin(request.placement, call) as outgoing:
             timeout = wait_timeout(request, call)
             try:
                 answer, is_repeated = await self._answered(accumulator, request, call, timeout)
@@ -243,8 +241,7 @@ class AggregatingServicer:
             return await encode_pulled(
                 Applied(answer.outcome, None, answer.global_step, 0),
                 answer.average,
-                delivery,
-                self._compute,
+                outgoing,
                 duplicate=answer.duplicate or is_repeated,
                 global_step=answer.global_step,
             )
@@ -324,22 +321,22 @@ class AggregatingServicer:
         check_num_required(request.num_required)
         if call.may_only_open is not None and not await self._belongs_to_another(request.accumulator):
             raise call.may_only_open
-        with self._registry.waiting(call.identity), self._delivery(request.placement, call) as delivery:
+        with self._registry.waiting(call.identity), self._deliverer.begin(request.placement, call) as outgoing:
             timeout = wait_timeout(request, call)
             accumulator = await self._accumulator(request.accumulator)
             sent = waiting_request(request, call.identity, timeout)
             wait = math.inf if timeout is None else timeout
             response, average = await self._waited(accumulator, "TakeGradient", sent, wait)
             accumulator.latest.note(average)
-            return await encode_taken(average, delivery, self._compute, duplicate=response.duplicate)
+            return await encode_taken(average, outgoing, duplicate=response.duplicate)
 
     async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, call: Call) -> WithContents:
         if self._is_local(request.accumulator, call):
             return await self._local.ReadAverage(request, call)
-        with self._registry.waiting(call.identity), self._delivery(request.placement, call) as delivery:
+        with self._registry.waiting(call.identity), self._deliverer.begin(request.placement, call) as outgoing:
             average = await self._read(request, call)
             self._counts.reads += 1
-            return await encode_read(average, delivery, self._compute)
+            return await encode_read(average, outgoing)
 
     async def _read(self, request: messages_pb2.ReadAverageRequest, call: Call) -> Average:
         timeout = wait_timeout(request, call)
@@ -475,9 +472,6 @@ class AggregatingServicer:
 
     def _new_batches(self, accumulator: Aggregated) -> Batches[GradientLeaf]:
         return Batches(self._rule.num_gradients, self._rule.grace, partial(self._forwarding.forward, accumulator))
-
-    def _delivery(self, placement: tensor_pb2.Placement, call: Call) -> AbstractContextManager[Delivery]:
-        return self._deliverer.begin(decode_placement(placement, call))
 
 
 def _no_shard(ref: accumulator_pb2.AccumulatorRef) -> InvalidArgumentError:
