@@ -48,7 +48,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus cpp demo serve test test-all coverage lint types protos check-protos dist check-pythons check-bits check-floors sbom audit face-types check-processors check-cudnn check-gpu golden bench walks simulate fuzz chaos soak image docs constraints locks clean
+.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus cpp demo serve test test-all coverage lint types protos check-protos dist check-pythons check-bits check-floors sbom audit face-types check-processors check-cudnn check-gpu golden bench walks tables simulate fuzz chaos soak image docs constraints locks clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -223,6 +223,9 @@ bench: $(INSTALLED)  ## Measure beside the peers; installs them into environment
 
 walks: $(INSTALLED)  ## Count the files that calls pass through, and write the table into docs/architecture.md
 	$(BIN)/python -m deploy.walks --write
+
+tables: $(INSTALLED)  ## Write the tables of variables and exit codes into the documentation
+	$(BIN)/python -m deploy.tables --write
 
 simulate: $(INSTALLED)  ## Crash servers on simulated disks, SEEDS times
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)

@@ -124,7 +124,7 @@ class CallCredentials:
 
 
 class ChannelMaker(Protocol):
-    """Opens channels: `grpc` or `grpc.aio`."""
+    """Opens channels: `grpc`, `grpc.aio`, or `InProcessChannels`."""
 
     def insecure_channel(self, target: str, options: Any = None) -> Any:
         """Returns a channel that is not encrypted."""
