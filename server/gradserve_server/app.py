@@ -36,12 +36,11 @@ from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import OPS
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.parts import Parts, ResourceCounts, open_state, within_descriptors
-from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.cluster import member_of
 from gradserve_server.resources.ids import ServerRun
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
-from gradserve_server.resources.memory import Budgets, DeviceMemory, Memories
+from gradserve_server.resources.memory import Budgets, Memory
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.interceptors import AccessChecks, FairCalls
@@ -118,29 +117,24 @@ class Server:
         )
         device = processors.device
         self._budgets = budgets = Budgets(limits, share_rules(limits.reserved_share, self.access), device.memory_bytes)
-        device_memory = None
+        self._memory = memory = Memory(budgets.memory, budgets.device_memory, device.holds)
         if budgets.device_memory is not None:
-            device_memory = DeviceMemory(budgets.device_memory, device.holds)
             device.limit_memory(budgets.device_memory.limit)
         self.lifetimes = Lifetimes(parts.clock, config.leases.client_lease_seconds)
         self.store = TensorStore(
             pool=processors.pool,
-            memory=budgets.stored_memory,
+            memory=memory,
             handles=budgets.handles,
             leases=config.leases,
             clock=parts.clock,
             new_handle=self._run.new_id,
             is_of_another_run=self._run.is_of_another,
-            device=device_memory,
         )
         self._residence = residence = Residence(processors.host, device, processors.compute, processors.op_compute)
-        self.evictor = None
-        if device_memory is not None:
-            self.evictor = Evictor(self.store, budgets.memory, device_memory, residence)
+        self.evictor = None if memory.device is None else Evictor(self.store, memory, residence)
         self._opener = TensorOpener(self.store, residence)
         longest = InlineLimits(limits.inline_limit_bytes, limits.max_message_bytes)
-        call_memories = Memories(budgets.call_memory, device_memory)
-        self._deliverer = TensorDeliverer(self.store, residence, processors.compute, call_memories, longest)
+        self._deliverer = TensorDeliverer(self.store, residence, processors.compute, memory, longest)
         self._in_flight = InFlight(limits.max_inflight_bytes, limits.min_arrival_rate)
 
         reducer = Reducer(processors.parallel)
@@ -154,7 +148,7 @@ class Server:
             device=device,
             families=parts.make_families(device, processors.parallel),
             compute=processors.op_compute,
-            memory=budgets.call_memory,
+            memory=memory,
             evictor=self.evictor,
             beside=prepared,
         )
@@ -165,13 +159,12 @@ class Server:
         self._layer_environment = LayerEnvironment(
             runner=self.runner,
             compute=processors.compute,
-            memory=budgets.layer_memory,
+            memory=memory,
             handles=budgets.handles,
             clock=parts.clock,
             new_id=self._run.new_id,
             new_seed=parts.new_seed,
             journals=None if self._state is None else self._state.layers,
-            device=device_memory,
         )
         self.layers = LayerRegistry(
             self._layer_environment, budgets.layers, self.lifetimes, budgets.bookkeeping, self._run.is_of_another
@@ -181,14 +174,12 @@ class Server:
         self._tickets, self._socket_addresses = TicketRegistry(parts.clock), SocketAddresses()
         self._fair_sockets = FairSockets(
             limits.max_connections,
-            Budget(limits.max_region_bytes, "bytes of clients' shared memory"),
-            Budget(limits.max_gpu_region_bytes, "bytes of clients' GPU memory"),
-            Budget(max_regions(), "regions of clients' shared memory"),
+            limits.max_region_bytes,
+            limits.max_gpu_region_bytes,
+            max_regions(),
             budgets.rules,
         )
-        resources = ResourceCounts(
-            budgets, self.registry, self._fair_sockets, self.lifetimes.clients, processors.pool, device_memory
-        )
+        resources = ResourceCounts(budgets, self.registry, self._fair_sockets, self.lifetimes.clients, processors.pool)
         self.usage = Usage(
             memory=budgets.memory,
             handles=budgets.handles,
@@ -237,9 +228,7 @@ class Server:
 
     def _make_places(self, reducer: Reducer, device_reducer: ConvertingReducer | None) -> Places:
         processors = self._processors
-        host = HostPlace(
-            processors.host.name, reducer, processors.pool.empty, processors.compute, self._budgets.accumulator_memory
-        )
+        host = HostPlace(processors.host.name, reducer, processors.pool.empty, processors.compute, self._budgets.memory)
         device = None
         if device_reducer is not None and self.evictor is not None:
             on_device, compute = processors.device, InThreads(processors.op_compute)
@@ -309,14 +298,14 @@ class Server:
             tensors=TensorServicer(
                 self.store,
                 self._residence,
-                Downloads(host, device, processors.op_compute, empty, budgets.call_memory),
+                Downloads(host, device, processors.op_compute, empty, budgets.memory),
                 Uploads(
                     host,
                     device,
                     processors.compute,
                     processors.op_compute,
                     empty,
-                    budgets.call_memory,
+                    self._memory,
                     self.evictor,
                 ),
                 opener,
@@ -363,8 +352,7 @@ class Server:
             self._arriving,
             compute,
             self._places.host,
-            budgets.call_memory,
-            budgets.accumulator_memory,
+            budgets.memory,
             RequestIds(self._run.incarnation),
             self.counts,
         )
@@ -376,7 +364,7 @@ class Server:
             methods=methods_of(self._services.all),
             tickets=self._tickets,
             admission=self._services.admission,
-            memory=self._budgets.call_memory,
+            memory=self._budgets.memory,
             fair=self._fair_sockets,
             in_flight=self._in_flight,
             messages=InFlight(limits.max_queued_bytes, limits.min_arrival_rate),

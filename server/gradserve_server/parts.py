@@ -26,9 +26,10 @@ from gradserve_server.layers.batch_norm.journal import LayerJournals
 from gradserve_server.observe.calls import Way
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
+from gradserve_server.resources.budget import Purpose
 from gradserve_server.resources.ids import RandomIds
 from gradserve_server.resources.lifetimes import ClientLeases
-from gradserve_server.resources.memory import Budgets, DeviceMemory
+from gradserve_server.resources.memory import Budgets
 from gradserve_server.rpc.boundary.chain import Interceptor, Service
 from gradserve_server.rpc.boundary.interceptors import Admission
 from gradserve_server.rpc.listeners.grpc.listener import GrpcListener
@@ -184,24 +185,23 @@ class ResourceCounts:
     sockets: FairSockets
     clients: ClientLeases
     pool: BufferPool
-    device: DeviceMemory | None
 
     def memory(self) -> Iterable[MemoryStatus]:
         """Returns bytes by purpose. The purposes up to "calls" share the limit of "all tensors"."""
-        budgets, sockets = self.budgets, self.sockets
+        budgets, sockets, used = self.budgets, self.sockets, self.budgets.memory.used_for
         found = [
             MemoryStatus("all tensors", budgets.memory.used, budgets.memory.limit),
-            MemoryStatus("stored tensors", budgets.stored_memory.used),
-            MemoryStatus("accumulators", budgets.accumulator_memory.used),
-            MemoryStatus("layers", budgets.layer_memory.used),
-            MemoryStatus("calls", budgets.call_memory.used),
+            MemoryStatus("stored tensors", used[Purpose.STORED]),
+            MemoryStatus("accumulators", used[Purpose.ACCUMULATORS]),
+            MemoryStatus("layers", used[Purpose.LAYERS]),
+            MemoryStatus("calls", used[Purpose.COMPUTING]),
             MemoryStatus("bookkeeping", budgets.bookkeeping.used, budgets.bookkeeping.limit),
             MemoryStatus("clients' shared memory", sockets.region_bytes.used, sockets.region_bytes.limit),
             MemoryStatus("kept for later", self.pool.idle_bytes),
         ]
-        if self.device is not None:
-            found.append(MemoryStatus("device: all", self.device.budget.used, self.device.budget.limit))
-            found += [MemoryStatus(f"device: {purpose.value}", used) for purpose, used in self.device.used.items()]
+        if (device := budgets.device_memory) is not None:
+            found.append(MemoryStatus("device: all", device.used, device.limit))
+            found += [MemoryStatus(f"device: {purpose.value}", used) for purpose, used in device.used_for.items()]
         return found
 
     def counts(self) -> Mapping[str, tuple[int, int]]:

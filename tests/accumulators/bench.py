@@ -26,7 +26,7 @@ from gradserve_server.devices.device import Allocate
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import AbortedError
-from gradserve_server.resources.budget import Budget, FairBudget
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import ResourceKey
@@ -61,8 +61,8 @@ class Bench:
     ) -> None:
         self.now = 0.0
         clock = clock or (lambda: self.now)
-        self.memory = memory or FairBudget(limit, "bytes of tensor memory", ShareRules())
-        self.bookkeeping = FairBudget(bookkeeping, "bytes of bookkeeping", ShareRules())
+        self.memory = memory or Budget(limit, "bytes of tensor memory", ShareRules())
+        self.bookkeeping = Budget(bookkeeping, "bytes of bookkeeping", ShareRules())
         self.lifetimes = lifetimes or Lifetimes(clock, 60.0)
         host = HostPlace("cpu", reducer or Reducer(ForkJoin(1)), allocate, compute or InlineCompute(), self.memory)
         self.places = Places(host) if places is None else places(host)

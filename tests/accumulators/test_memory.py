@@ -19,6 +19,7 @@ from gradserve_server.errors import (
     ResourceExhaustedError,
 )
 from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.memory import Memory
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.tensors.store import TensorStore
 from tests.accumulators.bench import F32, ID, KEY, Bench, FailingCompute, apply, opened, take, turns, value_of
@@ -56,7 +57,7 @@ class TestMemory:
     async def test_memory_that_is_taken_over_is_never_counted_twice(self, bench: Bench, deterministic: bool) -> None:
         store = TensorStore(
             pool=BufferPool(0),
-            memory=bench.memory,
+            memory=Memory(bench.memory),
             handles=Budget(9, "handles"),
             leases=LeaseConfig(),
             clock=lambda: bench.now,

@@ -45,15 +45,15 @@ def shard_with(compute: InlineCompute, budget: Budget) -> Shard:
     place = HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, compute, budget)
 
     def make_sum() -> RoundSum:
-        return RoundSum(SPEC, place, memory=budget)
+        return RoundSum(SPEC, place, memory=budget.reserve())
 
     return Shard(
         "a",
         SPEC,
         make_sum=make_sum,
         make_running_sum=None,
-        memory=budget,
-        bookkeeping=budget,
+        memory=budget.reserve(),
+        bookkeeping=budget.reserve(),
         journal=None,
     )
 

@@ -26,7 +26,7 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError
-from gradserve_server.resources.budget import Budget, FairBudget
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import Identity
@@ -133,8 +133,8 @@ class AccumulatorMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.memory = FairBudget(1 << 30, "bytes", ShareRules())
-        self.bookkeeping = FairBudget(1 << 30, "bytes", ShareRules())
+        self.memory = Budget(1 << 30, "bytes", ShareRules())
+        self.bookkeeping = Budget(1 << 30, "bytes", ShareRules())
         self.records: list[Record] = []
         self.registry = AccumulatorRegistry(
             places=Places(HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
@@ -362,7 +362,13 @@ class AccumulatorMachine(RuleBasedStateMachine):
         if not self.exists:
             return
         replayed = Ledger(
-            CallMemory(window=1024, max_clients=1, silence=1.0, clock=lambda: 0.0, bookkeeping=Budget(1 << 40, "bytes"))
+            CallMemory(
+                window=1024,
+                max_clients=1,
+                silence=1.0,
+                clock=lambda: 0.0,
+                bookkeeping=Budget(1 << 40, "bytes").reserve(),
+            )
         )
         for record in self.records:
             replayed.replay(EVENTS.event(record))
@@ -384,12 +390,12 @@ class AccumulatorMachine(RuleBasedStateMachine):
     @invariant()
     def everything_counts_for_its_creator_and_container(self) -> None:
         for budget in (self.memory, self.registry.count):
-            assert budget.identities.held_by("chief") == budget.containers.held_by("test") == budget.used
+            assert budget.held_by("chief") == budget.held_in("test") == budget.used
         for budget in (self.bookkeeping, self.registry.waiters):
-            assert budget.containers.held_by("test") == budget.used
+            assert budget.held_in("test") == budget.used
         if not self.registry.waiters.used:
             # That of waits counts for their container alone.
-            assert self.bookkeeping.identities.held_by("chief") == self.bookkeeping.used
+            assert self.bookkeeping.held_by("chief") == self.bookkeeping.used
 
     @invariant()
     def agrees(self) -> None:

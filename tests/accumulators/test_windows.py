@@ -76,7 +76,7 @@ def told(answer: Answer) -> tuple[Any, ...]:
 
 def replayed(events: list[Event]) -> Ledger:
     calls: CallMemory[Answer] = CallMemory(
-        window=3, max_clients=2, silence=10, clock=lambda: 0.0, bookkeeping=Budget(1 << 40, "bytes")
+        window=3, max_clients=2, silence=10, clock=lambda: 0.0, bookkeeping=Budget(1 << 40, "bytes").reserve()
     )
     ledger = Ledger(calls)
     for event in events:

@@ -16,7 +16,7 @@ from gradserve_server.accumulators.spec import ComponentSpec, Layout, PartialSha
 from gradserve_server.config import LimitsConfig
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
-from gradserve_server.resources.budget import Budget, Cost, Reservation
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.registry import ResourceKey, Tombstones
 from tests.accumulators.bench import F32, KEY, Bench, apply, take, turns
 from tests.floods.test_lists import store_of
@@ -176,7 +176,7 @@ class TestLimits:
 
 def test_tensors_without_elements() -> None:
     bookkeeping = Budget(MIB, "bytes of bookkeeping")
-    handles = Budget(1 << 30, "tensor handles", each=Cost(bookkeeping, 1024))
+    handles = Budget(1 << 30, "tensor handles", cost=(bookkeeping, 1024))
     store = store_of(0, handles)
     gc.collect()
     tracemalloc.start()
@@ -195,13 +195,12 @@ def test_tensors_without_elements() -> None:
 
 def test_a_budget_of_what_takes_from_another() -> None:
     total = Budget(100, "bytes")
-    things = Budget(50, "things", each=Cost(total, 10))
-    reservation = Reservation(things)
-    reservation.grow(4)
-    with things.hold(2):
+    things = Budget(50, "things", cost=(total, 10))
+    reservation = things.reserve(4)
+    with reservation.another(2):
         assert total.used == 60
     with pytest.raises(ResourceExhaustedError, match="too many bytes: 70 asked for, 40 in use, 100 allowed"):
-        things.acquire(7)
+        things.reserve(7)
     assert (things.used, total.used) == (4, 40)
     reservation.settle(1)
     assert (things.used, total.used) == (1, 10)

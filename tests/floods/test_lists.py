@@ -12,6 +12,7 @@ from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
 from gradserve_server.config import LeaseConfig
 from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.memory import Memory
 from gradserve_server.tensors.held import Serials
 from gradserve_server.tensors.store import TensorStore
 from gradserve_testing import LocalServer
@@ -25,7 +26,7 @@ from tests.tensors.keeping import keep_now
 def store_of(num_tensors: int, handles: Budget | None = None) -> TensorStore:
     store = TensorStore(
         pool=BufferPool(0),
-        memory=Budget(1 << 40, "bytes"),
+        memory=Memory(Budget(1 << 40, "bytes")),
         handles=handles or Budget(1 << 40, "handles"),
         leases=LeaseConfig(),
         clock=lambda: 0.0,

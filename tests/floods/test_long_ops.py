@@ -20,6 +20,7 @@ from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.ops.layer_norm.spec import ForwardOutputs
 from gradserve_server.ops.operation import Family
 from gradserve_server.parts import Parts, make_all_families
+from gradserve_server.resources.budget import Purpose
 from gradserve_testing import LocalServer
 from tests.servers.connecting import connect_with, without_retries
 from tests.servers.polling import PATIENCE_SECONDS, eventually, growing_limits
@@ -91,7 +92,7 @@ def flooded(local: LocalServer, endless: EndlessLayerNorm, transport: Transport,
 
 
 def memory_used(local: LocalServer) -> int:
-    return local.inspect(lambda server: server.runner._memory.used)
+    return local.inspect(lambda server: server._budgets.memory.used_for[Purpose.COMPUTING])
 
 
 def test_they_end_with_their_calls(endless: EndlessLayerNorm) -> None:

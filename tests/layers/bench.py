@@ -31,8 +31,9 @@ from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.runner import OpRunner
-from gradserve_server.resources.budget import Budget, FairBudget
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.lifetimes import Lifetimes
+from gradserve_server.resources.memory import Memory
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.shares import ShareRules
 from tests.journals import EventJournal, OneJournal
@@ -60,7 +61,7 @@ class LayerBench:
         """Takes `families` of ops and layers together with their device; without, the CPU's."""
         self.now = 0.0
         clock = clock or (lambda: self.now)
-        self.memory = memory or FairBudget(limit, "bytes of tensor memory", ShareRules())
+        self.memory = memory or Budget(limit, "bytes of tensor memory", ShareRules())
         self.handles = handles or Budget(1 << 20, "tensor handles")
         self._device = device or CpuDevice(BufferPool(0))
         if families is None:
@@ -70,7 +71,7 @@ class LayerBench:
             device=self._device,
             families=families,
             compute=InlineCompute(),
-            memory=self.memory,
+            memory=Memory(self.memory),
         )
         self.runner.prepare = lambda: None  # type: ignore[method-assign]
         ids = itertools.count(1)
@@ -78,7 +79,7 @@ class LayerBench:
         self.environment = LayerEnvironment(
             runner=self.runner,
             compute=InlineCompute(),
-            memory=self.memory,
+            memory=Memory(self.memory),
             handles=self.handles,
             clock=clock,
             new_id=lambda: str(next(ids)),

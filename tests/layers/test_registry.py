@@ -70,7 +70,7 @@ def test_names_and_tags_count() -> None:
     layer = bench.layer(**LATE)
     used = bench.bookkeeping.used
     assert used == layer.bookkeeping_bytes > 0
-    bench.bookkeeping.acquire((1 << 40) - used)
+    bench.bookkeeping.reserve((1 << 40) - used)
     with pytest.raises(ResourceExhaustedError, match="too many bytes of bookkeeping"):
         bench.layer(ResourceKey("c", "other"), **LATE)
     assert bench.registry.count.used == 1

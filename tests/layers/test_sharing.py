@@ -15,7 +15,7 @@ from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.layers.batch_norm.events import Event
-from gradserve_server.resources.memory import Memories
+from gradserve_server.resources.memory import Memory
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
@@ -67,7 +67,7 @@ async def test_what_another_call_hides_meanwhile(shape: tuple[int, ...], call: M
     bench = LayerBench(journal=hiding)
     store = TensorStore(
         pool=BufferPool(0),
-        memory=bench.memory,
+        memory=Memory(bench.memory),
         handles=bench.handles,
         leases=LeaseConfig(),
         clock=lambda: 0.0,
@@ -76,9 +76,7 @@ async def test_what_another_call_hides_meanwhile(shape: tuple[int, ...], call: M
     host = CpuDevice(BufferPool(0))
     residence = Residence(host, host, InlineCompute())
     opener = TensorOpener(store, residence)
-    deliverer = TensorDeliverer(
-        store, residence, InlineCompute(), Memories(bench.memory), InlineLimits(1 << 20, 1 << 20)
-    )
+    deliverer = TensorDeliverer(store, residence, InlineCompute(), Memory(bench.memory), InlineLimits(1 << 20, 1 << 20))
     service = BatchNormLayerServicer(bench.registry, opener, deliverer, store.lease_seconds)
     await bench.layer().build(np.dtype(np.float32), (-1, 3))
     keep_now(store, [np.ones(shape, np.float32)], None, shared=False)

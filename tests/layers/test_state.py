@@ -12,7 +12,6 @@ from gradserve_server.layers.batch_norm.config import RandomAdjustment
 from gradserve_server.layers.batch_norm.events import AdjustmentDrawn
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.spec import CallInputs
-from gradserve_server.resources.budget import Reservation
 from gradserve_server.resources.memory import Room
 from tests.layers.bench import KEY, LayerBench, backward, forward, release, run_updates
 
@@ -54,10 +53,10 @@ def test_what_was_reserved_for_a_forward_becomes_what_is_kept_of_it(
     bench: LayerBench, arguments: dict[str, Any]
 ) -> None:
     layer = bench.layer(**arguments)
-    reserved, seen = Room(Reservation(bench.memory)), []
+    reserved, delivery, seen = Room(bench.memory.reserve()), bench.memory.reserve(), []
 
     async def delivered(outputs: Any) -> None:
-        Reservation(bench.memory).take_over(outputs.nbytes, reserved.host)
+        delivery.take_over(outputs.nbytes, reserved.host)
         seen.append((reserved.used, bench.memory.used))
 
     call = ForwardCall(keep_for_backward=True)
@@ -66,7 +65,7 @@ def test_what_was_reserved_for_a_forward_becomes_what_is_kept_of_it(
     assert kept_back > 0
     assert reserved.used == 0
     assert bench.memory.used == layer.num_bytes + X.nbytes >= used, "it was not free in between"
-    bench.memory.release(X.nbytes)
+    delivery.settle(0)
 
 
 class TestLeases:

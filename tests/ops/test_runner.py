@@ -16,6 +16,7 @@ from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.ops.operation import Op
 from gradserve_server.ops.runner import CheckedCall, OpRunner, check_call
 from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.memory import Memory
 from gradserve_server.tensors.spec import TensorSpec
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
@@ -95,7 +96,7 @@ class World:
 async def world() -> AsyncIterator[World]:
     family, memory, compute = Doubling(), Budget(LIMIT, "bytes of tensor memory"), ThreadCompute(2)
     device = CpuDevice(BufferPool(0))
-    runner = OpRunner(device=device, families={"doubling": family}, compute=compute, memory=memory)
+    runner = OpRunner(device=device, families={"doubling": family}, compute=compute, memory=Memory(memory))
     yield World(family, memory, runner)
     family.may_compute.set()
     runner.close()
@@ -215,7 +216,7 @@ async def test_the_log_says_how_far_a_long_preparation_is(
     families = {"slow": Doubling(), "next": Doubling()}
     compute = ThreadCompute(1)
     runner = OpRunner(
-        device=CpuDevice(BufferPool(0)), families=families, compute=compute, memory=Budget(LIMIT, "bytes")
+        device=CpuDevice(BufferPool(0)), families=families, compute=compute, memory=Memory(Budget(LIMIT, "bytes"))
     )
     assert (runner.is_preparing, runner.is_prepared) == (False, False)
     with caplog.at_level("INFO", "gradserve_server.ops.runner"):

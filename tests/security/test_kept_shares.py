@@ -64,9 +64,8 @@ def held(local: LocalServer) -> dict[str, int]:
         usage = server.usage  # type: ignore[attr-defined]
         found: dict[str, int] = {}
         for budget in (usage.memory, usage.handles, usage.accumulators, usage.layers, usage.waiters, usage.bookkeeping):
-            found |= {f"{budget.unit} of {share.name}": share.held for share in budget.identities}
-            names = budget.containers.names(100)
-            found |= {f"{budget.unit} in {name}": budget.containers.held_by(name) for name in names}
+            found |= {f"{budget.unit} of {name}": share.held for name, share in budget.identities.items()}
+            found |= {f"{budget.unit} in {name}": share.held for name, share in budget.containers.items()}
             found[budget.unit] = budget.used
         return {name: amount for name, amount in found.items() if amount}
 

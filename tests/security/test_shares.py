@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -13,11 +12,10 @@ import gradserve
 from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.config import LimitsConfig, RuntimeConfig, SecurityConfig, ServerConfig
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.resources.budget import Budget
 from gradserve_server.rpc.boundary.interceptors import FairCalls
 from gradserve_server.rpc.listeners.sockets.context import FairSockets
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.security.shares import NO_LIMITS, CallRates, OwnLimits, ShareRules, Shares
+from gradserve_server.security.shares import NO_LIMITS, CallRates, OwnLimits, ShareRules
 from gradserve_testing import LocalServer
 from tests.bad_input.requests import Take, ref
 from tests.security.serving import TOKENS, entry
@@ -28,63 +26,8 @@ MIB = 1 << 20
 WORKER, COLLEAGUE = Identity("worker"), Identity("colleague")
 
 
-@dataclass
-class Whole:
-    limit: int = 100
-    used: int = 0
-    unit: str = "things"
-
-
 def rules_of(reserved: float = 0.0, **limits: OwnLimits) -> ShareRules:
     return ShareRules(reserved, lambda name: limits.get(name, NO_LIMITS))
-
-
-class TestShares:
-    def take(self, shares: Shares, whole: Whole, name: str, amount: int) -> None:
-        shares.named(name).take(amount)
-        whole.used += amount
-
-    def test_the_reserve_is_for_those_who_hold_no_more_than_that(self) -> None:
-        whole = Whole()
-        shares = Shares(whole, rules_of(0.1), lambda _: None)
-        self.take(shares, whole, "worker", 90)
-        with pytest.raises(ResourceExhaustedError) as raised:
-            shares.named("worker").take()
-        assert raised.value.message == (
-            "too many things of 'worker': 1 asked for, 90 in use; 90 of 100 are in use altogether, and the last 10 are "
-            "for those who use no more than that"
-        )
-        self.take(shares, whole, "colleague", 10)
-        with pytest.raises(ResourceExhaustedError):
-            shares.named("colleague").take()
-        shares.named("worker").give_back(30)
-        whole.used -= 30
-        self.take(shares, whole, "colleague", 20)
-        assert (shares.held_by("worker"), shares.held_by("colleague")) == (60, 30)
-
-    def test_what_the_limit_counts_already(self) -> None:
-        shares = Shares(Whole(used=90), rules_of(0.1), lambda _: None)
-        shares.named("worker").check(20, counted=20)
-        with pytest.raises(ResourceExhaustedError):
-            shares.named("worker").check(20, counted=19)
-
-    def test_without_access_control_nobody_has_a_share(self) -> None:
-        shares = Shares(Whole(used=99), rules_of(0.1), lambda _: 0)
-        shares.of(ANONYMOUS).take(1000)
-        assert list(shares) == []
-
-    def test_a_limit_of_its_own(self) -> None:
-        rules = rules_of(limited=OwnLimits(max_handles=3))
-        share = Shares(Whole(), rules, lambda limits: limits.max_handles, retry_after=2.0).named("limited")
-        share.take(3)
-        with pytest.raises(ResourceExhaustedError, match="of 'limited': 1 asked for, 3 in use, 3 allowed") as raised:
-            share.take()
-        assert raised.value.retry_after == 2.0
-        share.take(0)
-        with rules.suspended():
-            share.take()
-        share.give_back(4)
-        share.take(2)
 
 
 @pytest.mark.parametrize(("rate", "at_once", "wait"), [(2.0, 2, 0.5), (10.0, 10, 0.1), (0.5, 1, 2.0), (1.5, 1, 1 / 3)])
@@ -162,7 +105,7 @@ def test_one_identity_cannot_fill_the_memory(local: LocalServer) -> None:
         handles[:2] = [worker.put(block)]
         worker.delete(*handles)
         colleague.delete(others)
-    assert local.inspect(lambda server: [each.held for each in server.usage.memory.identities]) == [0, 0]
+    assert local.inspect(lambda server: [each.held for each in server.usage.memory.identities.values()]) == [0, 0]
 
 
 def test_an_identity_has_limits_of_its_own(local: LocalServer) -> None:
@@ -218,7 +161,7 @@ class TestSockets:
                 transport.why_not_faster
             )
         eventually(
-            lambda: local.inspect(lambda server: server._sockets._context.fair._connections.held_by("admin")) == 0
+            lambda: local.inspect(lambda server: server._sockets._context.fair.connections.held_by("admin")) == 0
         )
 
     def test_shared_memory(self, local: LocalServer) -> None:
@@ -233,24 +176,30 @@ class TestSockets:
 
 
 def test_regions_of_an_identity() -> None:
-    region_bytes, regions = Budget(100, "bytes of shared memory"), Budget(10, "regions")
-    rules = rules_of(0.2, limited=OwnLimits(max_region_bytes=30))
-    sockets = FairSockets(10, region_bytes, Budget(100, "bytes of GPU memory"), regions, rules)
-    limited = Identity("limited")
-    sockets.add_region(limited, 30)
-    with pytest.raises(ResourceExhaustedError, match="bytes of shared memory of 'limited': 1 asked for, 30 in use"):
-        sockets.add_region(limited, 1)
-    sockets.add_region(WORKER, 50)
-    with pytest.raises(ResourceExhaustedError, match="of 'worker'"):
-        sockets.add_region(WORKER, 1)
-    sockets.add_region(COLLEAGUE, 20)
-    with pytest.raises(ResourceExhaustedError):
-        sockets.add_region(ANONYMOUS, 1)
-    assert (region_bytes.used, regions.used) == (100, 3)
-    for identity, num_bytes in ((limited, 30), (WORKER, 50), (COLLEAGUE, 20)):
-        sockets.drop_region(identity, num_bytes)
-    assert (region_bytes.used, regions.used) == (0, 0)
-    sockets.add_region(limited, 30)
+    sockets = FairSockets(10, 100, 100, 10, rules_of(0.2, limited=OwnLimits(max_region_bytes=30)))
+
+    def used() -> tuple[int, int]:
+        return sockets.region_bytes.used, sockets.regions.used
+
+    with ExitStack() as regions:
+
+        def add(identity: Identity, num_bytes: int) -> None:
+            regions.enter_context(sockets.region(identity, num_bytes, on_gpu=False))
+
+        limited = Identity("limited")
+        add(limited, 30)
+        with pytest.raises(ResourceExhaustedError, match="shared memory of 'limited': 1 asked for, 30 in use"):
+            add(limited, 1)
+        add(WORKER, 50)
+        with pytest.raises(ResourceExhaustedError, match="of 'worker'"):
+            add(WORKER, 1)
+        add(COLLEAGUE, 20)
+        with pytest.raises(ResourceExhaustedError):
+            add(ANONYMOUS, 1)
+        assert used() == (100, 3)
+    assert used() == (0, 0)
+    with sockets.region(limited, 30, on_gpu=False):
+        assert used() == (30, 1)
 
 
 def test_a_container_has_limits_of_its_own(local: LocalServer) -> None:

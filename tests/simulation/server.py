@@ -21,10 +21,10 @@ from gradserve_server.layers.batch_norm.journal import LayerJournals
 from gradserve_server.layers.batch_norm.restoring import restore_layers
 from gradserve_server.ops.operation import Family
 from gradserve_server.parts import make_all_families
-from gradserve_server.resources.budget import FairBudget
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
-from gradserve_server.resources.memory import Memories
+from gradserve_server.resources.memory import Memory
 from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
 from gradserve_server.runtime import timing as timing_module
 from gradserve_server.runtime.timing import ServiceClock
@@ -89,8 +89,8 @@ class Server:
 
         clock = ServiceClock(monotonic, LONGEST_TICK)
         self.lifetimes = Lifetimes(clock, CLIENT_LEASE)
-        self.memory = FairBudget(1 << 40, "bytes of tensor memory", ShareRules())
-        self.handles = FairBudget(1 << 20, "tensor handles", ShareRules())
+        self.memory = Budget(1 << 40, "bytes of tensor memory", ShareRules())
+        self.handles = Budget(1 << 20, "tensor handles", ShareRules())
         self._bench = Bench(
             journals=self.journals,
             memory=self.memory,
@@ -116,7 +116,7 @@ class Server:
         self._layer_bench.environment.new_id = new_id
         self.tensors = WatchedStore(
             pool=BufferPool(0),
-            memory=self.memory,
+            memory=Memory(self.memory),
             handles=self.handles,
             leases=LeaseConfig(),
             clock=clock,
@@ -125,7 +125,7 @@ class Server:
         self._residence = Residence(device, device, InlineCompute())
         self.opener = TensorOpener(self.tensors, self._residence)
         self.deliverer = TensorDeliverer(
-            self.tensors, self._residence, InlineCompute(), Memories(self.memory), InlineLimits(1 << 20, 1 << 30)
+            self.tensors, self._residence, InlineCompute(), Memory(self.memory), InlineLimits(1 << 20, 1 << 30)
         )
         self._expiry = Expiry(
             clock,

@@ -15,7 +15,7 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.resources.budget import Reservation
-from gradserve_server.resources.memory import Memories, Sizes
+from gradserve_server.resources.memory import Memory, Sizes
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.tensors.messages import encode_handle
 from gradserve_server.rpc.tensors.outgoing import InlineLimits, OutgoingTensors, TensorDeliverer
@@ -42,7 +42,7 @@ class Delivering:
         self.device = SeparateDevice()
         residence = Residence(CpuDevice(BufferPool(0)), self.device, InlineCompute())
         self.deliverer = TensorDeliverer(
-            self.world.store, residence, InlineCompute(), Memories(self.world.memory), LIMITS
+            self.world.store, residence, InlineCompute(), Memory(self.world.memory), LIMITS
         )
 
     def begin(self, placement: Placement, call: Call = CALL) -> OutgoingTensors:

@@ -19,6 +19,7 @@ from gradserve_protocol.v1 import tensor_messages_pb2, tensor_pb2, tensor_servic
 from gradserve_server.config import LeaseConfig, LimitsConfig, ServerConfig
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.memory import Memory
 from gradserve_server.runtime.timing import Turn
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
@@ -50,7 +51,7 @@ class World:
     def __post_init__(self) -> None:
         self.store = TensorStore(
             pool=self.pool,
-            memory=self.memory,
+            memory=Memory(self.memory),
             handles=self.handles,
             leases=LeaseConfig(default_lease_seconds=DEFAULT_LEASE, max_lease_seconds=MAX_LEASE),
             clock=lambda: self.now,

@@ -20,6 +20,7 @@ from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.config import LeaseConfig, ServerConfig
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.memory import Memory
 from gradserve_server.runtime.timing import Turn
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
@@ -408,7 +409,7 @@ def store(clock: Clock) -> TensorStore:
     numbers = itertools.count(1)
     return TensorStore(
         pool=BufferPool(0),
-        memory=Budget(1000, "bytes of tensor memory"),
+        memory=Memory(Budget(1000, "bytes of tensor memory")),
         handles=Budget(10, "tensor handles"),
         leases=LeaseConfig(default_lease_seconds=10, max_lease_seconds=100),
         clock=clock,

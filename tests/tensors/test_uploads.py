@@ -15,7 +15,7 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.resources.budget import Budget, Reservation
-from gradserve_server.resources.memory import Room
+from gradserve_server.resources.memory import Memory, Room
 from gradserve_server.tensors import transfers as uploads
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import Upload, _Places
@@ -45,7 +45,7 @@ class Bench:
         self.host, self.device = CpuDevice(BufferPool(0)), SeparateDevice()
         self.memory = Budget(slot_memory, "bytes")
         compute = InlineCompute()
-        self.uploads = Uploads(self.host, self.device, compute, compute, np.empty, self.memory)
+        self.uploads = Uploads(self.host, self.device, compute, compute, np.empty, Memory(self.memory))
         budget = Budget(1 << 20, "bytes")
         specs = [TensorSpec(np.dtype(np.uint8), (size,)) for size in sizes]
         self.upload = Upload(specs, 1.0, _Places(Room(Reservation(budget)), Reservation(budget)), self.device.empty)

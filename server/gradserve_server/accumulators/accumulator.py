@@ -20,7 +20,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.accumulators.waits import LiveWorkers, TakeQueue, Waiter, Waits, check_num_required
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ServiceError
-from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.budget import Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
 
 NOT_COUNTED_FIELD = "worker_id"
@@ -44,8 +44,8 @@ class Accumulator:
         round_sum: RoundSum,
         averages: KeptAverages,
         journal: AccumulatorJournal | None,
-        waiters: Budget,
-        bookkeeping: Budget,
+        waiters: Reservation,
+        bookkeeping: Reservation,
         observer: AccumulatorObserver,
         gate: RoundGate | None = None,
         shard: Shard | None = None,
@@ -72,7 +72,7 @@ class Accumulator:
         self._ledger = ledger
         self._sum = round_sum
         self._averages = averages
-        self._waiter_budget = waiters
+        self._waiters = waiters
         self.queue = TakeQueue()
         """The calls that wait."""
         self._observer = observer
@@ -165,7 +165,7 @@ class Accumulator:
         taken = self._recall(call)
         first = self._under_way.find(call)
         self._changes.check_open()
-        with self._waiter_budget.hold(), self._ledger.calls.room_for(call):
+        with self._waiters.another(1), self._ledger.calls.room_for(call):
             if call is not None and (isinstance(taken, Applied) or isinstance(first, asyncio.Task)):
                 raise call.other_content()
             if taken is not None:
@@ -215,7 +215,7 @@ class Accumulator:
         check_num_required(num_required)
         if one_per_worker or self.spec.one_per_worker:
             await self._workers.check(call, contribution, timeout)
-        with self._waiter_budget.hold(), self._workers.pulling(call, contribution):
+        with self._waiters.another(1), self._workers.pulling(call, contribution):
             waiter = Waiter(num_required, call=call)
             try:
                 applied, duplicate = await self._apply_once(
@@ -259,7 +259,7 @@ class Accumulator:
         self._changes.check_open()
         if call is not None:
             self._averages.acknowledge(call)
-        with self._waiter_budget.hold():
+        with self._waiters.another(1):
             average = await self._waits.until_read(self._averages.history, step, timeout)
             while not self._averages.hold(average, call):  # dropped because many rounds ended since
                 average = await self._waits.until_read(self._averages.history, step, timeout)

@@ -12,7 +12,7 @@ from gradserve_server.accumulators.places.place import AverageCopies
 from gradserve_server.accumulators.rounds import Round, Rounds
 from gradserve_server.accumulators.sharding.home import Decision, as_of_now
 from gradserve_server.errors import AbortedError, OutOfRangeError
-from gradserve_server.resources.budget import Budget, Reservation
+from gradserve_server.resources.budget import Reservation
 from gradserve_server.runtime.timing import Turn
 
 
@@ -318,7 +318,7 @@ class KeptAverages:
         history: AverageHistory,
         undelivered: UndeliveredAverages,
         kept: KeptBytes,
-        memory: Budget,
+        memory: Reservation,
         copies: AverageCopies,
         expire_at: Callable[[float, "KeptAverages"], None],
         forget: Callable[[Collection[int]], None] = lambda _: None,
@@ -339,7 +339,7 @@ class KeptAverages:
         self.history = history
         self._undelivered = undelivered
         self._kept = kept
-        self._reservation = Reservation(memory)
+        self._reservation = memory.another()
         self._copies = copies
         self._expire_at = expire_at
         self._forget = forget

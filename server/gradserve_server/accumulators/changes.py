@@ -17,7 +17,7 @@ from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.accumulators.waits import TakeQueue, Waiter
 from gradserve_server.errors import ServiceError
-from gradserve_server.resources.budget import Budget, Reservation
+from gradserve_server.resources.budget import Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
 
 _WORKER_BYTES = 512
@@ -29,8 +29,8 @@ _HELD_BYTES = 1280
 class MemberBytes:
     """Counts the memory of the members of one accumulator's rounds."""
 
-    def __init__(self, budget: Budget, ledger: Ledger, *, holds_gradients: bool) -> None:
-        self._reservation = Reservation(budget)
+    def __init__(self, bookkeeping: Reservation, ledger: Ledger, *, holds_gradients: bool) -> None:
+        self._reservation = bookkeeping.another()
         self._ledger = ledger
         self._held_bytes = _HELD_BYTES if holds_gradients else 0
         self._is_closed = False

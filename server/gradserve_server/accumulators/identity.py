@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
-from gradserve_server.resources.budget import Budget, Reservation
+from gradserve_server.resources.budget import Reservation
 from gradserve_server.storage.journal import IdWindow
 
 RecordT = TypeVar("RecordT")
@@ -109,7 +109,7 @@ class CallMemory(Generic[RecordT]):
     """
 
     def __init__(
-        self, *, window: int, max_clients: int, silence: float, clock: Callable[[], float], bookkeeping: Budget
+        self, *, window: int, max_clients: int, silence: float, clock: Callable[[], float], bookkeeping: Reservation
     ) -> None:
         """Takes its limits and its budget.
 
@@ -120,8 +120,7 @@ class CallMemory(Generic[RecordT]):
             clock: A monotonic clock, in seconds.
             bookkeeping: The budget of bytes.
         """
-        self._bookkeeping = bookkeeping
-        self._reservation = Reservation(bookkeeping)
+        self._reservation = bookkeeping.another()
         self._closed = False
         self._window = window
         self._max_clients = max_clients
@@ -206,7 +205,7 @@ class CallMemory(Generic[RecordT]):
         known = self._clients.get(call.client_id)
         if known is None or len(known.calls) < self._window:
             # Memory is counted when the outcome is remembered, which must not fail.
-            self._bookkeeping.check(_RECORD_BYTES + (_CLIENT_BYTES if known is None else 0))
+            self._reservation.check(_RECORD_BYTES + (_CLIENT_BYTES if known is None else 0))
         if call.client_id not in self._clients and len(self._clients) >= self._max_clients:
             raise ResourceExhaustedError(
                 f"too many clients use request ids here: {self._max_clients} allowed", field="request_id.client_id"

@@ -39,7 +39,7 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
-from gradserve_server.resources.budget import Budget, Cost, FairBudget
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.cluster import Member, check_place
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import Directory, ResourceKey
@@ -50,40 +50,29 @@ from gradserve_server.storage.journal import Durability, durability_of_new
 
 
 @dataclass(frozen=True)
-class OwnBudgets:
-    """The budgets of one accumulator, which count for its creator and its container, too.
+class OwnReservations:
+    """The reservations of one accumulator, which count for its creator and its container, too.
+
+    Its parts make their own ones of `memory`, `host_memory`, `bookkeeping` and `waiters`.
 
     Attributes:
         memory: Bytes of sums, held gradients and averages, in the accumulator's place.
         host_memory: Bytes on the host; the same as `memory` if the host is its place.
-        bookkeeping: Bytes of memory beside tensors.
-        count: The number of accumulators.
+        bookkeeping: Bytes of memory beside tensors; of the accumulator itself.
+        count: The one accumulator.
         waiters: The number of waiting calls.
     """
 
-    memory: Budget
-    host_memory: Budget
-    bookkeeping: Budget
-    count: Budget
-    waiters: Budget
+    memory: Reservation
+    host_memory: Reservation
+    bookkeeping: Reservation
+    count: Reservation
+    waiters: Reservation
 
-    def begin(self, num_bytes: int) -> None:
-        """Counts one more accumulator, with bookkeeping of this size.
-
-        Raises:
-            ResourceExhaustedError: A limit was reached; nothing was taken.
-        """
-        self.count.acquire()
-        try:
-            self.bookkeeping.acquire(num_bytes)
-        except BaseException:
-            self.count.release()
-            raise
-
-    def end(self, num_bytes: int) -> None:
+    def close(self) -> None:
         """Counts one accumulator less."""
-        self.count.release()
-        self.bookkeeping.release(num_bytes)
+        self.count.settle(0)
+        self.bookkeeping.settle(0)
 
 
 _ACCUMULATOR_BYTES = 12 << 10
@@ -144,23 +133,23 @@ class AccumulatorRegistry:
         )
         self._expiries: Deadlines[KeptAverages] = Deadlines()
         self.bookkeeping = bookkeeping
-        self.count = FairBudget(
+        self.count = Budget(
             limits.max_accumulators,
             "accumulators",
             rules,
-            each=Cost(bookkeeping, _ACCUMULATOR_BYTES),
+            cost=(bookkeeping, _ACCUMULATOR_BYTES),
             of_container=lambda limits: limits.max_accumulators,
         )
-        self.waiters = FairBudget(
+        self.waiters = Budget(
             limits.max_waiters,
             "waiting calls",
             rules,
-            each=Cost(bookkeeping, _WAITER_BYTES),
+            cost=(bookkeeping, _WAITER_BYTES),
             of_identity=lambda limits: limits.max_waiters,
             of_container=lambda limits: limits.max_waiters,
             retry_after=_RETRY_SECONDS,
         )
-        self._budgets: dict[ResourceKey, OwnBudgets] = {}
+        self._reservations: dict[ResourceKey, OwnReservations] = {}
 
     def create(
         self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime = SHARED, home_incarnation: str = ""
@@ -200,15 +189,15 @@ class AccumulatorRegistry:
         place = self._places.of_new(spec)
         durability = durability_of_new(spec.durability, self._journals, "spec.durability")
         spec = _durable(spec.resolved(durability, place.name))
-        budgets = self._begin(key, spec, place)
+        own = self._begin(key, spec, place)
         try:
             incarnation = home_incarnation or (self._ordered.new() if spec.num_shards else self._new_incarnation())
             journal = None if self._journals is None else self._journals.begin(key, spec, lifetime, incarnation)
         except ServiceError:
-            self._release(key, spec)
+            self._release(key)
             raise
-        ledger = Ledger(self.new_call_memory(budgets.bookkeeping))
-        accumulator = self._make(key, spec, place, incarnation, ledger, journal, budgets)
+        ledger = Ledger(self.new_call_memory(own.bookkeeping))
+        accumulator = self._make(key, spec, place, incarnation, ledger, journal, own)
         self._accumulators.add(key, accumulator, lifetime)
         return accumulator, True
 
@@ -231,8 +220,8 @@ class AccumulatorRegistry:
         place = self._places.of_restored(spec, f"accumulator {str(key)!r}")
         if spec.num_shards and not self._parts.is_part(key, spec.num_shards):
             self._ordered.restored(incarnation)
-        budgets = self._begin(key, spec, place)
-        accumulator = self._make(key, spec, place, incarnation, ledger, journal, budgets)
+        own = self._begin(key, spec, place)
+        accumulator = self._make(key, spec, place, incarnation, ledger, journal, own)
         self._accumulators.add(key, accumulator, lifetime)
         return accumulator
 
@@ -300,12 +289,9 @@ class AccumulatorRegistry:
         Raises:
             ResourceExhaustedError: Too many calls of the caller wait.
         """
-        share = self.waiters.identities.of(user)
-        share.take()
-        try:
+        with self.waiters.reserve(owner=user) as waiting:
+            waiting.expect(1)
             yield
-        finally:
-            share.give_back()
 
     def lifetime(self, key: ResourceKey) -> Lifetime:
         """Returns the lifetime of an existing accumulator."""
@@ -348,7 +334,7 @@ class AccumulatorRegistry:
         accumulator = self._accumulators.remove(key, incarnation, reason)
         if accumulator is None:
             return False
-        self._release(key, accumulator.spec)
+        self._release(key)
         if self._journals is not None:
             self._journals.end(key)
         why = "" if reason is None else f": {reason}"
@@ -377,18 +363,16 @@ class AccumulatorRegistry:
         incarnation: str,
         ledger: Ledger,
         journal: FileJournal | None,
-        budgets: OwnBudgets,
+        own: OwnReservations,
     ) -> Accumulator:
-        make_sum, average_memory = self._sums(key, place, budgets)
-        copies = place.average_copies(budgets.host_memory, self._allocate_averages(average_memory))
+        make_sum, average_memory = self._sums(key, place, own)
+        copies = place.average_copies(own.host_memory, self._allocate_averages(average_memory))
         kept = KeptBytes()
         undelivered = UndeliveredAverages(self._limits.undelivered_lease_seconds, self._clock, kept)
         history = AverageHistory(spec.keep_averages, kept)
         decision = Decision(incarnation, spec.deterministic) if spec.num_shards else None
         forget = (lambda _: None) if journal is None else journal.forget
-        averages = KeptAverages(
-            history, undelivered, kept, budgets.memory, copies, self._expiries.add, forget, decision
-        )
+        averages = KeptAverages(history, undelivered, kept, own.memory, copies, self._expiries.add, forget, decision)
         return Accumulator(
             str(key),
             spec,
@@ -396,15 +380,15 @@ class AccumulatorRegistry:
             ledger=ledger,
             round_sum=make_sum(spec.without_components() if spec.num_shards else spec, averages.make_room),
             averages=averages,
-            journal=None if journal is None else place.journal(journal, spec.durability, budgets.host_memory),
-            waiters=budgets.waiters,
-            bookkeeping=budgets.bookkeeping,
+            journal=None if journal is None else place.journal(journal, spec.durability, own.host_memory),
+            waiters=own.waiters,
+            bookkeeping=own.bookkeeping,
             observer=self._observe(key),
             gate=self.gate,
-            shard=self._shard(key, spec, make_sum, budgets, journal),
+            shard=self._shard(key, spec, make_sum, own, journal),
         )
 
-    def _sums(self, key: ResourceKey, place: Place, budgets: OwnBudgets) -> tuple[MakeSum, AverageMemory | None]:
+    def _sums(self, key: ResourceKey, place: Place, own: OwnReservations) -> tuple[MakeSum, AverageMemory | None]:
         """Returns a factory of sums for one accumulator, and the memory of its averages."""
         average_memory = self._make_average_memory()
 
@@ -412,7 +396,7 @@ class AccumulatorRegistry:
             return RoundSum(
                 spec,
                 place,
-                memory=budgets.memory,
+                memory=own.memory,
                 owner=key.user,
                 make_room=make_room,
                 average_memory=average_memory if place is self._places.host else None,
@@ -425,7 +409,7 @@ class AccumulatorRegistry:
         key: ResourceKey,
         spec: AccumulatorSpec,
         make_sum: MakeSum,
-        budgets: OwnBudgets,
+        own: OwnReservations,
         journal: FileJournal | None,
     ) -> Shard | None:
         """Returns this server's shard of an accumulator; None if it has none."""
@@ -438,8 +422,8 @@ class AccumulatorRegistry:
             shard,
             make_sum=partial(make_sum, shard, lambda: False),
             make_running_sum=None if is_held else partial(make_sum, shard.in_order_of_arrival(), lambda: False),
-            memory=budgets.memory,
-            bookkeeping=budgets.bookkeeping,
+            memory=own.memory,
+            bookkeeping=own.bookkeeping,
             journal=None if journal is None else journal.shard,
             clock=self._clock,
             call_seconds=self._client_lease_seconds,
@@ -458,12 +442,12 @@ class AccumulatorRegistry:
 
         return arrays
 
-    def bookkeeping_of(self, key: ResourceKey) -> Budget:
-        """Returns the bookkeeping budget for an accumulator of this name and creator."""
-        return self.bookkeeping.part(key.user, key.container)
+    def bookkeeping_of(self, key: ResourceKey) -> Reservation:
+        """Returns an empty reservation of bookkeeping for an accumulator of this name and creator."""
+        return self.bookkeeping.reserve(owner=key.user, container=key.container)
 
-    def new_call_memory(self, bookkeeping: Budget) -> CallMemory[Answer]:
-        """Returns an empty memory of calls for one accumulator, which counts in a budget of bytes."""
+    def new_call_memory(self, bookkeeping: Reservation) -> CallMemory[Answer]:
+        """Returns an empty memory of calls for one accumulator, which counts for the holder of a reservation."""
         return CallMemory(
             window=self._limits.id_window,
             max_clients=self._limits.max_clients,
@@ -479,21 +463,25 @@ class AccumulatorRegistry:
             self._parts.check_is_not_earlier(key, None if found is None else found.incarnation, home_incarnation)
         return found
 
-    def _begin(self, key: ResourceKey, spec: AccumulatorSpec, place: Place) -> OwnBudgets:
-        of_creator = key.user, key.container
-        budgets = OwnBudgets(
-            place.part(*of_creator),
-            self._places.host.part(*of_creator),
-            self.bookkeeping_of(key),
-            self.count.part(*of_creator),
-            self.waiters.part(ANONYMOUS, key.container),  # the caller's share is counted by `waiting`
+    def _begin(self, key: ResourceKey, spec: AccumulatorSpec, place: Place) -> OwnReservations:
+        creator, container = key.user, key.container
+        own = OwnReservations(
+            memory=place.reserve(creator, container),
+            host_memory=self._places.host.reserve(creator, container),
+            bookkeeping=self.bookkeeping_of(key),
+            count=self.count.reserve(1, owner=creator, container=container),
+            waiters=self.waiters.reserve(container=container),  # the caller's share is counted by `waiting`
         )
-        budgets.begin(_names_bytes(key) + spec.bookkeeping_bytes)
-        self._budgets[key] = budgets
-        return budgets
+        try:
+            own.bookkeeping.grow(_names_bytes(key) + spec.bookkeeping_bytes)
+        except BaseException:
+            own.close()
+            raise
+        self._reservations[key] = own
+        return own
 
-    def _release(self, key: ResourceKey, spec: AccumulatorSpec) -> None:
-        self._budgets.pop(key).end(_names_bytes(key) + spec.bookkeeping_bytes)
+    def _release(self, key: ResourceKey) -> None:
+        self._reservations.pop(key).close()
 
     def expire(self, turn: Turn) -> int:
         """Releases averages kept for calls whose lease has ended, in one turn; returns the number of calls."""

@@ -15,8 +15,8 @@ from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Array, Device, with_all_memory
 from gradserve_server.errors import ServiceError
 from gradserve_server.ops.operation import AttributesT, Family, InputsT, Op, OutputsT, PlanT
-from gradserve_server.resources.budget import Budget
-from gradserve_server.resources.memory import Memories, Room, Sizes
+from gradserve_server.resources.budget import Purpose
+from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
 from gradserve_server.tensors.references import Reference
@@ -178,7 +178,7 @@ class OpRunner:
         device: Device,
         families: Mapping[str, Family],
         compute: Compute,
-        memory: Budget,
+        memory: Memory,
         evictor: Evictor | None = None,
         beside: Mapping[str, Family] = MappingProxyType({}),
     ) -> None:
@@ -188,7 +188,7 @@ class OpRunner:
             device: The device that ops run on.
             families: The families of its ops, by name.
             compute: Runs them, in threads that sums do not wait for.
-            memory: The budget of bytes, of the host if the device has its own memory.
+            memory: The memory of the server.
             evictor: Makes room in the device's memory; None if the device is the host.
             beside: Other families with kernels, which are prepared before those of the ops.
         """
@@ -198,7 +198,6 @@ class OpRunner:
         self._compute = compute
         self._memory = memory
         self._evictor = evictor
-        self._memories = Memories(memory, None if evictor is None else evictor.device)
         self._stop = threading.Event()
         self._prepared = threading.Event()
         self._preparation: threading.Thread | None = None
@@ -251,13 +250,14 @@ class OpRunner:
             UnavailableError: The server stops.
         """
         self.prepare()
-        reserved = self._memories.room_of_call() if room is None else room
+        reserved = self._memory.room_of_call() if room is None else room
         try:
             if self._evictor is not None:
                 wanted = call.output_bytes if on_host is True else host_bytes
                 return await self._run_on_device(self._evictor, call, on_host, wanted, reserved)
             reserved.host.grow(call.output_bytes)
-            with self._memory.hold(call.scratch_bytes + self._copied_bytes(call)):
+            scratch_bytes = call.scratch_bytes + self._copied_bytes(call)
+            with self._memory.host.reserve(scratch_bytes, purpose=Purpose.COMPUTING):
                 num_bytes = call.input_bytes + call.output_bytes
                 if call.op.is_quick and num_bytes <= self._device.inline_bytes:
                     return self._run(call, on_host)
@@ -281,7 +281,7 @@ class OpRunner:
         computed = await evictor.attempt(
             lambda: self._compute.run_cancellable(self._run, call, on_host), kept + scratch, room.owner
         )
-        left = self._memories.sizes([*arrays_of(computed.outputs).values(), *computed.moved.values()])
+        left = self._memory.sizes([*arrays_of(computed.outputs).values(), *computed.moved.values()])
         room.settle(Sizes(before.host + left.host, before.device + left.device))
         return computed
 

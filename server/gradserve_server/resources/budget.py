@@ -1,70 +1,149 @@
-"""Budgets shared by everything on the server, with fair shares for identities and containers."""
+"""Budgets that everything on the server shares, and the reservations that their holders have."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from enum import Enum
+from typing import Self
 from weakref import WeakValueDictionary
 
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.security.identity import Identity
-from gradserve_server.security.shares import ContainerLimits, ContainerShares, OwnLimits, Share, ShareRules, Shares
+from gradserve_server.limits import quoted
+from gradserve_server.security.identity import ANONYMOUS, Identity
+from gradserve_server.security.shares import ContainerLimits, OwnLimits, ShareRules
+
+
+class Purpose(Enum):
+    """The purposes for which memory is reserved."""
+
+    COMPUTING = "computing"
+    """Calls in flight: payloads, outputs, copies of inputs, and scratch memory."""
+    STORED = "stored"
+    """Stored tensors."""
+    ACCUMULATORS = "accumulators"
+    """Sums and averages of accumulators."""
+    LAYERS = "layers"
+    """Variables of layers, and what they keep of forwards."""
+
+
+def _no_limit(_limits: OwnLimits | ContainerLimits) -> None:
+    return None
 
 
 class Budget:
-    """A limit on an amount that is in use at one time.
+    """A limit on an amount that is in use at one time, with fair shares for identities, and limits for containers.
+
+    A part of the limit is reserved for identities that hold no more than that part: however much others take, somebody
+    new gets something. The anonymous identity, which everybody is without access control, is refused nothing.
 
     Attributes:
         limit: The limit.
-        used: What is in use.
+        used: The sum of all reservations.
+        used_for: The part of it that is reserved for each purpose.
         unit: The unit for messages.
+        identities: The shares of identities by name.
+        containers: The shares of containers by name, as long as there are reservations in them.
         spare: Functions that free caches when a request exceeds what is left; each takes the missing amount.
-        owners: The shares that every acquisition also counts against.
 
     Not thread-safe: used on the event loop only.
     """
 
-    owners: Sequence[Share] = ()
-
-    def __init__(self, limit: int, unit: str, *, each: "Cost | None" = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        unit: str,
+        rules: ShareRules | None = None,
+        *,
+        cost: "tuple[Budget, int] | None" = None,
+        of_identity: Callable[[OwnLimits], int | None] = _no_limit,
+        of_container: Callable[[ContainerLimits], int | None] = _no_limit,
+        retry_after: float | None = None,
+    ) -> None:
         """Makes a budget that is not in use.
 
         Args:
             limit: The limit.
             unit: The unit for messages, e.g. "bytes of tensor memory".
-            each: The cost of each unit in another budget.
+            rules: How much of it an identity or a container may hold; None for a budget without shares.
+            cost: Another budget with the same rules, and what each unit costs there.
+            of_identity: Returns the limit from an identity's own limits, or None.
+            of_container: Returns the limit from a container's limits, or None.
+            retry_after: Seconds after which a refused owner may try again; None if waiting does not help.
         """
         self.limit = limit
         self.used = 0
+        self.used_for = dict.fromkeys(Purpose, 0)
         self.unit = unit
+        # Identities are never removed: the access file names all of them. Clients choose the names of containers.
+        self.identities: dict[str, Share] = {}
+        self.containers: WeakValueDictionary[str, Share] = WeakValueDictionary()
         self.spare: list[Callable[[int], None]] = []
-        self._each = each
+        self.rules = rules
+        self.retry_after = retry_after
+        self._cost = cost
+        self._of_identity = of_identity
+        self._of_container = of_container
 
-    @property
-    def whole(self) -> "Budget":
-        """The budget that this is a part of, or this budget itself."""
-        return self
-
-    def part(self, owner: Identity, container: str | None = None) -> "Budget":
-        """Returns the budget that an identity uses in a container; without fair shares, the same for all."""
-        return self
-
-    def acquire(self, amount: int = 1) -> None:
-        """Takes `amount`.
+    def reserve(
+        self,
+        amount: int = 0,
+        *,
+        owner: Identity = ANONYMOUS,
+        container: str | None = None,
+        purpose: Purpose | None = None,
+    ) -> "Reservation":
+        """Reserves `amount`, which may grow and shrink later, and counts for its owner and its container, too.
 
         Raises:
-            ResourceExhaustedError: That much is not left; nothing was taken.
+            ResourceExhaustedError: That much is not left, or they may not hold it.
         """
-        self.check(amount)
-        if self._each is not None:
-            self._each.budget.acquire(self._each.amount * amount)
-        self.count(amount)
+        reservation = Reservation(self, self._owners(owner, container), purpose)
+        reservation.grow(amount)
+        return reservation
 
-    def check(self, amount: int) -> None:
+    def held_by(self, name: str) -> int:
+        """Returns the amount that an identity holds."""
+        share = self.identities.get(name)
+        return 0 if share is None else share.held
+
+    def held_in(self, container: str) -> int:
+        """Returns the amount that is reserved in a container."""
+        share = self.containers.get(container)
+        return 0 if share is None else share.held
+
+    @property
+    def reserved(self) -> int:
+        """The part reserved for identities that hold no more than this."""
+        return 0 if self.rules is None else int(self.limit * self.rules.reserved)
+
+    def missing(self, owner: Identity, amount: int) -> tuple[int, int]:
+        """Returns how much must be freed before `owner` may take `amount`: by the owner, and in total."""
+        held = self.held_by(owner.name)
+        limit = self.own_limit(owner.name) if owner.name else None
+        own = 0 if limit is None else max(held + amount - limit, 0)
+        reserved = 0 if not owner.name or held + amount <= self.reserved else self.reserved
+        return own, max(own, self.used + amount - (self.limit - reserved))
+
+    def own_limit(self, name: str, *, is_container: bool = False) -> int | None:
+        """Returns the limit of one identity or container, None if it has none."""
+        if self.rules is None:
+            return None
+        if is_container:
+            return self._of_container(self.rules.of_container(name))
+        return self._of_identity(self.rules.of_identity(name))
+
+    def check(self, amount: int, owners: "Sequence[Share]") -> None:
         """Checks that `amount` is left, and that the owners may hold it. An amount of 0 is always allowed.
 
         Raises:
             ResourceExhaustedError: It is not, or they may not.
         """
+        if amount <= 0:
+            return
+        for owner in owners:
+            owner.check(amount)
         self.check_left(amount)
+        if self._cost is not None:
+            budget, each = self._cost
+            budget.check(each * amount, _in_cost(owners))
 
     def check_left(self, amount: int) -> None:
         """Checks that `amount` is left, regardless of the owners' shares.
@@ -82,64 +161,123 @@ class Budget:
                 f"too many {self.unit}: {amount} asked for, {self.used} in use, {self.limit} allowed"
             )
 
-    def release(self, amount: int = 1) -> None:
-        """Returns `amount` to the budget."""
-        self.change(-amount)
-
-    def change(self, amount: int) -> None:
-        """Changes the amount in use, without checking the limit."""
-        self.count(amount)
-        if self._each is not None:
-            self._each.budget.change(self._each.amount * amount)
-
-    def count(self, amount: int) -> None:
-        """Changes the amount in use of this budget alone, not of the one that `each` costs."""
+    def count(self, amount: int, owners: "Sequence[Share]", purpose: Purpose | None) -> None:
+        """Adds to the amounts in use, without checking the limits. For `Reservation`."""
         self.used += amount
+        if purpose is not None:
+            self.used_for[purpose] += amount
+        for owner in owners:
+            owner.held += amount
+        if self._cost is not None:
+            budget, each = self._cost
+            budget.count(each * amount, _in_cost(owners), None)
 
-    def hold(self, amount: int = 1) -> "Held":
-        """Takes `amount` for the length of a block; entering it raises ResourceExhaustedError if it is not left."""
-        return Held(self, amount)
+    def _owners(self, owner: Identity, container: str | None) -> "tuple[Share, ...]":
+        if self.rules is None:
+            return ()
+        name = owner.name if self.rules.has_identities else ""
+        owners = []
+        if name:
+            owners.append(self.identities.get(name) or self._new_share(name, is_container=False))
+        if container is not None:
+            owners.append(self.containers.get(container) or self._new_share(container, is_container=True))
+        return tuple(owners)
+
+    def _new_share(self, name: str, *, is_container: bool) -> "Share":
+        in_cost = None
+        if self._cost is not None:
+            budget = self._cost[0]
+            known = budget.containers if is_container else budget.identities
+            in_cost = known.get(name) or budget._new_share(name, is_container=is_container)
+        share = Share(self, name, in_cost, is_container=is_container)
+        if is_container:
+            self.containers[name] = share
+        else:
+            self.identities[name] = share
+        return share
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The cost of one unit of something in a budget."""
+class Share:
+    """The amount of a budget that one identity or container holds.
 
-    budget: Budget
-    amount: int
+    Attributes:
+        held: The amount.
+        in_cost: The share of the same owner in the budget that each unit costs something in; None if there is none.
+    """
 
-    def part(self, owner: Identity, container: str | None) -> "Cost":
-        """Returns the cost to an identity and a container; see `Budget.part`."""
-        return Cost(self.budget.part(owner, container), self.amount)
+    __slots__ = ("__weakref__", "_budget", "_is_container", "_name", "held", "in_cost")
 
-
-class Held:
-    """An amount of a budget, taken for the length of a block. Made by `Budget.hold`."""
-
-    __slots__ = ("_amount", "_budget")
-
-    def __init__(self, budget: Budget, amount: int) -> None:
+    def __init__(self, budget: Budget, name: str, in_cost: "Share | None", *, is_container: bool) -> None:
+        self.held = 0
+        self.in_cost = in_cost
         self._budget = budget
-        self._amount = amount
+        self._name = name
+        self._is_container = is_container
 
-    def __enter__(self) -> None:
-        """Takes it."""
-        self._budget.acquire(self._amount)
+    def check(self, amount: int, counted: int = 0) -> None:
+        """Checks that the owner may hold `amount` more, of which the budget counts `counted` as used already.
 
-    def __exit__(self, *_: object) -> None:
-        """Returns it."""
-        self._budget.release(self._amount)
+        Raises:
+            ResourceExhaustedError: The owner may not.
+        """
+        budget, rules, held = self._budget, self._budget.rules, self.held
+        if amount <= 0 or rules is None or not rules.are_in_force:
+            return
+        where = f"in the container {quoted(self._name)}" if self._is_container else f"of {self._name!r}"
+        asked = f"too many {budget.unit} {where}: {amount} asked for, {held} in use"
+        own = budget.own_limit(self._name, is_container=self._is_container)
+        if own is not None and held + amount > own:
+            raise ResourceExhaustedError(f"{asked}, {own} allowed", retry_after=budget.retry_after)
+        reserved = budget.reserved
+        is_scarce = budget.used + amount - counted > budget.limit - reserved
+        if is_scarce and held + amount > reserved and not self._is_container:
+            raise ResourceExhaustedError(
+                f"{asked}; {budget.used} of {budget.limit} are in use altogether, and the last {reserved} are for "
+                "those who use no more than that",
+                retry_after=budget.retry_after,
+            )
+
+
+def _in_cost(owners: Sequence[Share]) -> list[Share]:
+    return [owner.in_cost for owner in owners if owner.in_cost is not None]
 
 
 class Reservation:
-    """One holder's share of a budget, which grows and shrinks."""
+    """An amount of a budget that one holder has, and that grows and shrinks. At the end of a block it is closed.
 
-    __slots__ = ("_budget", "_expected", "used")
+    Attributes:
+        budget: The budget.
+        owners: The shares in which it counts, too.
+        purpose: Its purpose, if the budget distinguishes any.
+        used: The amount.
+    """
 
-    def __init__(self, budget: Budget, used: int = 0) -> None:
-        self._budget = budget
-        self._expected: list[tuple[Share, int]] | None = None
+    __slots__ = ("_expected", "budget", "owners", "purpose", "used")
+
+    def __init__(
+        self, budget: Budget, owners: tuple[Share, ...] = (), purpose: Purpose | None = None, used: int = 0
+    ) -> None:
+        self.budget = budget
+        self.owners = owners
+        self.purpose = purpose
         self.used = used
+        self._expected: list[tuple[Share, int]] | None = None
+
+    def __enter__(self) -> Self:
+        """Returns the reservation."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Gives everything back."""
+        self.settle(0)
+
+    def check(self, amount: int) -> None:
+        """Checks that the reservation may grow by `amount`.
+
+        Raises:
+            ResourceExhaustedError: It may not.
+        """
+        self.budget.check(amount, self.owners)
 
     def grow(self, amount: int) -> None:
         """Takes `amount` more.
@@ -147,234 +285,76 @@ class Reservation:
         Raises:
             ResourceExhaustedError: That much is not left; nothing was taken.
         """
-        self._budget.acquire(amount)
-        self.used += amount
+        if amount:
+            self.budget.check(amount, self.owners)
+            self.budget.count(amount, self.owners, self.purpose)
+            self.used += amount
 
-    def take_over(self, amount: int, giver: "Reservation") -> None:
-        """Takes `amount` more: first what another holder has reserved, then the rest from the budget.
+    def settle(self, amount: int) -> None:
+        """Sets the amount without checking the limit, for existing memory that changes hands."""
+        if self._expected is not None:
+            for owner, num in self._expected:
+                owner.held -= num
+            self._expected = None
+        if amount != self.used:
+            self.budget.count(amount - self.used, self.owners, self.purpose)
+            self.used = amount
 
-        Only a giver that shares the budget can hand anything over; others keep what they have.
+    def another(self, amount: int = 0) -> "Reservation":
+        """Returns a new reservation of the same holder.
 
         Raises:
-            ResourceExhaustedError: The rest is not left, or the owners may not hold it; nothing has changed.
+            ResourceExhaustedError: `amount` is not left.
         """
-        given = min(giver.used, amount) if self._shares_with(giver) else 0
-        self._ask_owners(amount, (giver,))
-        self._budget.check_left(amount - given)
-        giver.settle(giver.used - given)
-        self._budget.change(amount)
-        self.used += amount
+        other = Reservation(self.budget, self.owners, self.purpose)
+        other.grow(amount)
+        return other
 
     def split(self, amount: int) -> "Reservation":
         """Moves `amount` to a new reservation, and returns it."""
         self.used -= amount
-        return Reservation(self._budget, amount)
+        return Reservation(self.budget, self.owners, self.purpose, amount)
 
-    def another(self) -> "Reservation":
-        """Returns an empty reservation of the same holder."""
-        return Reservation(self._budget)
+    def take_over(self, amount: int, giver: "Reservation") -> None:
+        """Takes `amount` more: first what another holder has reserved, then the rest from the budget.
 
-    def expect(self, amount: int, givers: Iterable["Reservation"]) -> None:
-        """Reserves `amount` in the owners' shares, for memory that givers will hand over, until `settle`.
+        Only a giver of the same budget can hand anything over; others keep what they have.
 
         Raises:
-            ResourceExhaustedError: They may not; nothing has changed.
+            ResourceExhaustedError: The rest is not left, or the owners may not hold it; nothing has changed.
+        """
+        given = min(giver.used, amount) if giver.budget is self.budget else 0
+        self._ask_owners(amount, (giver,))
+        self.budget.check_left(amount - given)
+        giver.settle(giver.used - given)
+        self.budget.count(amount, self.owners, self.purpose)
+        self.used += amount
+
+    def expect(self, amount: int, givers: "Iterable[Reservation]" = ()) -> None:
+        """Reserves `amount` in the owners' shares alone until `settle`, for memory that givers will hand over.
+
+        Raises:
+            ResourceExhaustedError: They may not hold it; nothing has changed.
         """
         asked = self._ask_owners(amount, givers)
         for owner, num in asked:
             owner.held += num
         self._expected = [*(self._expected or ()), *asked]
 
-    def settle(self, amount: int) -> None:
-        """Sets the share to `amount` without checking the limit, for existing memory that changes hands."""
-        if self._expected is not None:
-            for owner, num in self._expected:
-                owner.give_back(num)
-            self._expected = None
-        if amount != self.used:
-            self._budget.change(amount - self.used)
-            self.used = amount
-
-    def _shares_with(self, other: "Reservation") -> bool:
-        return self._budget.whole is other._budget.whole
-
-    def _ask_owners(self, amount: int, givers: Iterable["Reservation"]) -> list[tuple[Share, int]]:
+    def _ask_owners(self, amount: int, givers: "Iterable[Reservation]") -> list[tuple[Share, int]]:
         """Checks that the owners may hold an amount that givers hand over; returns how much is new to each.
 
         Raises:
             ResourceExhaustedError: They may not.
         """
-        if not self._budget.owners:
+        if not self.owners:
             return []
-        givers = tuple([each for each in givers if self._shares_with(each)])
+        givers = [each for each in givers if each.budget is self.budget]
         new = amount - min(amount, sum([each.used for each in givers]))
         asked = []
-        for owner in self._budget.owners:
-            own = sum([each.used for each in givers if owner in each._budget.owners])
+        for owner in self.owners:
+            own = sum([each.used for each in givers if owner in each.owners])
             missing = amount - min(amount, own)
             owner.check(missing, counted=max(missing - new, 0))
             asked.append((owner, missing))
         return asked
-
-
-def _no_limit(_limits: OwnLimits | ContainerLimits) -> None:
-    return None
-
-
-class FairBudget(Budget):
-    """A budget with fair shares for identities, and limits for containers.
-
-    Attributes:
-        identities: What each identity holds.
-        containers: What each container holds.
-    """
-
-    def __init__(
-        self,
-        limit: int,
-        unit: str,
-        rules: ShareRules,
-        *,
-        each: Cost | None = None,
-        of_identity: Callable[[OwnLimits], int | None] = _no_limit,
-        of_container: Callable[[ContainerLimits], int | None] = _no_limit,
-        retry_after: float | None = None,
-    ) -> None:
-        """Makes a budget that is not in use.
-
-        Args:
-            limit: The limit.
-            unit: The unit for messages.
-            rules: How much of it an identity or a container may hold.
-            each: The cost of each unit in another budget.
-            of_identity: Returns the limit from an identity's own limits, or None.
-            of_container: Returns the limit from a container's limits, or None.
-            retry_after: Seconds after which a refused owner may try again; None if waiting does not help.
-        """
-        super().__init__(limit, unit, each=each)
-        self.identities = Shares(self, rules, of_identity, retry_after)
-        self.containers = ContainerShares(self, rules, of_container, retry_after)
-        self._rules = rules
-        self._has_identities = rules.has_identities
-        # Shared by everything of the same identity and container: there can be a million handles.
-        self._parts: WeakValueDictionary[tuple[str, str], Budget] = WeakValueDictionary()
-        self._parts_without_container: dict[str, Budget] = {}
-
-    @property
-    def reserve(self) -> int:
-        """The part reserved for identities that hold no more than this."""
-        return int(self.limit * self._rules.reserved)
-
-    def missing(self, owner: Identity, amount: int) -> tuple[int, int]:
-        """Returns how much must be freed before `owner` may take `amount`: by the owner, and in total."""
-        own = self.identities.missing(owner.name, amount)
-        held = self.identities.held_by(owner.name)
-        reserve = 0 if not owner.name or held + amount <= self.reserve else self.reserve
-        return own, max(own, self.used + amount - (self.limit - reserve))
-
-    def part(self, owner: Identity, container: str | None = None) -> Budget:
-        """Returns the budget that an identity uses in a container; whatever is taken counts against both.
-
-        Args:
-            owner: The identity; the anonymous one if none owns it.
-            container: The container, or None.
-        """
-        name = owner.name if self._has_identities else ""
-        if container is None:
-            return self._part_without_container(name, owner) if name else self
-        part = self._parts.get((name, container))
-        if part is None:
-            part = self._parts[name, container] = self._new_part(name, owner, container)
-        return part
-
-    def _part_without_container(self, name: str, owner: Identity) -> Budget:
-        part = self._parts_without_container.get(name)
-        if part is None:
-            part = self._parts_without_container[name] = self._new_part(name, owner, None)
-        return part
-
-    def _new_part(self, name: str, owner: Identity, container: str | None) -> Budget:
-        owners = [self.identities.named(name)] if name else []
-        if container is not None:
-            owners.append(self.containers.named(container))
-        return _OwnedPart(self, owners, None if self._each is None else self._each.part(owner, container))
-
-
-class _OwnedPart(Budget):
-    """A fair budget as its owners see it.
-
-    Attributes:
-        used: The amount that they have taken.
-    """
-
-    def __init__(self, whole: Budget, owners: Sequence[Share], each: Cost | None) -> None:
-        super().__init__(whole.limit, whole.unit, each=each)
-        self._whole = whole
-        self.owners = owners
-
-    @property
-    def whole(self) -> Budget:
-        return self._whole
-
-    def check(self, amount: int) -> None:
-        for owner in self.owners:
-            owner.check(amount)
-        self._whole.check_left(amount)
-
-    def check_left(self, amount: int) -> None:
-        self._whole.check_left(amount)
-
-    def count(self, amount: int) -> None:
-        self.used += amount
-        self._whole.count(amount)
-        for owner in self.owners:
-            owner.held += amount
-
-
-class PurposeBudget(Budget):
-    """Usage of another budget for one purpose.
-
-    Attributes:
-        used: The amount taken for the purpose.
-    """
-
-    def __init__(self, source: Budget) -> None:
-        super().__init__(source.limit, source.unit)
-        self.owners = source.owners
-        self._source = source
-        self._parts: WeakValueDictionary[Budget, _PurposePart] = WeakValueDictionary()
-
-    @property
-    def whole(self) -> Budget:
-        return self._source.whole
-
-    def part(self, owner: Identity, container: str | None = None) -> Budget:
-        source = self._source.part(owner, container)
-        if source is self._source:
-            return self
-        part = self._parts.get(source)
-        if part is None:
-            part = self._parts[source] = _PurposePart(source, self)
-        return part
-
-    def check(self, amount: int) -> None:
-        self._source.check(amount)
-
-    def check_left(self, amount: int) -> None:
-        self._source.check_left(amount)
-
-    def count(self, amount: int) -> None:
-        self.used += amount
-        self._source.change(amount)
-
-
-class _PurposePart(PurposeBudget):
-    """Usage for the purpose by one identity, or in one container."""
-
-    def __init__(self, source: Budget, of_all: PurposeBudget) -> None:
-        super().__init__(source)
-        self._of_all = of_all
-
-    def count(self, amount: int) -> None:
-        super().count(amount)
-        self._of_all.used += amount

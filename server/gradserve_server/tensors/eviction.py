@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from gradserve_server.devices.device import DeviceFullError
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.resources.budget import Budget, Reservation
-from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
+from gradserve_server.resources.budget import Purpose, Reservation
+from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.security.identity import ANONYMOUS, Identity, owner_named
 from gradserve_server.tensors.held import Entry, move
 from gradserve_server.tensors.residence import Residence
@@ -43,16 +43,17 @@ class Evictor:
     Tensors of other identities go only if the caller stays within its own reserved share.
 
     Attributes:
-        device: The device memory.
+        device: The budget of bytes of device memory.
         num_evicted: The number of evicted tensors.
         evicted_bytes: The bytes of evicted tensors.
 
     Not thread-safe: used on the event loop only.
     """
 
-    def __init__(self, store: TensorStore, host: Budget, device: DeviceMemory, residence: Residence) -> None:
-        self.device = device
-        self._memories = Memories(host, device, Purpose.STORED)
+    def __init__(self, store: TensorStore, memory: Memory, residence: Residence) -> None:
+        assert memory.device is not None, "only a device has something to evict"
+        self.device = memory.device
+        self._memory = memory
         self._store = store
         self._residence = residence
         self._evicting = asyncio.Lock()
@@ -111,7 +112,7 @@ class Evictor:
         raise self._refusal(amount, why)
 
     def _refusal(self, amount: int, why: str) -> ResourceExhaustedError:
-        budget = self.device.budget
+        budget = self.device
         return ResourceExhaustedError(
             f"the memory of the device does not suffice: {amount} bytes asked for, {budget.used} in use, "
             f"{budget.limit} allowed (--max-device-bytes); {why}"
@@ -122,14 +123,14 @@ class Evictor:
             try:
                 return reservation.grow(amount)
             except ResourceExhaustedError:
-                own, all_in_all = self.device.budget.missing(owner, amount)
+                own, all_in_all = self.device.missing(owner, amount)
                 is_within_share = self._is_within_share(owner, amount)
                 if not await self._evict(owner, own, all_in_all, is_within_share=is_within_share):
                     raise
 
     def _is_within_share(self, owner: Identity, amount: int) -> bool:
-        budget = self.device.budget
-        return budget.identities.held_by(owner.name) + amount <= budget.reserve
+        budget = self.device
+        return budget.held_by(owner.name) + amount <= budget.reserved
 
     async def _evict(self, owner: Identity, own: int, amount: int, *, is_within_share: bool) -> bool:
         """Evicts `own` bytes of a caller's tensors, and `amount` bytes in total; returns False if it cannot.
@@ -156,19 +157,19 @@ class Evictor:
             if entry.users == 1 and not entry.deleted and entry.array is array:
                 self.num_evicted += 1
                 self.evicted_bytes += copy.nbytes
-                move(entry, copy, self._memories, victim.room)
+                move(entry, copy, self._memory, victim.room)
                 entry.shared = False
 
     def _choose(self, owner: str, own: int, amount: int, *, is_within_share: bool) -> list[_Victim]:
         """Chooses tensors, and reserves host memory for them; returns none if they would not suffice."""
-        budget, idle = self.device.budget, self._store.idle
-        over = {each for each in idle.owners if not each or budget.identities.held_by(each) > budget.reserve}
+        budget, idle = self.device, self._store.idle
+        over = {each for each in idle.owners if not each or budget.held_by(each) > budget.reserved}
         others = set(idle.owners) if is_within_share else set()
         if sum(map(idle.num_bytes, over | others | {owner})) < amount or idle.num_bytes(owner) < own:
             return []
-        chosen = _Chosen(self._memories)
+        chosen = _Chosen(self._memory)
         chosen.add(idle.oldest({owner}), own)
-        floor = {each: budget.identities.held_by(each) - budget.reserve for each in over if each and each != owner}
+        floor = {each: budget.held_by(each) - budget.reserved for each in over if each and each != owner}
         chosen.add(idle.oldest(over | {owner}), amount, floor)
         chosen.add(idle.oldest(others), amount)
         return chosen.victims(amount)
@@ -177,8 +178,8 @@ class Evictor:
 class _Chosen:
     """The tensors chosen for eviction."""
 
-    def __init__(self, memories: Memories) -> None:
-        self._memories = memories
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
         self._victims: dict[Entry, _Victim] = {}
         self._full: set[str] = set()
         self._given: dict[str, int] = {}
@@ -198,7 +199,7 @@ class _Chosen:
             given = self._given.get(entry.owner, 0)
             if entry in self._victims or entry.owner in self._full or given >= most.get(entry.owner, given + 1):
                 continue
-            room = self._memories.room(owner_named(entry.owner))
+            room = self._memory.room(Purpose.STORED, owner_named(entry.owner))
             try:
                 room.grow(Sizes(entry.array.nbytes))
             except ResourceExhaustedError:

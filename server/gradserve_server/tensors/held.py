@@ -10,9 +10,9 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from gradserve_server.devices.device import Array
-from gradserve_server.resources.budget import Reservation
+from gradserve_server.resources.budget import Purpose, Reservation
 from gradserve_server.resources.leases import Lease
-from gradserve_server.resources.memory import Memories, Room, Sizes
+from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.security.identity import owner_named
 
 
@@ -43,8 +43,8 @@ class HeldTensors:
             `exclusive`.
     """
 
-    def __init__(self, memories: Memories, *, release: bool = False) -> None:
-        self._memories = memories
+    def __init__(self, memory: Memory, *, release: bool = False) -> None:
+        self._memory = memory
         self._entries: dict[str, Entry] = {}
         self._release = release
         self._shares = False
@@ -80,8 +80,8 @@ class HeldTensors:
         Raises:
             ResourceExhaustedError: There is not enough.
         """
-        room = self._memories.room_of_call()
-        room.grow(Sizes(self._memories.sizes(self.arrays.values()).device))
+        room = self._memory.room_of_call()
+        room.grow(Sizes(self._memory.sizes(self.arrays.values()).device))
         try:
             yield room
         finally:
@@ -96,26 +96,26 @@ class HeldTensors:
             giver: The call's reservation for the copy.
         """
         entry = self._entries[handle]
-        are_there = self._memories.is_on_device(array) and self._memories.is_on_device(entry.array)
+        are_there = self._memory.is_on_device(array) and self._memory.is_on_device(entry.array)
         if are_there and entry.array is not self.arrays[handle]:
             return
-        move(entry, array, self._memories, giver)
+        move(entry, array, self._memory, giver)
         entry.shared = self._shares
         self.arrays[handle] = array
 
 
-def move(entry: Entry, array: Array, memories: Memories, giver: Room) -> None:
+def move(entry: Entry, array: Array, memory: Memory, giver: Room) -> None:
     """Replaces the array of a stored tensor, with its reservation.
 
     Args:
         entry: The tensor.
         array: The new array, whose memory the giver has reserved.
-        memories: The memories that tensors count against.
+        memory: The memory that tensors count against.
         giver: The room that pays for the new array.
     """
-    is_on_device = memories.is_on_device(array)
-    if is_on_device != memories.is_on_device(entry.array):
-        room = memories.room(owner_named(entry.owner))
+    is_on_device = memory.is_on_device(array)
+    if is_on_device != memory.is_on_device(entry.array):
+        room = memory.room(Purpose.STORED, owner_named(entry.owner))
         given, taken = (giver.device, room.device) if is_on_device else (giver.host, room.host)
         given.settle(max(given.used - array.nbytes, 0))
         taken.settle(array.nbytes)

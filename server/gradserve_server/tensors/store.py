@@ -14,9 +14,9 @@ from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.limits import quoted
-from gradserve_server.resources.budget import Budget, Reservation
+from gradserve_server.resources.budget import Budget, Purpose, Reservation
 from gradserve_server.resources.leases import LeaseQueue
-from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
+from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.runtime.timing import InTurns, Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.held import Entry, HeldTensors, IdleTensors, Serials
@@ -91,29 +91,27 @@ class TensorStore:
         self,
         *,
         pool: BufferPool,
-        memory: Budget,
+        memory: Memory,
         handles: Budget,
         leases: LeaseConfig,
         clock: Callable[[], float],
         new_handle: Callable[[], str],
         is_of_another_run: Callable[[str], bool] = _never,
-        device: DeviceMemory | None = None,
     ) -> None:
         """Takes the limits and the other parts.
 
         Args:
             pool: The memory of uploads.
-            memory: The budget of bytes, of the host if the device has its own.
+            memory: The memory of the server.
             handles: The budget of handles.
             leases: The lengths of leases.
             clock: A monotonic clock, in seconds.
             new_handle: A source of unguessable handles.
             is_of_another_run: Returns whether a handle is of an earlier run of the server.
-            device: The memory of the device; None if ops run on the host.
         """
         self._is_of_another_run = is_of_another_run
         self._pool = pool
-        self._memories = Memories(memory, device, Purpose.STORED)
+        self._memory = memory
         self._handles = handles
         self._leases = leases
         self._clock = clock
@@ -126,7 +124,7 @@ class TensorStore:
         # Also by the owner, where there are several.
         self._of_owner: dict[str, Serials[Entry]] = {}
         self._serials = itertools.count(1)
-        self.nothing_held = HeldTensors(self._memories)
+        self.nothing_held = HeldTensors(self._memory)
         self.idle = IdleTensors()
 
     def __len__(self) -> int:
@@ -176,7 +174,7 @@ class TensorStore:
         Raises:
             ResourceExhaustedError: They do not fit, or would be too much for their owner.
         """
-        places = _Places(self._memories.room(owner), Reservation(self._handles.part(owner)))
+        places = _Places(self._memory.room(Purpose.STORED, owner), self._handles.reserve(owner=owner))
         try:
             places.handles.grow(num_handles)
             if given is None:
@@ -225,7 +223,7 @@ class TensorStore:
             ResourceExhaustedError: They do not fit.
         """
         seconds = self.lease_seconds(lease)
-        with self._reserved(owner, len(arrays), self._memories.sizes(arrays), room) as reserved:
+        with self._reserved(owner, len(arrays), self._memory.sizes(arrays), room) as reserved:
             return await self._add_in_turns(arrays, seconds, reserved, shared=shared)
 
     def lease_seconds(self, lease: float | None) -> float:
@@ -264,7 +262,7 @@ class TensorStore:
         entries: dict[str, Entry] = {}
         for index, handle in enumerate(handles):
             entries[handle] = self._find(handle, index, fields, user)
-        held = HeldTensors(self._memories, release=release)
+        held = HeldTensors(self._memory, release=release)
         for entry in entries.values():
             self._begin_use(entry, held, release=release)
         keep = True
@@ -293,7 +291,7 @@ class TensorStore:
             NotFoundError: See `use`.
         """
         entries: list[Entry] = []
-        held = HeldTensors(self._memories, release=release)
+        held = HeldTensors(self._memory, release=release)
         keep = True
         try:
             async for index, handle in InTurns(enumerate(handles)):
@@ -386,7 +384,7 @@ class TensorStore:
         handle = self._new_handle()
         begun = self._queue.begin(handle, lease)
         room = places.room
-        memory = (room.device if self._memories.is_on_device(array) else room.host).split(array.nbytes)
+        memory = (room.device if self._memory.is_on_device(array) else room.host).split(array.nbytes)
         place = places.handles.split(1)
         entry = Entry(handle, next(self._serials), array, begun, memory, place, shared, room.owner.name)
         self._show(entry)
@@ -416,5 +414,5 @@ class TensorStore:
             self._queue.cancel(entry.lease)
             entry.memory.settle(0)
             entry.place.settle(0)
-        elif self._memories.is_on_device(entry.array):
+        elif self._memory.is_on_device(entry.array):
             self.idle.add(entry)

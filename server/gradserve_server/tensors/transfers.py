@@ -14,8 +14,8 @@ from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array, Device, bytes_of, with_all_memory
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import quoted
-from gradserve_server.resources.budget import Budget
-from gradserve_server.resources.memory import Memories, Room
+from gradserve_server.resources.budget import Budget, Purpose
+from gradserve_server.resources.memory import Memory, Room
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.spec import num_bytes_of
@@ -211,7 +211,7 @@ class Uploads:
         compute: Compute,
         device_compute: Compute,
         allocate: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]],
-        memory: Budget,
+        memory: Memory,
         evictor: Evictor | None = None,
     ) -> None:
         """Takes the devices, and what the slots need.
@@ -222,12 +222,11 @@ class Uploads:
             compute: Runs work that is slow for many tensors.
             device_compute: Runs the copies.
             allocate: Allocates the slots.
-            memory: The budget of bytes for the slots.
+            memory: The memory of the server, that of the host for the slots.
             evictor: Makes room in device memory; None if ops run on the host.
         """
         self.host = host
         self._device = device
-        self._memories = Memories(memory, None if evictor is None else evictor.device)
         self._evictor = evictor
         self._compute = compute
         self._device_compute = device_compute
@@ -258,7 +257,7 @@ class Uploads:
         if device is self.host or self._evictor is None:
             yield None
             return
-        room = self._memories.room_of_call(owner)
+        room = self._memory.room_of_call(owner)
         try:
             await self._evictor.grow(room.device, num_bytes, owner)
             yield room
@@ -279,7 +278,7 @@ class Uploads:
         num_bytes = await self._num_bytes_of(upload)
         arrays = await self._make_room(upload, num_bytes)
         slot_bytes = max(min(SLOT_BYTES, num_bytes), 1)
-        with self._memory.hold(_NUM_SLOTS * slot_bytes):
+        with self._memory.host.reserve(_NUM_SLOTS * slot_bytes, purpose=Purpose.COMPUTING):
             slots = [self._allocate((slot_bytes,), _BYTE) for _ in range(_NUM_SLOTS)]
             landing = DeviceLanding(arrays, num_bytes, device, self._device_compute, slots)
             try:
@@ -374,7 +373,7 @@ class Downloads:
         """
         num_bytes = sum([aligned(array.nbytes, alignment) for array in arrays])
         slot_bytes = min(SLOT_BYTES, num_bytes)
-        with self._memory.hold(_NUM_SLOTS * slot_bytes):
+        with self._memory.reserve(_NUM_SLOTS * slot_bytes, purpose=Purpose.COMPUTING):
             slots = [self._allocate((slot_bytes,), _BYTE) for _ in range(_NUM_SLOTS)]
             cut = spans(arrays, slot_bytes, alignment)
             ahead = self._begin(cut, slots[0])

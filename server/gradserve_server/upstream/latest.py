@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Hashable
 
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.resources.budget import Budget, Reservation
+from gradserve_server.resources.budget import Budget, Purpose, Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks
 
 
@@ -19,12 +19,12 @@ class LatestAverages:
     def __init__(self, memory: Budget) -> None:
         self._memory = memory
         self._kept: OrderedDict[LatestAverage, tuple[Average, Reservation]] = OrderedDict()
-        memory.whole.spare.append(self._make_room)
+        memory.spare.append(self._make_room)
 
     def keep(self, holder: "LatestAverage", average: Average) -> None:
         """Keeps an average in the place of the holder's one, if there is memory for it."""
         self.drop(holder)
-        reservation = Reservation(self._memory)
+        reservation = self._memory.reserve(purpose=Purpose.ACCUMULATORS)
         try:
             reservation.grow(average.nbytes)
         except ResourceExhaustedError:

@@ -29,4 +29,4 @@ def worker(gpu: LocalServer) -> Iterator[gradserve.Client]:
     with gradserve.connect(gpu.address, timeout=PATIENCE_SECONDS) as client:
         yield client
     assert gpu.inspect(lambda server: server.usage.memory.used) == 0
-    assert gpu.inspect(lambda server: server.evictor.device.budget.used if server.evictor else None) == 0
+    assert gpu.inspect(lambda server: server.evictor.device.used if server.evictor else None) == 0

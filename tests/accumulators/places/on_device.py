@@ -14,8 +14,8 @@ from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import Compute, InlineCompute
 from gradserve_server.devices.cuda.reduction import CudaReducer
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.resources.budget import Budget, FairBudget
-from gradserve_server.resources.memory import DeviceMemory, Purpose
+from gradserve_server.resources.budget import Budget, Purpose
+from gradserve_server.resources.memory import Memory
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.residence import Residence
@@ -70,28 +70,29 @@ class OnDevice:
 
     Attributes:
         device: The device.
-        memory: What of it is taken.
+        budget: The budget of its bytes.
         host: The budget of the host of stored tensors.
+        memory: Both.
         store: The stored tensors.
     """
 
     def __init__(self, folder: Path, *, limit: int = 1 << 30, compute: Compute | None = None) -> None:
         self.device = SumsDevice(folder)
         self.compute = compute or InlineCompute()
-        self.host = FairBudget(1 << 30, "bytes", ShareRules())
-        self.memory = DeviceMemory(FairBudget(limit, "bytes of the device", ShareRules()), self.device.holds)
+        self.host = Budget(1 << 30, "bytes", ShareRules())
+        self.budget = Budget(limit, "bytes of the device", ShareRules())
+        self.memory = Memory(self.host, self.budget, self.device.holds)
         pool, ids = BufferPool(0), map(str, itertools.count())
         self.store = TensorStore(
             pool=pool,
-            memory=self.host,
+            memory=self.memory,
             handles=Budget(1 << 20, "handles"),
             leases=LeaseConfig(),
             clock=lambda: 0.0,
             new_handle=ids.__next__,
-            device=self.memory,
         )
         residence = Residence(CpuDevice(pool), self.device, InlineCompute())
-        self.evictor = Evictor(self.store, self.host, self.memory, residence)
+        self.evictor = Evictor(self.store, self.memory, residence)
 
     @property
     def places(self) -> Callable[[HostPlace], Places]:
@@ -114,4 +115,4 @@ class OnDevice:
     @property
     def sums(self) -> int:
         """What accumulators have of the device's memory."""
-        return self.memory.used[Purpose.ACCUMULATORS]
+        return self.budget.used_for[Purpose.ACCUMULATORS]

@@ -14,7 +14,6 @@ from gradserve_server.accumulators.spec import ComponentSpec
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.inventory import NoSuchDeviceError
 from gradserve_server.errors import ResourceExhaustedError, UnavailableError
-from gradserve_server.resources.memory import Memories
 from tests.accumulators.bench import F32, Bench, apply, opened, take, turns
 from tests.accumulators.places.on_device import OnDevice
 from tests.journals import ListedJournal
@@ -119,7 +118,7 @@ async def test_a_call_that_is_cancelled_is_finished_or_leaves_nothing(compiled: 
     average, _ = await take(acc, 2)
     assert await read(average) == [2]
     acc.close(UnavailableError("the end"))
-    assert there.memory.budget.used == 0
+    assert there.budget.used == 0
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -146,7 +145,7 @@ async def test_stored_tensors_make_room_for_sums(compiled: Path) -> None:
     acc = Bench(places=there.places).accumulator()
     there.keep(7, 8, 9)
     await apply(acc, 1, 2, 3)
-    assert (there.sums, there.memory.budget.used, there.host.used) == (12, 12, 12)
+    assert (there.sums, there.budget.used, there.host.used) == (12, 12, 12)
     with pytest.raises(ResourceExhaustedError, match="bytes of the device: 12 asked for, 12 in use, 20 allowed"):
         await apply(acc, 4, 5, 6)
     assert there.sums == 12
@@ -158,10 +157,10 @@ async def test_stored_tensors_make_room_for_handles_of_an_average(compiled: Path
     await apply(acc, 1, 2)
     average, _ = await take(acc, 1)
     there.keep(7, 8)
-    room = Memories(there.host, there.memory).room_of_call()
+    room = there.memory.room_of_call()
     assert average.host_copy is not None
     await average.host_copy.reserve(room.device, room.owner)
-    assert (room.device.used, there.sums, there.memory.budget.used, there.host.used) == (8, 8, 16, 8)
+    assert (room.device.used, there.sums, there.budget.used, there.host.used) == (8, 8, 16, 8)
     room.settle()
 
 

@@ -77,7 +77,7 @@ async def test_a_restart_goes_on_with_the_same_bits(
         await one.store.flush()
         assert one.bench.memory.used == 0
         one.store.close()
-    assert there.memory.budget.used == 0
+    assert there.budget.used == 0
 
 
 @pytest.mark.parametrize("durability", LEVELS)
@@ -128,20 +128,17 @@ class HostCopy:
     """The copy of an average."""
 
     def __init__(self, memory: Budget) -> None:
-        self._memory = memory
-        self._used = 0
+        self._copy = memory.reserve()
 
     async def reserve(self, reservation: Any, owner: Any) -> None:
         """Takes nothing."""
 
     async def values(self) -> Any:
-        self._memory.acquire(8)
-        self._used = 8
+        self._copy.grow(8)
         return {"": np.ones(2, DTYPE)}
 
     def close(self) -> None:
-        self._memory.release(self._used)
-        self._used = 0
+        self._copy.settle(0)
 
 
 @pytest.fixture
@@ -159,7 +156,7 @@ def journal(inner: FailingJournal, memory: Budget) -> DeviceJournal:
     def on_host(gradient: Gradient) -> Gradient:
         return Gradient({"": np.ones(2, DTYPE)})
 
-    return DeviceJournal(inner, Durability.GRADIENT, InlineCompute(), on_host, memory)
+    return DeviceJournal(inner, Durability.GRADIENT, InlineCompute(), on_host, memory.reserve())
 
 
 GRADIENT = Gradient({"": np.ones(2, DTYPE)})

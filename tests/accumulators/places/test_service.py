@@ -29,7 +29,7 @@ def gradients(dtype: Any, count: int) -> list[Any]:
 
 
 def used_on_device(gpu: LocalServer) -> int:
-    return gpu.inspect(lambda server: server.evictor.device.budget.used if server.evictor else -1)
+    return gpu.inspect(lambda server: server.evictor.device.used if server.evictor else -1)
 
 
 def used_on_host(gpu: LocalServer) -> int:

@@ -4,6 +4,7 @@ import grpc
 import numpy as np
 import pytest
 
+from gradserve_server.resources.budget import Purpose
 from tests.rpc.sharding.raw_shards import ROWS, RawShards, gradient, request_id
 
 BOTH = range(len(ROWS))
@@ -87,7 +88,7 @@ def test_memory_is_that_of_what_is_held_and_of_the_averages_that_the_home_keeps(
 def test_deleting_gives_all_memory_back(servers: RawShards) -> None:
     def used(server: int) -> tuple[int, int]:
         return servers.servers[server].inspect(
-            lambda running: (running._budgets.accumulator_memory.used, running.registry.bookkeeping.used)
+            lambda running: (running._budgets.memory.used_for[Purpose.ACCUMULATORS], running.registry.bookkeeping.used)
         )
 
     before = [used(server) for server in BOTH]

@@ -274,7 +274,7 @@ def test_what_is_stored_from_a_region_is_a_copy(connect_unix: Connect) -> None:
 def test_copies_of_a_region_need_memory(connect_unix: Connect, server: LocalServer) -> None:
     num_bytes = MIB
     request = tensor_messages_pb2.StoreTensorsRequest(tensors=[beside(np.uint8, [num_bytes], 0)])
-    budget = server.inspect(lambda each: each._sockets._context.memory.whole)
+    budget = server.inspect(lambda each: each._sockets._context.memory)
     with connect_unix() as client:
         with_region(client, num_bytes)
         limit, budget.limit = budget.limit, num_bytes - 1

@@ -23,12 +23,12 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
-from gradserve_server.resources.budget import FairBudget
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.ids import ServerRun
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
-from gradserve_server.resources.memory import Memories
+from gradserve_server.resources.memory import Memory
 from gradserve_server.rpc.accumulators.replies import reply_codecs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.boundary.chain import Call
@@ -90,7 +90,7 @@ class Run:
         if folder is not None:
             self.store = SimulatedStore(StateDirectory(folder), SimulatedDisk(folder, chance), chance)
             self._journals = AccumulatorJournals(self.store, Durability.ROUND)
-        self.memory = FairBudget(1 << 40, "bytes of tensor memory", ShareRules())
+        self.memory = Budget(1 << 40, "bytes of tensor memory", ShareRules())
         self._lifetimes = Lifetimes(clock, CLIENT_LEASE)
         self._bench = Bench(
             journals=self._journals,
@@ -107,14 +107,14 @@ class Run:
         device = _device()
         tensors = TensorStore(
             pool=BufferPool(0),
-            memory=self.memory,
-            handles=FairBudget(1 << 20, "tensor handles", ShareRules()),
+            memory=Memory(self.memory),
+            handles=Budget(1 << 20, "tensor handles", ShareRules()),
             leases=LeaseConfig(),
             clock=clock,
             new_handle=run.new_id,
         )
         residence = Residence(device, device, compute)
-        deliverer = TensorDeliverer(tensors, residence, compute, Memories(self.memory), InlineLimits(1 << 20, 1 << 30))
+        deliverer = TensorDeliverer(tensors, residence, compute, Memory(self.memory), InlineLimits(1 << 20, 1 << 30))
         self._servicers: dict[str, Any] = {
             "AccumulatorService": AccumulatorServicer(
                 self.registry,

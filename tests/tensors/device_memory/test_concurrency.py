@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradserve_server.errors import NotFoundError, ResourceExhaustedError
-from gradserve_server.resources.memory import Purpose
+from gradserve_server.resources.budget import Purpose
 from gradserve_server.security.identity import owner_named
 from tests.servers.separate_device import SeparateArray
 from tests.tensors.device_memory.world import LIMIT, RESERVED, World
@@ -50,7 +50,7 @@ class Caller:
         """Keeps an output of an op."""
         world, size, value = self._world, self._random.randrange(1, 25), self._random.randrange(256)
         owner = owner_named(self._name)
-        room = world.rooms().room_of_call(owner)
+        room = world.memory.room_of_call(owner)
         try:
             await world.evictor.grow(room.device, size, owner)
             await self._pause()
@@ -65,7 +65,7 @@ class Caller:
         if not (handles := [each for each in self._values if world.store._entries[each].owner == self._name]):
             return
         handle = self._random.choice(handles)
-        room = world.rooms().room_of_call(owner)
+        room = world.memory.room_of_call(owner)
         try:
             with world.store.use([handle], user=owner) as held:
                 await self._pause()
@@ -121,9 +121,9 @@ async def test_every_byte_counts_once(seed: int) -> None:
         assert budget.used == sum(each.array.nbytes for each in there)
         for name in NAMES:
             held = sum(each.array.nbytes for each in there if each.owner == name)
-            assert budget.identities.held_by(name) == held
-    assert world.memory.used[Purpose.STORED] == world.budget.used
-    assert world.memory.used[Purpose.COMPUTING] == 0
+            assert budget.held_by(name) == held
+    assert world.budget.used_for[Purpose.STORED] == world.budget.used
+    assert world.budget.used_for[Purpose.COMPUTING] == 0
     assert sum(map(world.store.idle.num_bytes, NAMES)) == world.budget.used
     for name in NAMES:
         world.store.delete([each for each in values if entries[each].owner == name], user=owner_named(name))

@@ -8,8 +8,8 @@ import pytest
 
 from gradserve_server.devices.device import DeviceFullError
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.resources.budget import Budget, Reservation
-from gradserve_server.resources.memory import Purpose, Room
+from gradserve_server.resources.budget import Budget, Purpose, Reservation
+from gradserve_server.resources.memory import Room
 from gradserve_server.security.identity import ANONYMOUS
 from tests.tensors.device_memory.world import LEASE, LIMIT, World
 from tests.tensors.keeping import keep_now
@@ -65,7 +65,7 @@ async def test_who_makes_room(
     for owner in dict(stored):
         on_device = sum(size for index, (who, size) in enumerate(stored) if who == owner and index not in moved)
         own = amount if owner == name else 0
-        assert world.budget.identities.held_by(owner) == (on_device + own if owner else 0)
+        assert world.budget.held_by(owner) == (on_device + own if owner else 0)
     assert [world.value(handle) for handle in handles] == list(range(len(stored)))
     assert (world.evictor.num_evicted, world.evictor.evicted_bytes) == (len(moved), given)
     reservation.settle(0)
@@ -97,13 +97,13 @@ async def test_what_moved_can_come_back_and_move_again(world: World) -> None:
     reservation = await world.take(100)
     assert world.used == (60, 100)
     reservation.settle(0)
-    room = world.rooms().room_of_call()
+    room = world.memory.room_of_call()
     await world.evictor.grow(room.device, 60)
     with world.store.use([handle]) as held:
         held.relocate(handle, world.array(60, 3), room)
         assert world.used == (0, 60)
         assert room.used == 0
-    assert world.memory.used[Purpose.STORED] == 60
+    assert world.budget.used_for[Purpose.STORED] == 60
     await world.take(100)
     assert (world.used, world.value(handle)) == ((60, 100), 3)
 
@@ -111,7 +111,7 @@ async def test_what_moved_can_come_back_and_move_again(world: World) -> None:
 async def test_another_copy_of_what_is_there_already_counts_for_nobody(world: World) -> None:
     """Two ops use a tensor at the same time, and each brings a copy."""
     stored = keep_now(world.store, [np.full(30, 5, np.uint8)], None, shared=False)
-    rooms = [world.rooms().room_of_call() for _ in range(2)]
+    rooms = [world.memory.room_of_call() for _ in range(2)]
     for room in rooms:
         await world.evictor.grow(room.device, 30)
     with world.store.use(stored) as first, world.store.use(stored) as second:

@@ -10,8 +10,8 @@ from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.resources.budget import Budget, FairBudget, Reservation
-from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose
+from gradserve_server.resources.budget import Budget, Purpose, Reservation
+from gradserve_server.resources.memory import Memory
 from gradserve_server.runtime.timing import Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity, owner_named
 from gradserve_server.security.shares import OwnLimits, ShareRules
@@ -59,30 +59,29 @@ class World:
         self.now = 0.0
         rules = ShareRules(RESERVED / LIMIT, self._limits)
         self.device = SeparateDevice(LIMIT)
-        self.host = FairBudget(host_limit, "bytes of tensor memory", rules)
-        self.budget = FairBudget(LIMIT, "bytes of device memory", rules, of_identity=lambda own: own.max_device_bytes)
-        self.memory = DeviceMemory(self.budget, self.device.holds)
+        self.host = Budget(host_limit, "bytes of tensor memory", rules)
+        self.budget = Budget(LIMIT, "bytes of device memory", rules, of_identity=lambda own: own.max_device_bytes)
+        self.memory = Memory(self.host, self.budget, self.device.holds)
         self.handles = Budget(max_handles, "tensor handles")
         self.compute = GatedCompute()
         numbers = iter(range(1 << 30))
         self.store = TensorStore(
             pool=BufferPool(0),
-            memory=self.host,
+            memory=self.memory,
             handles=self.handles,
             leases=LeaseConfig(default_lease_seconds=LEASE, max_lease_seconds=LEASE),
             clock=lambda: self.now,
             new_handle=lambda: f"h{next(numbers)}",
-            device=self.memory,
         )
         residence = Residence(CpuDevice(BufferPool(0)), self.device, self.compute)
-        self.evictor = Evictor(self.store, self.host, self.memory, residence)
+        self.evictor = Evictor(self.store, self.memory, residence)
 
     @staticmethod
     def _limits(name: str) -> OwnLimits:
         return OwnLimits(max_device_bytes=OWN_LIMIT if name == "limited" else None)
 
     def reservation(self, owner: str = "") -> Reservation:
-        return Reservation(self.memory.part(Purpose.COMPUTING, owner_named(owner)))
+        return self.budget.reserve(owner=owner_named(owner), purpose=Purpose.COMPUTING)
 
     def array(self, num_bytes: int, value: int = 7) -> SeparateArray:
         return SeparateArray(np.full(num_bytes, value, np.uint8))
@@ -119,9 +118,6 @@ class World:
     def used(self) -> tuple[int, int]:
         """Bytes of the host and of the device."""
         return self.host.used, self.budget.used
-
-    def rooms(self) -> Memories:
-        return Memories(self.host, self.memory)
 
 
 def identity(name: str) -> Identity:

@@ -24,7 +24,7 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.resources.budget import Budget, FairBudget
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.cluster import MisplacedError
 from gradserve_server.resources.lifetimes import Lifetime, Lifetimes
 from gradserve_server.resources.registry import ResourceKey
@@ -104,7 +104,7 @@ async def restore_accumulators(journals: AccumulatorJournals, registry: Accumula
     """
     store = journals.store
     # Short-lived and in another thread, so it counts in no budget.
-    journals.new_state = lambda: Ledger(registry.new_call_memory(Budget(_ENDLESS, "bytes")))
+    journals.new_state = lambda: Ledger(registry.new_call_memory(Budget(_ENDLESS, "bytes").reserve()))
     rows = store.rows(SELECT_ACCUMULATORS)
     if num_incoming(store):
         raise StateError(f"{store.path}: {RESIZED}")
@@ -284,10 +284,10 @@ async def _make_again(
     Raises:
         StateError, DAMAGES: A server cannot make it again.
     """
-    memory = FairBudget(_ENDLESS, "bytes of tensor memory", ShareRules())
+    memory = Budget(_ENDLESS, "bytes of tensor memory", ShareRules())
     registry = AccumulatorRegistry(
         places=Places(HostPlace("cpu", reducer, np.empty, InlineCompute(), memory)),
-        bookkeeping=FairBudget(_ENDLESS, "bytes of bookkeeping", ShareRules()),
+        bookkeeping=Budget(_ENDLESS, "bytes of bookkeeping", ShareRules()),
         limits=LimitsConfig(),
         lifetimes=Lifetimes(lambda: 0.0, 1.0),
         clock=lambda: 0.0,
@@ -357,5 +357,5 @@ def unlimited_calls() -> CallMemory[Answer]:
         max_clients=_ENDLESS,
         silence=float("inf"),
         clock=lambda: 0.0,
-        bookkeeping=Budget(_ENDLESS, "bytes"),
+        bookkeeping=Budget(_ENDLESS, "bytes").reserve(),
     )

@@ -96,15 +96,15 @@ def _shard(spec: AccumulatorSpec) -> Shard:
     place = HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), memory)
 
     def make_sum() -> RoundSum:
-        return RoundSum(spec, place, memory=memory)
+        return RoundSum(spec, place, memory=memory.reserve())
 
     return Shard(
         "of one server",
         spec,
         make_sum=make_sum,
         make_running_sum=None,
-        memory=memory,
-        bookkeeping=memory,
+        memory=memory.reserve(),
+        bookkeeping=memory.reserve(),
         journal=None,
     )
 

@@ -16,8 +16,7 @@ from gradserve_server.accumulators.places.place import AllocateAverage, AverageC
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Device, Reducer, with_all_memory
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.resources.budget import Budget, Reservation
-from gradserve_server.resources.memory import Purpose
+from gradserve_server.resources.budget import Purpose, Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks
 from gradserve_server.security.identity import Identity
 from gradserve_server.storage.journal import Durability
@@ -28,7 +27,7 @@ class DeviceAverages(AverageCopies):
     """Copies the averages of an accumulator on a device to the host, and back after a restart."""
 
     def __init__(
-        self, device: Device, compute: Compute, evictor: Evictor, memory: Budget, allocate: AllocateAverage
+        self, device: Device, compute: Compute, evictor: Evictor, memory: Reservation, allocate: AllocateAverage
     ) -> None:
         """Takes the device and the memory of both sides.
 
@@ -47,7 +46,7 @@ class DeviceAverages(AverageCopies):
 
     def host_copy(self, values: Mapping[str, Value]) -> HostCopy:
         """Returns a copy of an average in host memory, made on demand."""
-        return SharedHostCopy(values, self._compute, self._to_host, Reservation(self._memory), self._evictor)
+        return SharedHostCopy(values, self._compute, self._to_host, self._memory.another(), self._evictor)
 
     async def brought(self, values: Mapping[str, Value]) -> Mapping[str, Value]:
         """Returns the values of an average on the device; see `AverageCopies`."""
@@ -157,14 +156,14 @@ class DeviceJournal:
         durability: Durability | None,
         compute: Compute,
         to_host: Callable[[Gradient], Gradient],
-        memory: Budget,
+        memory: Reservation,
     ) -> None:
         self._journal = journal
         self._writes_gradients = durability is Durability.GRADIENT
         self._compute = compute
         self._to_host = to_host
         self._memory = memory
-        self._reserved = Reservation(memory)
+        self._reserved = memory.another()
         """Counts the copy of the average of a round that is about to end."""
 
     async def append(self, event: Event) -> None:
@@ -179,7 +178,7 @@ class DeviceJournal:
         """Copies a gradient to the host if it is to be written."""
         if not self._writes_gradients:
             return await self._journal.accept(event, gradient)
-        copied = Reservation(self._memory)
+        copied = self._memory.another()
         copied.grow(gradient.nbytes)
         try:
             on_host = await self._compute.run_in_thread(self._to_host, gradient)
@@ -253,9 +252,9 @@ class DevicePlace(Place):
     has_sparse = False
     takes_from_anywhere = True
 
-    def part(self, owner: Identity, container: str | None) -> Budget:
-        """Returns the budget of bytes of the device for an accumulator."""
-        return self.evictor.device.part(Purpose.ACCUMULATORS, owner, container)
+    def reserve(self, owner: Identity, container: str | None) -> Reservation:
+        """Returns an empty reservation of bytes of the device."""
+        return self.evictor.device.reserve(owner=owner, container=container, purpose=Purpose.ACCUMULATORS)
 
     async def grow(self, reservation: Reservation, amount: int, owner: Identity) -> None:
         """Takes more bytes; unused stored tensors move to the host to make room."""
@@ -324,12 +323,12 @@ class DevicePlace(Place):
     def protect(self, array: Array) -> None:
         """Does nothing: see `may_be_written`."""
 
-    def average_copies(self, host_memory: Budget, allocate: AllocateAverage) -> DeviceAverages:
+    def average_copies(self, host_memory: Reservation, allocate: AllocateAverage) -> DeviceAverages:
         """Returns the copies of averages on the host."""
         return DeviceAverages(self.device, self.compute, self.evictor, host_memory, allocate)
 
     def journal(
-        self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Budget
+        self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Reservation
     ) -> AccumulatorJournal:
         """Returns a journal that copies to the host what the other one writes."""
         return DeviceJournal(journal, durability, self.compute, self._gradient_on_host, host_memory)

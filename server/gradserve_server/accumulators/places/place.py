@@ -17,7 +17,7 @@ from gradserve_server.devices.device import Allocate, Reducer
 from gradserve_server.devices.inventory import NoSuchDeviceError
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import quoted
-from gradserve_server.resources.budget import Budget, Reservation
+from gradserve_server.resources.budget import Budget, Purpose, Reservation
 from gradserve_server.security.identity import Identity
 from gradserve_server.storage.journal import Durability
 
@@ -85,8 +85,8 @@ class Place(ABC):
     # Memory
 
     @abstractmethod
-    def part(self, owner: Identity, container: str | None) -> Budget:
-        """Returns the budget of bytes for an accumulator; see `Budget.part`."""
+    def reserve(self, owner: Identity, container: str | None) -> Reservation:
+        """Returns an empty reservation of bytes for an accumulator of an identity in a container."""
 
     @abstractmethod
     async def grow(self, reservation: Reservation, amount: int, owner: Identity) -> None:
@@ -150,24 +150,24 @@ class Place(ABC):
     # Copies on the host
 
     @abstractmethod
-    def average_copies(self, host_memory: Budget, allocate: AllocateAverage) -> AverageCopies:
+    def average_copies(self, host_memory: Reservation, allocate: AllocateAverage) -> AverageCopies:
         """Returns the copies of one accumulator's averages on the host.
 
         Args:
-            host_memory: The accumulator's budget of bytes on the host.
+            host_memory: A reservation of the accumulator's owners on the host.
             allocate: Allocates an average's arrays on the host.
         """
 
     @abstractmethod
     def journal(
-        self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Budget
+        self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Reservation
     ) -> AccumulatorJournal:
         """Returns a journal that takes gradients and averages in this place.
 
         Args:
             journal: A journal that takes them on the host.
             durability: Decides what it writes.
-            host_memory: The accumulator's budget of bytes on the host.
+            host_memory: A reservation of the accumulator's owners on the host.
         """
 
 
@@ -184,9 +184,9 @@ class HostPlace(Place):
     has_sparse = True
     takes_from_anywhere = False
 
-    def part(self, owner: Identity, container: str | None) -> Budget:
-        """Returns the budget of bytes for an accumulator."""
-        return self.memory.part(owner, container)
+    def reserve(self, owner: Identity, container: str | None) -> Reservation:
+        """Returns an empty reservation of bytes for an accumulator."""
+        return self.memory.reserve(owner=owner, container=container, purpose=Purpose.ACCUMULATORS)
 
     async def grow(self, reservation: Reservation, amount: int, owner: Identity) -> None:
         """Takes more bytes."""
@@ -224,12 +224,12 @@ class HostPlace(Place):
         """Returns an element, for messages."""
         return array[index]
 
-    def average_copies(self, host_memory: Budget, allocate: AllocateAverage) -> AverageCopies:
+    def average_copies(self, host_memory: Reservation, allocate: AllocateAverage) -> AverageCopies:
         """Returns copies that do nothing."""
         return AverageCopies()
 
     def journal(
-        self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Budget
+        self, journal: AccumulatorJournal, durability: Durability | None, host_memory: Reservation
     ) -> AccumulatorJournal:
         """Returns the journal itself."""
         return journal

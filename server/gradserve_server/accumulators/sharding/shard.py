@@ -22,7 +22,7 @@ from gradserve_server.accumulators.sharding.running_sum import RunningSum
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError
-from gradserve_server.resources.budget import Budget, Reservation
+from gradserve_server.resources.budget import Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks
 from gradserve_server.runtime.timing import InTurns
 
@@ -81,8 +81,8 @@ class Shard:
         *,
         make_sum: Callable[[], RoundSum],
         make_running_sum: Callable[[], RoundSum] | None,
-        memory: Budget,
-        bookkeeping: Budget,
+        memory: Reservation,
+        bookkeeping: Reservation,
         journal: ShardJournal | None,
         clock: Callable[[], float] = time.monotonic,
         call_seconds: float = 60.0,
@@ -107,8 +107,8 @@ class Shard:
         self._make_sum = make_sum
         self._make_running_sum = make_running_sum
         self._journal = journal
-        self._averages = Reservation(memory)
-        self._bookkeeping = Reservation(bookkeeping)
+        self._averages = memory.another()
+        self._bookkeeping = bookkeeping.another()
         self._place = make_sum().place
         self._parts: dict[PartKey, _Part] = {}
         self._since: dict[PartKey, float] = {}

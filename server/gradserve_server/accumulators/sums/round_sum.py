@@ -11,7 +11,7 @@ from gradserve_server.accumulators.sums.checking import Check
 from gradserve_server.accumulators.sums.summation import Staged, WorkerOrderSum, make_summation
 from gradserve_server.devices.compute import INLINE_BYTES, PIECE_BYTES
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.resources.budget import Budget, Reservation
+from gradserve_server.resources.budget import Reservation
 from gradserve_server.security.identity import ANONYMOUS, Identity
 
 P = ParamSpec("P")
@@ -85,7 +85,7 @@ class RoundSum:
         spec: AccumulatorSpec,
         place: Place,
         *,
-        memory: Budget,
+        memory: Reservation,
         owner: Identity = ANONYMOUS,
         make_room: Callable[[], bool] = lambda: False,
         average_memory: AverageMemory | None = None,
@@ -106,8 +106,8 @@ class RoundSum:
         self.place = place
         self._summation = make_summation(spec, place)
         self._compute = place.compute
-        self._reservation = Reservation(memory)
-        self._copied = Reservation(memory)
+        self._reservation = memory.another()
+        self._copied = memory.another()
         self._owner = owner
         self._make_room = make_room
         self._average_memory = average_memory

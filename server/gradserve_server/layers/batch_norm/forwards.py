@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from gradserve_server.errors import AbortedError, NotFoundError
 from gradserve_server.layers.batch_norm.events import ForwardEnded, Moments, Saved, arrays_kept
 from gradserve_server.limits import quoted
-from gradserve_server.resources.budget import Budget, Reservation
-from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
+from gradserve_server.resources.budget import Budget, Purpose, Reservation
+from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.security.identity import owner_of
 from gradserve_server.storage.journal import IdWindow
 
@@ -82,28 +82,26 @@ class Forwards:
 
     def __init__(
         self,
-        memory: Budget,
+        memory: Memory,
         handles: Budget,
         clock: Callable[[], float],
         *,
         remembered: int,
         on_presence: Callable[[bool], object] = lambda _: None,
         container: str | None = None,
-        device: DeviceMemory | None = None,
     ) -> None:
         """Creates an empty collection.
 
         Args:
-            memory: The budget of bytes.
+            memory: The memory of the server.
             handles: The budget of forwards kept.
             clock: A monotonic clock, in seconds.
             remembered: The number of latest forwards whose outcome is remembered.
             on_presence: Called with True when the first forward is kept, with False when none is left.
             container: The container whose budget the forwards use, together with that of their owner.
-            device: The memory of the device; None if ops run on the host.
         """
         self.num_bytes = 0
-        self._memories = Memories(memory, device, Purpose.LAYERS)
+        self._memory = memory
         self._handles = handles
         self._container = container
         self._clock = clock
@@ -182,7 +180,7 @@ class Forwards:
         """
         room, place = self._reservations(forward_id)
         reserved = reserved or room.another()
-        room.take_over(self._memories.sizes(arrays_kept(saved, pending)), reserved)
+        room.take_over(self._memory.sizes(arrays_kept(saved, pending)), reserved)
         reserved.settle()
         try:
             place.grow(int(saved is not None or pending is not None))
@@ -249,7 +247,7 @@ class Forwards:
             forward.saved, forward.outcome = event.saved, replace(outcome, is_spent=False)
         if event.pending is not None:
             forward.pending = event.pending
-        self._settle_memory(forward, self._memories.sizes(arrays_kept(forward.saved, forward.pending)))
+        self._settle_memory(forward, self._memory.sizes(arrays_kept(forward.saved, forward.pending)))
         forward.lease, forward.expires = event.lease, self._clock() + event.lease
         self._expiries.add(forward)
 
@@ -326,7 +324,7 @@ class Forwards:
         if forward.saved is None and forward.pending is None:
             self._drop(forward)
         else:
-            self._settle_memory(forward, self._memories.sizes(arrays_kept(forward.saved, forward.pending)))
+            self._settle_memory(forward, self._memory.sizes(arrays_kept(forward.saved, forward.pending)))
 
     def _drop(self, forward: Forward) -> None:
         del self._forwards[forward.forward_id]
@@ -344,8 +342,9 @@ class Forwards:
 
     def _reservations(self, forward_id: str) -> tuple[Room, Reservation]:
         """Returns the reservations of bytes and handles that a forward uses: those of its owner."""
-        of_maker = owner_of(forward_id), self._container
-        return self._memories.room(*of_maker), Reservation(self._handles.part(*of_maker))
+        owner, container = owner_of(forward_id), self._container
+        room = self._memory.room(Purpose.LAYERS, owner, container)
+        return room, self._handles.reserve(owner=owner, container=container)
 
     def _set_outcome(self, forward_id: str, outcome: ForwardOutcome) -> None:
         if forward_id in self._forwards:

@@ -43,9 +43,9 @@ from gradserve_server.layers.batch_norm.variables import (
 )
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.ops.runner import CheckedCall, Computed, OpRunner, arrays_of, check_call, with_arrays
-from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.budget import Budget, Purpose
 from gradserve_server.resources.lifetimes import Lifetime
-from gradserve_server.resources.memory import DeviceMemory, Memories, Purpose, Room, Sizes
+from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.tensors.spec import widened
 
@@ -117,26 +117,24 @@ class LayerEnvironment:
     Attributes:
         runner: Runs their computations.
         compute: Runs their initializers.
-        memory: The budget of bytes.
+        memory: The memory of the server.
         handles: The budget of forwards that they keep.
         clock: A monotonic clock, in seconds.
         new_id: A source of unique ids.
         new_seed: A source of seeds.
         journals: Creates the journals of durable layers; None without a state directory.
         remembered: The number of latest forwards whose outcome each layer remembers.
-        device: The memory of the device; None if ops run on the host.
     """
 
     runner: OpRunner
     compute: Compute
-    memory: Budget
+    memory: Memory
     handles: Budget
     clock: Callable[[], float]
     new_id: Callable[[], str]
     new_seed: Callable[[], int]
     journals: LayerJournals | None = None
     remembered: int = REMEMBERED_FORWARDS
-    device: DeviceMemory | None = None
 
 
 class BatchNormLayer:
@@ -187,14 +185,13 @@ class BatchNormLayer:
             remembered=environment.remembered,
             on_presence=on_presence,
             container=key.container,
-            device=environment.device,
         )
         self._environment = environment
         self._state = LayerState(self.forwards)
         self._journal = journal
         self._changes = LayerChanges(self._state, None if journal is None else journal.append)
-        self._memories = Memories(environment.memory, environment.device, Purpose.LAYERS)
-        self._room = self._memories.room(key.user, key.container)
+        self._memory = environment.memory
+        self._room = self._memory.room(Purpose.LAYERS, key.user, key.container)
         self._room.grow(Sizes(config.num_bytes))
         self._closed = False
         self._changing = asyncio.Lock()
@@ -395,7 +392,7 @@ class BatchNormLayer:
         """
         fill(self._state)
         if self.variables is not None:
-            self._room.grow(self._memories.sizes(self.variables.by_name().values()))
+            self._room.grow(self._memory.sizes(self.variables.by_name().values()))
 
     def get_variables(self, names: Collection[str]) -> dict[str, Array]:
         """Returns a snapshot of variables, of all if none are named.
@@ -481,13 +478,13 @@ class BatchNormLayer:
 
     def _follow_variables(self) -> None:
         """Updates the memory reservations if variables can be on a device."""
-        if self._memories.device is not None and not self._closed:
+        if self._memory.device is not None and not self._closed:
             self._settle_memory()
 
     def _settle_memory(self) -> None:
         """Updates the memory reservations of the configuration and the variables."""
         variables = () if self.variables is None else self.variables.by_name().values()
-        host, device = self._memories.sizes(variables)
+        host, device = self._memory.sizes(variables)
         self._room.settle(Sizes(self.config.num_bytes + host, device))
 
     async def _end_forward(

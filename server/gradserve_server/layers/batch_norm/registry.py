@@ -15,7 +15,7 @@ from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, No
 from gradserve_server.layers.batch_norm.config import BatchNormConfig, describe_differences
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer, LayerEnvironment
 from gradserve_server.limits import MAX_ID_BYTES, check_length
-from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import Directory, ResourceKey
 from gradserve_server.runtime.timing import InTurns
@@ -66,8 +66,8 @@ class LayerRegistry:
         self.count = count
         self._environment = environment
         self._layers: Directory[BatchNormLayer] = Directory("layer", lifetimes, self._delete, "a", is_of_another_run)
-        self._budgets: dict[BatchNormLayer, tuple[Budget, Budget]] = {}
-        """The budgets of layers and bookkeeping from which each layer takes."""
+        self._reservations: dict[BatchNormLayer, tuple[Reservation, Reservation]] = {}
+        """The reservations of each layer: of the count of layers, and of bookkeeping."""
         # Usually only a few of many layers keep forwards.
         self._keeping: dict[ResourceKey, BatchNormLayer] = {}
 
@@ -313,19 +313,19 @@ class LayerRegistry:
 
     def _counted(self, key: ResourceKey, make: Callable[[], BatchNormLayer]) -> BatchNormLayer:
         """Returns a new layer that takes from the budgets of its creator and its container."""
-        count, bookkeeping = self.count.part(key.user, key.container), self._bookkeeping.part(key.user, key.container)
-        count.acquire()
+        owner, container = key.user, key.container
+        count = self.count.reserve(1, owner=owner, container=container)
         try:
             layer = make()
             try:
-                bookkeeping.acquire(layer.bookkeeping_bytes)
+                bookkeeping = self._bookkeeping.reserve(layer.bookkeeping_bytes, owner=owner, container=container)
             except BaseException:
                 layer.close()
                 raise
         except BaseException:
-            count.release()
+            count.settle(0)
             raise
-        self._budgets[layer] = count, bookkeeping
+        self._reservations[layer] = count, bookkeeping
         return layer
 
     def _begin(self, key: ResourceKey, layer: BatchNormLayer, lifetime: Lifetime) -> None:
@@ -339,7 +339,6 @@ class LayerRegistry:
             self._keeping.pop(key, None)
 
     def _close(self, layer: BatchNormLayer) -> None:
-        count, bookkeeping = self._budgets.pop(layer)
-        count.release()
-        bookkeeping.release(layer.bookkeeping_bytes)
+        for each in self._reservations.pop(layer):
+            each.settle(0)
         layer.close()

@@ -21,6 +21,7 @@ from gradserve_server.layers.batch_norm.state import LayerState
 from gradserve_server.layers.batch_norm.variables import variable_names, variables_of
 from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.memory import Memory
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import owner_named
 from gradserve_server.storage.directory import DAMAGES, StateError
@@ -101,9 +102,8 @@ def _restore(
 
 def _state_without_values(remembered: int) -> LayerState:
     """Returns an empty state of a layer with variables, which uses no budget of a server."""
-    state = LayerState(
-        Forwards(Budget(_ENDLESS, "bytes"), Budget(_ENDLESS, "tensor handles"), lambda: 0.0, remembered=remembered)
-    )
+    memory, handles = Memory(Budget(_ENDLESS, "bytes")), Budget(_ENDLESS, "tensor handles")
+    state = LayerState(Forwards(memory, handles, lambda: 0.0, remembered=remembered))
     state.variables = variables_of(dict.fromkeys(("moving_mean", "moving_variance"), NOTHING))
     return state
 

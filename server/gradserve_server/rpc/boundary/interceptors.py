@@ -31,7 +31,7 @@ from gradserve_server.rpc.boundary.messages import MalformedMessage
 from gradserve_server.rpc.boundary.status import status_code
 from gradserve_server.security.access import RULES, Access, no_rule
 from gradserve_server.security.identity import Identity
-from gradserve_server.security.shares import CallRates, ShareRules, Shares
+from gradserve_server.security.shares import CallRates, ShareRules
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
@@ -240,8 +240,9 @@ class FairCalls:
     """
 
     def __init__(self, max_calls: int, rules: ShareRules) -> None:
-        self._under_way = Budget(max_calls, "calls under way")
-        self._shares = Shares(self._under_way, rules, lambda limits: limits.max_calls, _RETRY_SECONDS)
+        self._under_way = Budget(
+            max_calls, "calls under way", rules, of_identity=lambda own: own.max_calls, retry_after=_RETRY_SECONDS
+        )
         self._rates = CallRates(time.monotonic, rules.of_identity)
 
     @contextmanager
@@ -251,19 +252,11 @@ class FairCalls:
         Raises:
             ResourceExhaustedError: The identity has too many calls in flight, or makes them too often.
         """
-        share = self._shares.of(identity)
-        share.take()
-        try:
+        with self._under_way.reserve(owner=identity) as call:
+            call.expect(1)
             self._rates.begin(identity)
-            self._under_way.change(1)
-        except BaseException:
-            share.give_back()
-            raise
-        try:
+            call.settle(1)  # listeners keep the limit of all
             yield
-        finally:
-            self._under_way.change(-1)
-            share.give_back()
 
 
 class AccessChecks:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import nlargest
+from itertools import islice
 
 from gradserve_protocol.messages import encode_duration, fill
 from gradserve_protocol.server_status import ServerStatus
@@ -15,8 +16,7 @@ from gradserve_server.devices.inventory import Inventory
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.observe.status.source import StatusSource
-from gradserve_server.resources.budget import FairBudget
-from gradserve_server.resources.memory import Purpose
+from gradserve_server.resources.budget import Budget, Purpose
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.sockets.service import SocketAddresses
 from gradserve_server.security.identity import Identity
@@ -32,13 +32,13 @@ _MOST_COMPARED = 1000
 class Usage:
     """The use of the budgets of a server."""
 
-    memory: FairBudget
-    handles: FairBudget
-    accumulators: FairBudget
-    waiters: FairBudget
-    layers: FairBudget
-    bookkeeping: FairBudget
-    device_memory: FairBudget | None = None
+    memory: Budget
+    handles: Budget
+    accumulators: Budget
+    waiters: Budget
+    layers: Budget
+    bookkeeping: Budget
+    device_memory: Budget | None = None
 
     def of_all(self) -> messages_pb2.ServerUsage:
         """Returns the use by everybody."""
@@ -59,19 +59,19 @@ class Usage:
         if caller.reaches_all:
             budgets = [self.memory, self.handles, self.accumulators, self.waiters, self.layers, self.bookkeeping]
             budgets += [] if self.device_memory is None else [self.device_memory]
-            names = {share.name for budget in budgets for share in budget.identities if share.held}
-        largest = nlargest(_MOST_IDENTITIES, names, key=self.memory.identities.held_by)
-        return [self._share(name, lambda budget, name: budget.identities.held_by(name)) for name in largest]
+            names = {name for budget in budgets for name, share in budget.identities.items() if share.held}
+        largest = nlargest(_MOST_IDENTITIES, names, key=self.memory.held_by)
+        return [self._share(name, Budget.held_by) for name in largest]
 
     def of_containers(self, caller: Identity) -> list[messages_pb2.ShareUsage]:
         """Returns the use in the largest containers in which the caller has a role."""
         # Everything in a container takes some bookkeeping.
-        used = self.bookkeeping.containers
-        names = [name for name in used.names(_MOST_COMPARED) if caller.role_in(name) is not None and used.held_by(name)]
-        largest = nlargest(_MOST_CONTAINERS, names, key=self.memory.containers.held_by)
-        return [self._share(name, lambda budget, name: budget.containers.held_by(name)) for name in largest]
+        compared, held = list(islice(self.bookkeeping.containers, _MOST_COMPARED)), self.bookkeeping.held_in
+        names = [name for name in compared if caller.role_in(name) is not None and held(name)]
+        largest = nlargest(_MOST_CONTAINERS, names, key=self.memory.held_in)
+        return [self._share(name, Budget.held_in) for name in largest]
 
-    def _share(self, name: str, held_by: Callable[[FairBudget, str], int]) -> messages_pb2.ShareUsage:
+    def _share(self, name: str, held_by: Callable[[Budget, str], int]) -> messages_pb2.ShareUsage:
         return messages_pb2.ShareUsage(
             name=name,
             num_bytes=held_by(self.memory, name),
@@ -105,9 +105,9 @@ class DeviceFigures:
         usage = self.device.usage()
         if usage is None or self.evictor is None:
             return None
-        used = self.evictor.device.used
+        used = self.evictor.device.used_for
         return messages_pb2.DeviceUsage(
-            max_bytes=self.evictor.device.budget.limit,
+            max_bytes=self.evictor.device.limit,
             computing_bytes=used[Purpose.COMPUTING],
             stored_bytes=used[Purpose.STORED],
             accumulator_bytes=used[Purpose.ACCUMULATORS],

@@ -12,7 +12,7 @@ from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.devices.compute import FEW_PIECES, Compute
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError, request_fields
-from gradserve_server.resources.memory import Memories
+from gradserve_server.resources.memory import Memory
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_duration
 from gradserve_server.rpc.boundary.messages import Piece, assembled
@@ -49,14 +49,14 @@ class TensorDeliverer:
         store: Keeps tensors under handles.
         residence: Copies tensors to the host.
         compute: Encodes replies with many tensors.
-        memories: The memory of results.
+        memory: The memory of results.
         limits: The limits of inline tensors.
     """
 
     store: TensorStore
     residence: Residence
     compute: Compute
-    memories: Memories
+    memory: Memory
     limits: InlineLimits
 
     def begin(self, placement: tensor_pb2.Placement, call: Call) -> "OutgoingTensors":
@@ -85,7 +85,7 @@ class OutgoingTensors:
     def __init__(
         self, deliverer: TensorDeliverer, mode: "tensor_pb2.Placement.Mode", lease: float | None, call: Call
     ) -> None:
-        self.room = deliverer.memories.room_of_call(call.identity)
+        self.room = deliverer.memory.room_of_call(call.identity)
         self.handles: list[str] = []
         self._deliverer = deliverer
         self._mode = mode

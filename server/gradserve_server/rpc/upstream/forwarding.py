@@ -24,7 +24,7 @@ from gradserve_server.errors import (
     InvalidArgumentError,
     ServiceError,
 )
-from gradserve_server.resources.budget import Budget, Reservation
+from gradserve_server.resources.budget import Budget, Purpose
 from gradserve_server.rpc.accumulators.requests import GradientRequest
 from gradserve_server.rpc.upstream.messages import Answer, Pulled, alone, answer_of, arrays_of, of_sum
 from gradserve_server.rpc.upstream.shards import UpstreamShards
@@ -167,7 +167,7 @@ class Forwarding:
 
     async def _sum(self, accumulator: Aggregated, leaves: Sequence[GradientLeaf]) -> Answer:
         ordered = [leaves[at] for at in in_order([each.contribution for each in leaves])]
-        reservation = Reservation(self._memory)
+        reservation = self._memory.reserve(purpose=Purpose.COMPUTING)
         try:
             async with AsyncExitStack() as reading:
                 gradients = [await reading.enter_async_context(each.borrowed()) for each in ordered]

@@ -95,13 +95,12 @@ class AggregatingServicer:
         compute: Compute,
         place: Place,
         memory: Budget,
-        kept_memory: Budget,
         ids: RequestIds,
         counts: Counts,
     ) -> None:
         """Makes a servicer.
 
-        Sums count in `memory` while they are forwarded, and averages in `kept_memory` for as long as they are kept.
+        Sums count in `memory` while they are forwarded, and averages for as long as they are kept.
         """
         self._link = link
         self._rule = rule
@@ -115,7 +114,7 @@ class AggregatingServicer:
         self._counts = counts
         self._tasks = BackgroundTasks()
         self._forwarding = Forwarding(link, place, memory, ids, self._tasks, counts)
-        self._latest = LatestAverages(kept_memory)
+        self._latest = LatestAverages(memory)
         self._known: OrderedDict[tuple[str, str], Aggregated] = OrderedDict()
 
     def close(self) -> None:

@@ -35,6 +35,7 @@ from gradserve_server.errors import (
     UnavailableError,
 )
 from gradserve_server.observe.calls import Origin
+from gradserve_server.resources.budget import Reservation
 from gradserve_server.rpc.boundary.chain import Call, StreamedReply, origin
 from gradserve_server.rpc.boundary.status import status_message, unimplemented
 from gradserve_server.rpc.listeners.sockets.context import Method, SocketContext, Strands
@@ -43,7 +44,7 @@ from gradserve_server.rpc.listeners.sockets.regions import ClientRegions, Server
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
 from gradserve_server.rpc.sockets.service import Grant
 from gradserve_server.runtime.tasks import EagerCall
-from gradserve_server.security.identity import Credentials, Identity, no_credentials
+from gradserve_server.security.identity import Credentials, no_credentials
 from gradserve_server.tensors.inflight import TooSlowError
 from gradserve_server.tensors.references import NO_PAYLOAD
 
@@ -75,7 +76,7 @@ class Connection:
         self._has_regions = has_regions
         self._way = context.traffic.shared_memory if has_regions else context.traffic.bulk
         self._client_regions = ClientRegions(context.fair)
-        self._owner: Identity | None = None
+        self._count: Reservation | None = None
         """The identity for which the connection counts, once it is open."""
         self._server_regions = ServerRegions()
         self._grant: Grant | None = None
@@ -123,8 +124,8 @@ class Connection:
             self._context.readers.count -= 1
         self._server_regions.close()
         self._client_regions.close()
-        if self._owner is not None:
-            self._context.fair.close(self._owner)
+        if self._count is not None:
+            self._count.settle(0)
         self._context.strand_keys.revoke(self._strand_key)
         self._strands.close()
         if not self._is_strand:
@@ -152,8 +153,8 @@ class Connection:
         grant = self._context.tickets.redeem(hello.ticket, hello.client_id, self._stream.peer)
         shown = replace(grant.credentials, uid=self._stream.peer_uid(), user_key="")
         identity = self._context.identify(shown)
-        self._context.fair.open(identity)
-        self._owner = self._client_regions.owner = identity
+        self._count = self._context.fair.open(identity)
+        self._client_regions.owner = identity
         self._credentials = lambda: shown
         self._grant = grant
         if self._has_regions:

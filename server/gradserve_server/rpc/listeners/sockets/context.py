@@ -2,8 +2,8 @@
 
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,14 +18,14 @@ from gradserve_server.devices.device import GpuSharing
 from gradserve_server.devices.host.shared_blocks import Readers, SharedMemory
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ServiceError
 from gradserve_server.observe.calls import Origin, WireTraffic
-from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.rpc.boundary.chain import Handle, Service
 from gradserve_server.rpc.boundary.interceptors import Admission
 from gradserve_server.rpc.boundary.messages import RequestReader
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
 from gradserve_server.rpc.sockets.service import TicketRegistry
 from gradserve_server.security.identity import Credentials, Identity
-from gradserve_server.security.shares import ShareRules, Shares
+from gradserve_server.security.shares import ShareRules
 from gradserve_server.tensors.inflight import InFlight
 
 _ON_GRPC_ONLY = frozenset({"gradserve.v1.SocketService.IssueTicket", "gradserve.v1.LeaseService.HoldClientLease"})
@@ -99,60 +99,39 @@ class FairSockets:
     """
 
     def __init__(
-        self, max_connections: int, region_bytes: Budget, gpu_bytes: Budget, regions: Budget, rules: ShareRules
+        self, max_connections: int, region_bytes: int, gpu_region_bytes: int, max_regions: int, rules: ShareRules
     ) -> None:
-        self.region_bytes = region_bytes
-        self.gpu_bytes = gpu_bytes
-        self.regions = regions
-        self.connections = Budget(max_connections, "connections to sockets")
+        self.region_bytes = Budget(
+            region_bytes, "bytes of clients' shared memory", rules, of_identity=lambda own: own.max_region_bytes
+        )
+        self.gpu_bytes = Budget(gpu_region_bytes, "bytes of clients' GPU memory", rules)
+        self.regions = Budget(max_regions, "regions of clients' shared memory", rules)
+        self.connections = Budget(
+            max_connections, "connections to sockets", rules, of_identity=lambda own: own.max_connections
+        )
         self.strands = Budget(max_connections, "strands of connections to sockets")
-        self._connections = Shares(self.connections, rules, lambda limits: limits.max_connections)
-        self._bytes_of = Shares(region_bytes, rules, lambda limits: limits.max_region_bytes)
-        self._gpu_bytes_of = Shares(gpu_bytes, rules, lambda _: None)
-        self._regions_of = Shares(regions, rules, lambda _: None)
 
-    def open(self, identity: Identity) -> None:
-        """Counts a connection.
+    def open(self, identity: Identity) -> Reservation:
+        """Counts a connection until the reservation is closed.
 
         Raises:
             ResourceExhaustedError: The identity has too many connections.
         """
-        self._connections.of(identity).take()
-        self.connections.change(1)
+        connection = self.connections.reserve(owner=identity)
+        connection.expect(1)
+        connection.settle(1)  # the listener keeps the limit of all
+        return connection
 
-    def close(self, identity: Identity) -> None:
-        """Stops counting a connection."""
-        self.connections.change(-1)
-        self._connections.of(identity).give_back()
-
-    def add_region(self, identity: Identity, num_bytes: int, *, on_gpu: bool = False) -> None:
-        """Counts a region.
+    @contextmanager
+    def region(self, identity: Identity, num_bytes: int, *, on_gpu: bool) -> Iterator[None]:
+        """Counts a region during a block.
 
         Raises:
             ResourceExhaustedError: The regions of the identity, or of everybody, would be too many or too large.
         """
-        with ExitStack() as on_failure:
-            budget, shares = self._memory(on_gpu=on_gpu)
-            regions, region_bytes = self._regions_of.of(identity), shares.of(identity)
-            regions.take()
-            on_failure.callback(regions.give_back)
-            region_bytes.take(num_bytes)
-            on_failure.callback(region_bytes.give_back, num_bytes)
-            self.regions.acquire()
-            on_failure.callback(self.regions.release)
-            budget.acquire(num_bytes)
-            on_failure.pop_all()
-
-    def drop_region(self, identity: Identity, num_bytes: int, *, on_gpu: bool = False) -> None:
-        """Stops counting a region."""
-        budget, shares = self._memory(on_gpu=on_gpu)
-        budget.release(num_bytes)
-        self.regions.release()
-        shares.of(identity).give_back(num_bytes)
-        self._regions_of.of(identity).give_back()
-
-    def _memory(self, *, on_gpu: bool) -> tuple[Budget, Shares]:
-        return (self.gpu_bytes, self._gpu_bytes_of) if on_gpu else (self.region_bytes, self._bytes_of)
+        memory = self.gpu_bytes if on_gpu else self.region_bytes
+        with self.regions.reserve(1, owner=identity), memory.reserve(num_bytes, owner=identity):
+            yield
 
 
 @dataclass(frozen=True)
@@ -183,8 +162,8 @@ class GpuAccess:
 class Strands:
     """The strands of one connection: further sockets over which its large payloads are split."""
 
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
+    def __init__(self, strands: Budget) -> None:
+        self._count = strands.reserve()
         self._streams: dict[int, FrameStream] = {}
 
     def add(self, number: int, stream: FrameStream) -> None:
@@ -198,7 +177,7 @@ class Strands:
             raise InvalidArgumentError(f"expected 1 to {MAX_STRANDS}, got {number}", field="strand")
         if number in self._streams:
             raise InvalidArgumentError(f"strand {number} is there already", field="strand")
-        self._budget.acquire()
+        self._count.grow(1)
         self._streams[number] = stream
 
     def first(self, count: int) -> list[FrameStream]:
@@ -216,7 +195,7 @@ class Strands:
         """Closes all strands."""
         while self._streams:
             self._streams.popitem()[1].close()
-            self._budget.release()
+        self._count.settle(0)
 
 
 class StrandKeys:

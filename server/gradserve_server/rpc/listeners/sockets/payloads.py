@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from gradserve_protocol.frames import FrameError, FrameHeader, Segment, unpack_segments
 from gradserve_server.devices.device import SharedEvent, SharingError
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
-from gradserve_server.resources.budget import Reservation
+from gradserve_server.resources.budget import Purpose, Reservation
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.regions import ClientRegions
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
@@ -95,7 +95,7 @@ class PayloadReceiver:
         check_payload_bytes(sum(each.num_bytes for each in places), allowed)
         waits = num_bytes <= self._context.memory.limit  # others go on while a payload that never fits is dropped
         in_flight = self._context.in_flight
-        memory = Reservation(self._context.memory)
+        memory = self._context.memory.reserve(purpose=Purpose.COMPUTING)
         if waits and num_bytes:
             await in_flight.enter(num_bytes)
 

@@ -50,6 +50,7 @@ class ClientRegions:
         """The owner of the regions, known once the connection is open."""
         self._sockets = sockets
         self._regions: dict[int, RegionPart] = {}
+        self._counts: dict[int, ExitStack] = {}
         self.event: SharedEvent | None = None
         """Completes with the GPU work that the client's latest call depends on; comes with the first region."""
 
@@ -58,7 +59,7 @@ class ClientRegions:
 
         Raises:
             FrameError: The region cannot be mapped safely, or the number is taken or 0.
-            ResourceExhaustedError: See `FairSockets.add_region`.
+            ResourceExhaustedError: See `FairSockets.region`.
         """
         with self._counted(number, num_bytes, on_gpu=False):
             try:
@@ -72,7 +73,7 @@ class ClientRegions:
 
         Raises:
             FrameError: The number is taken or 0.
-            ResourceExhaustedError: See `FairSockets.add_region`.
+            ResourceExhaustedError: See `FairSockets.region`.
             SharingError: The memory cannot be opened.
         """
         with self._counted(number, num_bytes, on_gpu=True):
@@ -84,10 +85,9 @@ class ClientRegions:
         Raises:
             FrameError: There is no region with this number.
         """
-        region = self._regions.pop(number, None)
-        if region is None:
+        if self._regions.pop(number, None) is None:
             raise FrameError(f"expected the number of a region, got {number}")
-        self._sockets.drop_region(self.owner, region.memory.nbytes, on_gpu=region.on_gpu)
+        self._counts.pop(number).close()
 
     def part(self, number: int, offset: int, num_bytes: int) -> RegionPart:
         """Returns a part of a region.
@@ -115,11 +115,10 @@ class ClientRegions:
     def _counted(self, number: int, num_bytes: int, *, on_gpu: bool) -> Iterator[None]:
         if number == 0 or number in self._regions:
             raise FrameError(f"expected a new number other than 0 for a region, got {number}")
-        with ExitStack() as on_failure:
-            self._sockets.add_region(self.owner, num_bytes, on_gpu=on_gpu)
-            on_failure.callback(self._sockets.drop_region, self.owner, num_bytes, on_gpu=on_gpu)
+        with ExitStack() as count:
+            count.enter_context(self._sockets.region(self.owner, num_bytes, on_gpu=on_gpu))
             yield
-            on_failure.pop_all()
+            self._counts[number] = count.pop_all()
 
 
 @dataclass(frozen=True, slots=True)
