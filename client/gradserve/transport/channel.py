@@ -241,7 +241,7 @@ def closed() -> GradserveError:
 
 def shows_caller(metadata: Metadata) -> bool:
     """Returns True if metadata of a call show who makes it, in place of what its client shows."""
-    return any(key == _AUTHORIZATION for key, _ in metadata)
+    return bool(metadata) and any(key == _AUTHORIZATION for key, _ in metadata)
 
 
 def _make_unary(channel: Any, show: Callable[[Any], Any], service: str, method: str) -> Any:
