@@ -7,6 +7,7 @@ from functools import partial
 
 from gradserve_server.accumulators.averages import KeptAverages
 from gradserve_server.accumulators.changes import MemberBytes, RoundChanges
+from gradserve_server.accumulators.closing import ClosingRule
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient, drop
 from gradserve_server.accumulators.identity import CallsUnderWay, RequestId
 from gradserve_server.accumulators.incoming import check_contribution, not_as_a_sum
@@ -18,7 +19,7 @@ from gradserve_server.accumulators.rounds import AccumulatorState, Applied, Outc
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.sums.round_sum import RoundSum
-from gradserve_server.accumulators.waits import LiveWorkers, TakeQueue, Waiter, Waits, check_num_required
+from gradserve_server.accumulators.waits import LiveWorkers, TakeQueue, Waiter, Waits
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ServiceError
 from gradserve_server.resources.budget import Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
@@ -160,7 +161,7 @@ class Accumulator:
             DeadlineExceededError: Too few gradients arrived within `timeout` seconds; nothing has changed.
             AbortedError: The average of an earlier call is no longer kept, or the accumulator was deleted.
         """
-        check_num_required(num_required)
+        closing = ClosingRule(num_required)
         await self._forget_overdue(call)
         taken = self._recall(call)
         first = self._under_way.find(call)
@@ -174,7 +175,7 @@ class Accumulator:
             if first is not None:
                 assert isinstance(first, Waiter), "gradients are refused above"
                 return self._answer(await self._waits.until_answered(first, timeout)), True
-            waiter = Waiter(num_required, call=call)
+            waiter = Waiter(closing, call=call)
             self.queue.append(waiter)
             self._changes.serve_takers()
             if not waiter.answer.done():
@@ -212,11 +213,11 @@ class Accumulator:
             ServiceError: See `apply` and `take`. If the wait fails, the gradient stays in the round. A
                 DeadlineExceededError with the field "worker_id" says that another gradient of its worker is there.
         """
-        check_num_required(num_required)
+        closing = ClosingRule(num_required)
         if one_per_worker or self.spec.one_per_worker:
             await self._workers.check(call, contribution, timeout)
         with self._waiters.another(1), self._workers.pulling(call, contribution):
-            waiter = Waiter(num_required, call=call)
+            waiter = Waiter(closing, call=call)
             try:
                 applied, duplicate = await self._apply_once(
                     call, contribution, open_gradient, pull=waiter, one_per_worker=one_per_worker

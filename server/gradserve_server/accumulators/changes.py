@@ -184,7 +184,7 @@ class RoundChanges:
 
         Does nothing while the lock is held: its holder serves them before releasing it.
         """
-        if not self._lock.locked() and self._queue.head(self._ledger.rounds.members.count) is not None:
+        if not self._lock.locked() and self._queue.head(self._ledger.rounds.members) is not None:
             serving = EagerCall(self._exclusively(_change_nothing))  # errors go to the takers
             if not serving.is_done:
                 self._tasks.begin(serving.rest())
@@ -218,7 +218,7 @@ class RoundChanges:
 
     async def _end_rounds(self) -> None:
         while self._closed is None:
-            head = self._queue.head(self._ledger.rounds.members.count)
+            head = self._queue.head(self._ledger.rounds.members)
             if head is None:
                 return
             head.serving = True
@@ -318,7 +318,7 @@ class RoundChanges:
                 self.close(error)
                 raise
         ended = self._ledger.end_round(event)
-        self._observer.on_round_end(ended, head.num_required)
+        self._observer.on_round_end(ended, head.closing.num_required)
         self._member_bytes.settle()
         if self._closed is None:
             self._averages.add(average, answered)

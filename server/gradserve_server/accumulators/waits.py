@@ -9,10 +9,11 @@ from types import TracebackType
 
 from gradserve_protocol.printing import visible
 from gradserve_server.accumulators.averages import AverageHistory
+from gradserve_server.accumulators.closing import ClosingRule
 from gradserve_server.accumulators.gradient import Average, Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.observer import AccumulatorObserver
-from gradserve_server.accumulators.rounds import Round, Rounds
+from gradserve_server.accumulators.rounds import Members, Round, Rounds
 from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError
 
 
@@ -20,7 +21,7 @@ class Waiter:
     """A take or push_pull that waits for an average.
 
     Attributes:
-        num_required: The number of gradients it needs.
+        closing: The rule by which it ends a round.
         round: The round of a push_pull, whose end always answers it; None for a take.
         call: The id of the first call that waits here, if it has one.
         answer: A future of the average, or of the error that ended the wait; cancelled when the last waiting call
@@ -29,8 +30,8 @@ class Waiter:
         serving: Whether its average is being computed, so that an answer is certain.
     """
 
-    def __init__(self, num_required: int, *, call: RequestId | None = None) -> None:
-        self.num_required = num_required
+    def __init__(self, closing: ClosingRule, *, call: RequestId | None = None) -> None:
+        self.closing = closing
         self.call = call
         self.round: Round | None = None
         self.answer: asyncio.Future[Average] = asyncio.get_running_loop().create_future()
@@ -59,7 +60,7 @@ class TakeQueue:
     def num_required(self) -> int:
         """The number of gradients that the first waiter needs; 0 if nobody waits."""
         first = next(iter(self._waiters), None)
-        return 0 if first is None else first.num_required
+        return 0 if first is None else first.closing.num_required
 
     def append(self, waiter: Waiter) -> None:
         """Appends a waiter; after `close`, fails it with the error instead."""
@@ -70,10 +71,10 @@ class TakeQueue:
         if waiter.round is not None:
             self._by_round.setdefault(waiter.round, {})[waiter] = None
 
-    def head(self, num_accumulated: int) -> Waiter | None:
-        """Returns the first waiter if `num_accumulated` gradients are enough for it."""
+    def head(self, members: Members) -> Waiter | None:
+        """Returns the first waiter if a round with these members can end for it."""
         first = next(iter(self._waiters), None)
-        return first if first is not None and num_accumulated >= first.num_required else None
+        return first if first is not None and first.closing.is_met(members) else None
 
     def remove(self, waiter: Waiter) -> None:
         """Removes a waiter, wherever it is; ignores one that is not in the queue."""
@@ -311,7 +312,7 @@ class Waits:
             if waiter.serving or waiter.answer.done():
                 # Its round is ending or has just ended: giving up now would lose the average.
                 return await asyncio.shield(waiter.answer)
-            raise self._diagnosis.too_few(waiter.num_required, timeout) from None
+            raise self._diagnosis.too_few(waiter.closing.num_required, timeout) from None
         finally:
             waiter.listeners -= 1
             self.leave(waiter)
@@ -338,15 +339,3 @@ class Waits:
             waiter.answer.cancel()
             self._queue.remove(waiter)
             self._gave_up(waiter)
-
-
-def check_num_required(num_required: int) -> None:
-    """Checks that a call waits for at least one gradient; the message is TensorFlow's.
-
-    Raises:
-        InvalidArgumentError: It is not positive.
-    """
-    if num_required <= 0:
-        raise InvalidArgumentError(
-            f"Argument num_required must be positive, but was {num_required}", field="num_required"
-        )

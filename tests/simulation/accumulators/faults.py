@@ -162,7 +162,7 @@ def step_torn_from_its_round(patch: pytest.MonkeyPatch) -> None:
 
 def lose_a_waiter(patch: pytest.MonkeyPatch) -> None:
     real: Any = TakeQueue.head
-    patch.setattr(TakeQueue, "head", lambda self, count: None if count > 2 else real(self, count))
+    patch.setattr(TakeQueue, "head", lambda self, members: None if members.count > 2 else real(self, members))
 
 
 def forget_who_was_answered(patch: pytest.MonkeyPatch) -> None:

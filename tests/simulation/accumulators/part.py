@@ -80,7 +80,7 @@ class Accumulators:
         for _, accumulator in server.accumulators.page("test", "", 100):
             self.lives[accumulator.incarnation].observe(accumulator, self.world.epoch)
             if is_quiet and server.store.is_idle and not server.disk.is_full:
-                head = accumulator.queue.head(accumulator.num_accumulated)
+                head = accumulator.queue.head(accumulator.rounds.members)
                 check(head is None, f"{accumulator.name}: a call waits, but enough gradients are there")
 
     async def finish(self) -> None:

@@ -14,6 +14,7 @@ from gradserve.calls.identity import RequestIds
 from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2
+from gradserve_server.accumulators.closing import ClosingRule
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.incoming import (
     ArrivingGradients,
@@ -27,7 +28,6 @@ from gradserve_server.accumulators.rounds import Applied
 from gradserve_server.accumulators.sharding.home import is_incarnation, is_of_earlier
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.sums.checking import Check
-from gradserve_server.accumulators.waits import check_num_required
 from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
 from gradserve_server.errors import (
     AbortedError,
@@ -224,7 +224,7 @@ class AggregatingServicer:
     async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
         if self._is_local(request.accumulator, call):
             return await self._local.PushPull(request, call)
-        check_num_required(request.num_required)
+        closing = ClosingRule(request.num_required)
         accumulator = await self._accumulator(request.accumulator)
         with self._registry.waiting(call.identity), self._deliverer.begin(request.placement, call) as outgoing:
             timeout = wait_timeout(request, call)
@@ -233,7 +233,7 @@ class AggregatingServicer:
             except TimeoutError:
                 reason = await self._reason(request.accumulator)
                 raise DeadlineExceededError(
-                    f"accumulator {accumulator.name!r} did not get the {request.num_required} gradients required "
+                    f"accumulator {accumulator.name!r} did not get the {closing.num_required} gradients required "
                     f"within {timeout:g} s: {reason}"
                 ) from None
             assert isinstance(answer, Pulled), "the kinds of calls differ in their fingerprints"
@@ -317,7 +317,7 @@ class AggregatingServicer:
     async def TakeGradient(self, request: messages_pb2.TakeGradientRequest, call: Call) -> WithContents:
         if self._is_local(request.accumulator, call):
             return await self._local.TakeGradient(request, call)
-        check_num_required(request.num_required)
+        ClosingRule(request.num_required)  # raises for one that no server would take
         if call.may_only_open is not None and not await self._belongs_to_another(request.accumulator):
             raise call.may_only_open
         with self._registry.waiting(call.identity), self._deliverer.begin(request.placement, call) as outgoing:
