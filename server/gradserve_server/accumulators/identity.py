@@ -210,7 +210,7 @@ class CallMemory(Generic[RecordT]):
             raise ResourceExhaustedError(
                 f"too many clients use request ids here: {self._max_clients} allowed", field="request_id.client_id"
             )
-        window = self._heard_of(call.client_id)
+        window = known or self._heard_of(call.client_id)
         window.num_running += 1
         return window
 

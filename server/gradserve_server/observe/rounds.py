@@ -141,8 +141,9 @@ class History:
         totals = self._totals
         now = totals.clock()
         if outcome is Outcome.ACCEPTED:
-            self.accepted += contribution.num_gradients
-            totals.accepted += contribution.num_gradients
+            num_gradients = contribution.num_gradients
+            self.accepted += num_gradients
+            totals.accepted += num_gradients
             totals.accepted_bytes += num_bytes
             if not self.rounds and not self.times:
                 self._histories.has_more(self, 0)

@@ -143,12 +143,14 @@ def _check_dense(component: ComponentSpec, gradient: Array, round_shape: tuple[i
     Raises:
         InvalidArgumentError: The shape does not fit; the message is TensorFlow's.
     """
-    if round_shape is not None and gradient.shape != round_shape:
+    if round_shape is not None:
+        if gradient.shape == round_shape:
+            return
         expected = shape_text(round_shape)
-    elif not component.shape.accepts(gradient.shape):
-        expected = str(component.shape)
-    else:
+    elif component.shape.accepts(gradient.shape):
         return
+    else:
+        expected = str(component.shape)
     raise InvalidArgumentError(
         f"Shape mismatch: expected {expected}, got {shape_text(gradient.shape)}",
         field=f"{component.field}.dense.shape",

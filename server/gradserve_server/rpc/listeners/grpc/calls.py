@@ -104,11 +104,6 @@ def certificate_of(context: Context) -> PeerCertificate | None:
     return PeerCertificate.of_properties(cast("Any", context).auth_context())
 
 
-def no_certificate(_context: Context) -> PeerCertificate | None:
-    """Returns None: the server does not ask for certificates."""
-    return None
-
-
 def credentials_of(context: Context, certificate: PeerCertificate | None) -> Credentials:
     """Returns the credentials of a call, including a certificate that is verified already."""
     metadata = context.invocation_metadata() or ()

@@ -305,6 +305,8 @@ class UnreadReplies:
             del self._small[context]
             reply = self._left_behind[context] = _Reply(self._peer(context.peer()), SMALL_BYTES)
             self._admit(reply)
+        if not self._peers:
+            return
         self._peers = {name: peer for name, peer in self._peers.items() if peer.used or peer.waiting}
         reading = [each for each in self._peers.values() if each.used]
         ended = [each.name for each in reading if self._is_over(each, now)]

@@ -5,17 +5,21 @@ get the zero-copy codec, and every method its chain.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
 
 from gradserve_protocol.tensors import WithContents, encode_message
-from gradserve_server.errors import InvalidArgumentError, ServiceError
+from gradserve_server.errors import InvalidArgumentError, ServiceError, UnavailableError
 from gradserve_server.limits import MAX_NAME_BYTES
 from gradserve_server.rpc.boundary.chain import Call, Codec, Service, StreamedCall
+from gradserve_server.rpc.boundary.interceptors import Admission
 from gradserve_server.rpc.boundary.messages import RequestReader
 from gradserve_server.rpc.listeners.grpc.calls import (
     Context,
@@ -23,18 +27,28 @@ from gradserve_server.rpc.listeners.grpc.calls import (
     credentials_of,
     deadline_of,
     end_with,
-    no_certificate,
     origin_of,
     time_left,
     when_ended,
     write,
 )
 from gradserve_server.rpc.listeners.grpc.flow import SMALL_BYTES, Traffic, UnreadReplies
-from gradserve_server.security.identity import PeerCertificate
 
 _BY_DEADLINE_SECONDS = 0.1
 """A call that ends this shortly before its deadline ended because of it: the clocks of client and server differ."""
 _HEALTH_CHECK = "grpc.health.v1.Health.Check"
+
+
+_QUIET_SECONDS = (0.05, 0.5)
+"""Seconds without a new call before the drain continues: normally, and after many calls."""
+_MANY_CALLS = 250
+"""The calls in the last second that count as many. After these, or on a busy machine, some clients are slow to call
+again."""
+_CHECK_SECONDS = 0.01
+_MAX_SETTLE_SECONDS = 2.0
+_HEALTH_METHODS = "/grpc.health.v1.Health/"
+
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
 
 def make_handler(service: Service, traffic: Traffic, *, asks_clients: bool = False) -> grpc.GenericRpcHandler:
@@ -45,10 +59,12 @@ def make_handler(service: Service, traffic: Traffic, *, asks_clients: bool = Fal
         traffic: The calls of all services, and their messages.
         asks_clients: Whether the server asks its clients for certificates.
     """
-    certificate = certificate_of if asks_clients else no_certificate
     return grpc.method_handlers_generic_handler(
         service.descriptor.full_name,
-        {method.name: _method_handler(method, service, traffic, certificate) for method in service.descriptor.methods},
+        {
+            method.name: _method_handler(method, service, traffic, asks_clients=asks_clients)
+            for method in service.descriptor.methods
+        },
     )
 
 
@@ -73,7 +89,8 @@ def _method_handler(
     method: MethodDescriptor,
     service: Service,
     traffic: Traffic,
-    certificate: Callable[[Context], PeerCertificate | None],
+    *,
+    asks_clients: bool,
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     """Returns the handler of a method.
 
@@ -107,7 +124,7 @@ def _method_handler(
 
     async def unary(_requests: Any, context: Context) -> bytes:
         way.calls += 1
-        peer = certificate(context)
+        peer = certificate_of(context) if asks_clients else None
         call = Call(
             name,
             deadline_of(context),
@@ -141,7 +158,7 @@ def _method_handler(
         way.calls += 1
         try:
             traffic.calls.begin(context, is_health=is_health)
-            peer = certificate(context)
+            peer = certificate_of(context) if asks_clients else None
             call = StreamedCall(
                 name,
                 deadline_of(context),
@@ -173,3 +190,65 @@ async def _admitted(response: Any, encode: Callable[[Any], bytes], replies: Unre
     else:
         replies.add_small(context)
     return reply
+
+
+class Arrivals(grpc.aio.ServerInterceptor):
+    """Holds back calls that arrive while the server drains, until clients know that they must connect elsewhere.
+
+    When a server stops, gRPC cancels calls that have arrived but not begun. Their clients read CANCELLED, as if they
+    had cancelled the calls themselves. So the server goes on taking calls, but answers them only after it has told
+    clients to go elsewhere. A client that waits for an answer sends nothing that could arrive at the wrong moment, and
+    then tries again over another connection. Health checks are answered throughout.
+    """
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._stopping = asyncio.Event()
+        self._arrivals: deque[float] = deque(maxlen=_MANY_CALLS)
+
+    async def settle(self, probe: Callable[[], Awaitable[None]]) -> None:
+        """Waits until no call has arrived for a moment, but not for long if calls keep coming.
+
+        Args:
+            probe: Makes a call and waits for the answer. By then, the server has taken all earlier calls too.
+        """
+        now = time.monotonic()
+        num_recent = sum(now - arrival < 1 for arrival in self._arrivals)
+        if num_recent == 0:
+            return
+        shortest, longest = _QUIET_SECONDS
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MAX_SETTLE_SECONDS):
+                await self._quiet(shortest + (longest - shortest) * num_recent / _MANY_CALLS)
+        await probe()
+
+    async def _quiet(self, seconds: float) -> None:
+        quiet_checks = 0
+        # Many short checks, because an event loop that is held up is busy, not quiet.
+        while quiet_checks * _CHECK_SECONDS < seconds:
+            last_arrival = self._arrivals[-1]
+            await asyncio.sleep(_CHECK_SECONDS)
+            quiet_checks = quiet_checks + 1 if self._arrivals[-1] == last_arrival else 0
+
+    def refuse(self) -> None:
+        """Refuses the calls that are held, and any later call at once."""
+        self._stopping.set()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler:
+        """Returns the handler of a new call; while the server drains, waits and returns one that refuses."""
+        self._arrivals.append(time.monotonic())
+        if self._admission.is_open or handler_call_details.method.startswith(_HEALTH_METHODS):
+            return await continuation(handler_call_details)
+        await self._stopping.wait()
+        # This fits every kind of call: it reads no request, and sends nothing before the status.
+        return grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    async def _refuse(self, _requests: Any, context: Context) -> None:
+        try:
+            self._admission.check()
+        except UnavailableError as error:
+            await end_with(error, context)

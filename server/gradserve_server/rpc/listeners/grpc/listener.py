@@ -1,15 +1,13 @@
 """The gRPC listener: makes the handlers, serves, ends idle connections, and drains."""
 
 import asyncio
-import contextlib
 import logging
 import time
 import traceback
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 
@@ -18,14 +16,13 @@ from gradserve_protocol.address import Address
 from gradserve_protocol.lasting import lasting_task
 from gradserve_protocol.tls import CertificateFiles
 from gradserve_server.config import LimitsConfig
-from gradserve_server.errors import UnavailableError
 from gradserve_server.observe.calls import Way
 from gradserve_server.rpc.boundary.chain import Service
 from gradserve_server.rpc.boundary.interceptors import Admission
-from gradserve_server.rpc.listeners.grpc.calls import Context, IdleConnections, end_with
+from gradserve_server.rpc.listeners.grpc.calls import IdleConnections
 from gradserve_server.rpc.listeners.grpc.endpoint import LOOPBACKS, Endpoint, LastingEndpoint, port_credentials
 from gradserve_server.rpc.listeners.grpc.flow import Traffic
-from gradserve_server.rpc.listeners.grpc.handlers import UnknownMethods, make_handler
+from gradserve_server.rpc.listeners.grpc.handlers import Arrivals, UnknownMethods, make_handler
 
 _log = logging.getLogger(__name__)
 
@@ -37,19 +34,8 @@ is full, gRPC cancels calls of all clients."""
 _HANDSHAKE_MS = 20_000
 """Milliseconds that a client may take for its handshake; gRPC's default is 2 minutes."""
 
-_QUIET_SECONDS = (0.05, 0.5)
-"""Seconds without a new call before the drain continues: normally, and after many calls."""
-_MANY_CALLS = 250
-"""The calls in the last second that count as many. After these, or on a busy machine, some clients are slow to call
-again."""
-_CHECK_SECONDS = 0.01
-_MAX_SETTLE_SECONDS = 2.0
-_HEALTH_METHODS = "/grpc.health.v1.Health/"
-
 _GRPC_LOGGERS = ("grpc._cython.cygrpc", "asyncio")
 """gRPC's own logger, and the one to which asyncio reports failures of gRPC's tasks."""
-
-_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
 
 @dataclass(frozen=True)
@@ -152,68 +138,6 @@ def _options(limits: LimitsConfig, keepalive: ClientKeepalive) -> tuple[tuple[st
         ("grpc.server.max_pending_requests", _PENDING * limits.max_connection_calls),
         ("grpc.server.max_pending_requests_hard_limit", _PENDING * limits.max_connection_calls),
     )
-
-
-class Arrivals(grpc.aio.ServerInterceptor):
-    """Holds back calls that arrive while the server drains, until clients know that they must connect elsewhere.
-
-    When a server stops, gRPC cancels calls that have arrived but not begun. Their clients read CANCELLED, as if they
-    had cancelled the calls themselves. So the server goes on taking calls, but answers them only after it has told
-    clients to go elsewhere. A client that waits for an answer sends nothing that could arrive at the wrong moment, and
-    then tries again over another connection. Health checks are answered throughout.
-    """
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-        self._stopping = asyncio.Event()
-        self._arrivals: deque[float] = deque(maxlen=_MANY_CALLS)
-
-    async def settle(self, probe: Callable[[], Awaitable[None]]) -> None:
-        """Waits until no call has arrived for a moment, but not for long if calls keep coming.
-
-        Args:
-            probe: Makes a call and waits for the answer. By then, the server has taken all earlier calls too.
-        """
-        now = time.monotonic()
-        num_recent = sum(now - arrival < 1 for arrival in self._arrivals)
-        if num_recent == 0:
-            return
-        shortest, longest = _QUIET_SECONDS
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_MAX_SETTLE_SECONDS):
-                await self._quiet(shortest + (longest - shortest) * num_recent / _MANY_CALLS)
-        await probe()
-
-    async def _quiet(self, seconds: float) -> None:
-        quiet_checks = 0
-        # Many short checks, because an event loop that is held up is busy, not quiet.
-        while quiet_checks * _CHECK_SECONDS < seconds:
-            last_arrival = self._arrivals[-1]
-            await asyncio.sleep(_CHECK_SECONDS)
-            quiet_checks = quiet_checks + 1 if self._arrivals[-1] == last_arrival else 0
-
-    def refuse(self) -> None:
-        """Refuses the calls that are held, and any later call at once."""
-        self._stopping.set()
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> _Handler:
-        """Returns the handler of a new call; while the server drains, waits and returns one that refuses."""
-        self._arrivals.append(time.monotonic())
-        if self._admission.is_open or handler_call_details.method.startswith(_HEALTH_METHODS):
-            return await continuation(handler_call_details)
-        await self._stopping.wait()
-        # This fits every kind of call: it reads no request, and sends nothing before the status.
-        return grpc.stream_stream_rpc_method_handler(self._refuse)
-
-    async def _refuse(self, _requests: Any, context: Context) -> None:
-        try:
-            self._admission.check()
-        except UnavailableError as error:
-            await end_with(error, context)
 
 
 class ClientFaults(logging.Filter):
