@@ -5,21 +5,16 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from gradserve_server.accumulators.averages import KeptAverages
-from gradserve_server.accumulators.changes import MemberBytes, RoundChanges
+from gradserve_server.accumulators.changes import RoundChanges
 from gradserve_server.accumulators.closing import ClosingRule
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient, drop
 from gradserve_server.accumulators.identity import CallsUnderWay, RequestId
 from gradserve_server.accumulators.incoming import check_contribution, not_as_a_sum
-from gradserve_server.accumulators.journal import AccumulatorJournal
-from gradserve_server.accumulators.ledger import Ledger, Taken
-from gradserve_server.accumulators.observer import AccumulatorObserver
+from gradserve_server.accumulators.ledger import Taken
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.rounds import AccumulatorState, Applied, Outcome, RoundGate, Rounds
-from gradserve_server.accumulators.sharding.shard import Shard
+from gradserve_server.accumulators.rounds import AccumulatorState, Applied, Outcome, Rounds
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.accumulators.sums.round_sum import RoundSum
-from gradserve_server.accumulators.waits import LiveWorkers, TakeQueue, Waiter, Waits
+from gradserve_server.accumulators.waits import LiveWorkers, Waiter, Waits
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ServiceError
 from gradserve_server.resources.budget import Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
@@ -36,20 +31,7 @@ class Accumulator:
     """
 
     def __init__(
-        self,
-        name: str,
-        spec: AccumulatorSpec,
-        *,
-        incarnation: str,
-        ledger: Ledger,
-        round_sum: RoundSum,
-        averages: KeptAverages,
-        journal: AccumulatorJournal | None,
-        waiters: Reservation,
-        bookkeeping: Reservation,
-        observer: AccumulatorObserver,
-        gate: RoundGate | None = None,
-        shard: Shard | None = None,
+        self, name: str, spec: AccumulatorSpec, incarnation: str, changes: RoundChanges, waiters: Reservation
     ) -> None:
         """Takes its parts.
 
@@ -57,43 +39,25 @@ class Accumulator:
             name: Its name, for messages.
             spec: Its fixed properties.
             incarnation: An id that no other accumulator of the same name has.
-            ledger: Decides which gradients count, and remembers the decisions.
-            round_sum: Adds up the round.
-            averages: Keeps the averages of past rounds.
-            journal: Takes every change before it takes effect; None if nothing is durable.
+            changes: Makes the changes of its rounds.
             waiters: The budget of waiting calls, shared by all accumulators.
-            bookkeeping: The budget of bytes of memory beside tensors.
-            observer: Notified of what happens.
-            gate: Lets rounds begin or holds them; None: they may begin.
-            shard: This server's shard, if the accumulator is sharded. Its own sum then has no components.
         """
         self.name = name
         self.spec = spec
         self.incarnation = incarnation
-        self._ledger = ledger
-        self._sum = round_sum
-        self._averages = averages
+        self._changes = changes
+        self._ledger, self._sum, self._averages = changes.ledger, changes.sum, changes.averages
+        self._observer = changes.observer
         self._waiters = waiters
-        self.queue = TakeQueue()
+        self.queue = changes.queue
         """The calls that wait."""
-        self._observer = observer
-        self._changes = RoundChanges(
-            ledger=ledger,
-            round_sum=round_sum,
-            averages=averages,
-            journal=journal,
-            queue=self.queue,
-            member_bytes=MemberBytes(bookkeeping, ledger, holds_gradients=spec.deterministic),
-            gate=gate or RoundGate(),
-            observer=observer,
-            shard=shard,
-        )
+        self.shard = changes.shard
+        """This server's shard; None if it has none. The accumulator's own sum then has no components."""
         self._under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter] = CallsUnderWay()
-        self._waits = Waits(name, ledger.rounds, self.queue, observer, _gave_up(self._under_way, self._changes))
+        gave_up = _gave_up(self._under_way, changes)
+        self._waits = Waits(name, self._ledger.rounds, self.queue, self._observer, gave_up)
         self._workers = LiveWorkers(name)
         self._tasks = BackgroundTasks()
-        self.shard = shard
-        """This server's shard; None if it has none."""
 
     @property
     def sum_spec(self) -> AccumulatorSpec:

@@ -80,7 +80,6 @@ class RoundChanges:
         round_sum: RoundSum,
         averages: KeptAverages,
         journal: AccumulatorJournal | None,
-        queue: TakeQueue,
         member_bytes: MemberBytes,
         gate: RoundGate,
         observer: AccumulatorObserver,
@@ -93,21 +92,21 @@ class RoundChanges:
             round_sum: Adds up the round.
             averages: Keeps the averages of past rounds.
             journal: Takes every change before it takes effect; None if nothing is durable.
-            queue: The calls that wait for a round to end.
             member_bytes: Counts the memory of the members of a round.
             gate: Lets rounds begin or holds them.
             observer: Notified of what happens.
             shard: This server's shard, which is closed with the accumulator; None if it has none.
         """
-        self._ledger = ledger
-        self._sum = round_sum
-        self._averages = averages
+        self.ledger = ledger
+        self.sum = round_sum
+        self.averages = averages
+        self.observer = observer
+        self.shard = shard
+        self.queue = TakeQueue()
+        """The calls that wait for a round to end."""
         self._journal = journal
-        self._queue = queue
         self._member_bytes = member_bytes
         self._gate = gate
-        self._observer = observer
-        self._shard = shard
         self._lock = asyncio.Lock()
         self._tasks = BackgroundTasks()
         self._closed: ServiceError | None = None
@@ -173,9 +172,9 @@ class RoundChanges:
         """Records the events by which the arrival of a call shows that earlier ones can be forgotten."""
         try:
             async with self._lock:
-                for event in self._ledger.overdue(call):
+                for event in self.ledger.overdue(call):
                     await self._record(event)
-                    self._ledger.replay(event)
+                    self.ledger.replay(event)
         finally:
             self.serve_takers()
 
@@ -184,7 +183,7 @@ class RoundChanges:
 
         Does nothing while the lock is held: its holder serves them before releasing it.
         """
-        if not self._lock.locked() and self._queue.head(self._ledger.rounds.members) is not None:
+        if not self._lock.locked() and self.queue.head(self.ledger.rounds.members) is not None:
             serving = EagerCall(self._exclusively(_change_nothing))  # errors go to the takers
             if not serving.is_done:
                 self._tasks.begin(serving.rest())
@@ -192,13 +191,13 @@ class RoundChanges:
     def close(self, error: ServiceError) -> None:
         """Ends every wait with `error`, refuses later changes with it, and frees the memory."""
         self._closed = error
-        if self._shard is not None:
-            self._shard.close(error)
-        self._observer.on_close()
-        self._queue.close(error)
-        self._averages.close(error)
-        self._sum.close()
-        self._ledger.calls.close()
+        if self.shard is not None:
+            self.shard.close(error)
+        self.observer.on_close()
+        self.queue.close(error)
+        self.averages.close(error)
+        self.sum.close()
+        self.ledger.calls.close()
         self._member_bytes.close()
 
     async def _exclusively(self, change: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -212,13 +211,13 @@ class RoundChanges:
                     try:
                         await self._end_rounds()
                     finally:
-                        await self._sum.finish()
+                        await self.sum.finish()
         finally:
             self.serve_takers()  # for a take that came while the sum was finished
 
     async def _end_rounds(self) -> None:
         while self._closed is None:
-            head = self._queue.head(self._ledger.rounds.members)
+            head = self.queue.head(self.ledger.rounds.members)
             if head is None:
                 return
             head.serving = True
@@ -226,7 +225,7 @@ class RoundChanges:
                 await self._end_round(head)
             except Exception as error:
                 # The error is the taker's, not that of the lock's holder, whose change is done.
-                self._queue.remove(head)
+                self.queue.remove(head)
                 head.fail(error)
 
     # Under the lock
@@ -236,17 +235,17 @@ class RoundChanges:
             await self._journal.append(event)
 
     async def _set_global_step(self, step: int) -> None:
-        is_back = step < self._ledger.rounds.global_step
-        event = StepSet(step, self._averages.beyond(step) if is_back else ())
+        is_back = step < self.ledger.rounds.global_step
+        event = StepSet(step, self.averages.beyond(step) if is_back else ())
         await self._record(event)
-        self._ledger.replay(event)
+        self.ledger.replay(event)
         if self._closed is None:
-            self._averages.step_set(step, event.abandoned)
+            self.averages.step_set(step, event.abandoned)
 
     async def _end_epoch(self) -> tuple[int, list[str]]:
-        rounds = self._ledger.rounds
+        rounds = self.ledger.rounds
         await self._set_global_step(rounds.global_step)
-        kept = {each.round_number: each.parts for each in self._averages.all_kept if each.parts is not None}
+        kept = {each.round_number: each.parts for each in self.averages.all_kept if each.parts is not None}
         counted = [part_id for parts in kept.values() for part_id in parts.ids]
         return rounds.epoch, counted + [each.part for each in rounds.members.held]
 
@@ -258,32 +257,32 @@ class RoundChanges:
         pull: Waiter | None,
         one_per_worker: bool,
     ) -> tuple[Applied, asyncio.Future[None] | None]:
-        outcome = self._ledger.judge(contribution, one_per_worker=one_per_worker)
+        outcome = self.ledger.judge(contribution, one_per_worker=one_per_worker)
         if contribution.sum_of and outcome is Outcome.ALREADY_COUNTED:
             raise not_as_a_sum("a worker is in the round already, or twice in the sum")
         if outcome is Outcome.ACCEPTED:
-            self._gate.check(self._ledger.rounds.members.count)
-            check_epoch(contribution, self._ledger.rounds.epoch)
+            self._gate.check(self.ledger.rounds.members.count)
+            check_epoch(contribution, self.ledger.rounds.epoch)
         event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
         written = None
         if outcome is Outcome.ACCEPTED:
             num_bytes, written = await self._accept(event, given)
         else:
             joins = outcome is not Outcome.STALE
-            num_bytes = (await self._sum.check(given, contribution, joins=joins)).nbytes
+            num_bytes = (await self.sum.check(given, contribution, joins=joins)).nbytes
             await self._record(event)
-        applied = self._ledger.answer(event)
-        self._observer.on_answer(contribution, outcome, num_bytes)
+        applied = self.ledger.answer(event)
+        self.observer.on_answer(contribution, outcome, num_bytes)
         if self._closed is not None:
             self._member_bytes.settle()
         if pull is not None and applied.round is not None and not pull.answer.cancelled():
             pull.round = applied.round
-            self._queue.append(pull)
+            self.queue.append(pull)
         return applied, written
 
     async def _accept(self, event: GradientAnswered, given: Gradient) -> tuple[int, asyncio.Future[None] | None]:
         """Adds a gradient to the sum; returns its size in bytes, and the future of `AccumulatorJournal.accept`."""
-        staged = await self._sum.stage(given, event.contribution)
+        staged = await self.sum.stage(given, event.contribution)
         try:
             self._member_bytes.grow(event.contribution)
             given.check_lenders()
@@ -291,25 +290,25 @@ class RoundChanges:
             if written is not None and staged.gradient.is_adoptable:
                 await written  # the sum may take over the memory that is still being written
         except BaseException:
-            self._sum.settle()
+            self.sum.settle()
             self._member_bytes.settle()
             raise
-        await self._sum.commit(staged)
+        await self.sum.commit(staged)
         return staged.gradient.nbytes, written
 
     async def _end_round(self, head: Waiter) -> None:
-        staged = await self._sum.stage_average(self._ledger.rounds.members.total_weight)
+        staged = await self.sum.stage_average(self.ledger.rounds.members.total_weight)
         event = RoundEnded(head.call if head.round is None else None)
         try:
             if self._journal is not None:
-                await self._journal.reserve(self._sum.nbytes)
+                await self._journal.reserve(self.sum.nbytes)
                 await self._journal.append(event)
         except BaseException:
-            self._sum.settle()
+            self.sum.settle()
             raise
-        values = await self._sum.commit_average(staged)
-        average = self._averages.of_current(self._ledger.rounds, values)
-        answered = self._ledger.answered_by(event)
+        values = await self.sum.commit_average(staged)
+        average = self.averages.of_current(self.ledger.rounds, values)
+        answered = self.ledger.answered_by(event)
         if self._journal is not None:
             try:
                 await self._journal.settle(average, answered)
@@ -317,13 +316,13 @@ class RoundChanges:
                 # The sum is gone, but the round may not be on disk.
                 self.close(error)
                 raise
-        ended = self._ledger.end_round(event)
-        self._observer.on_round_end(ended, head.closing.num_required)
+        ended = self.ledger.end_round(event)
+        self.observer.on_round_end(ended, head.closing.num_required)
         self._member_bytes.settle()
         if self._closed is None:
-            self._averages.add(average, answered)
-            self._sum.settle()
-            self._queue.serve(head, ended, average)
+            self.averages.add(average, answered)
+            self.sum.settle()
+            self.queue.serve(head, ended, average)
         else:
             average.release()
 

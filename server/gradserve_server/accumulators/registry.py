@@ -12,6 +12,7 @@ import numpy as np
 
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.averages import AverageHistory, KeptAverages, KeptBytes, UndeliveredAverages
+from gradserve_server.accumulators.changes import MemberBytes, RoundChanges
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.identity import CallMemory
 from gradserve_server.accumulators.journal import AccumulatorJournals, FileJournal
@@ -373,20 +374,17 @@ class AccumulatorRegistry:
         decision = Decision(incarnation, spec.deterministic) if spec.num_shards else None
         forget = (lambda _: None) if journal is None else journal.forget
         averages = KeptAverages(history, undelivered, kept, own.memory, copies, self._expiries.add, forget, decision)
-        return Accumulator(
-            str(key),
-            spec,
-            incarnation=incarnation,
+        changes = RoundChanges(
             ledger=ledger,
             round_sum=make_sum(spec.without_components() if spec.num_shards else spec, averages.make_room),
             averages=averages,
             journal=None if journal is None else place.journal(journal, spec.durability, own.host_memory),
-            waiters=own.waiters,
-            bookkeeping=own.bookkeeping,
-            observer=self._observe(key),
+            member_bytes=MemberBytes(own.bookkeeping, ledger, holds_gradients=spec.deterministic),
             gate=self.gate,
+            observer=self._observe(key),
             shard=self._shard(key, spec, make_sum, own, journal),
         )
+        return Accumulator(str(key), spec, incarnation, changes, own.waiters)
 
     def _sums(self, key: ResourceKey, place: Place, own: OwnReservations) -> tuple[MakeSum, AverageMemory | None]:
         """Returns a factory of sums for one accumulator, and the memory of its averages."""
