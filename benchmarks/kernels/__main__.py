@@ -9,6 +9,7 @@ the part.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import os
@@ -16,15 +17,18 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numba
 import numpy as np
+from numba.core.registry import cpu_target
 
 from benchmarks.kernels import plain
 from gradserve_protocol.memory.pool import BufferPool
@@ -79,15 +83,18 @@ def _compiling(without: set[str]) -> Iterator[None]:
         sys.modules[f"{_HOST}.activations"] = _with_changes(activations, **functions)
     loaded = {name: importlib.import_module(name) for name in _COMPILED}
     if "lanes" in without:
-        loaded[f"{_HOST}.moments"]._differences_of_block = plain.differences_of_block
-        loaded[f"{_OPS}.batch_norm.cpu_loops"]._plain_products = plain.products_of_block
-        loaded[f"{_OPS}.layer_norm.cpu_loops"]._sums_of_block = plain.sums_of_block
+        vars(loaded[f"{_HOST}.moments"])["_differences_of_block"] = plain.differences_of_block
+        vars(loaded[f"{_OPS}.batch_norm.cpu_loops"])["_plain_products"] = plain.products_of_block
+        vars(loaded[f"{_OPS}.layer_norm.cpu_loops"])["_sums_of_block"] = plain.sums_of_block
+    # Numba takes functions with equal code for the same, whatever their modules are.
+    cpu_target.target_context.cached_internal_func.clear()
     with tempfile.TemporaryDirectory() as cache:
-        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, cache
+        config: Any = numba.config
+        before, config.CACHE_DIR = config.CACHE_DIR, cache
         try:
             yield
         finally:
-            numba.config.CACHE_DIR = before
+            config.CACHE_DIR = before
             for name in _COMPILED:
                 sys.modules.pop(name, None)
             sys.modules.update(kept)
@@ -97,23 +104,34 @@ def _few(table: Any, *dtypes: Any) -> Any:
     return replace(table, types={dtype: table.types[dtype] for dtype in dtypes})
 
 
+_POOL = BufferPool(1 << 30)
+
+
+@functools.cache
+def _numbers(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(dtype)
+
+
 def cases(parallel: Any) -> dict[str, Callable[[], object]]:
     """Compiles the kernels; returns calls of them by name."""
-    random = np.random.default_rng(0)
+    taken: Counter[Any] = Counter()
 
     def numbers(*shape: int, dtype: Any = FLOAT32) -> Any:
-        return random.standard_normal(shape, np.float32).astype(dtype)
+        # All ways get the same arrays: other memory is not equally fast.
+        taken[shape, dtype] += 1
+        return _numbers(shape, dtype, taken[shape, dtype])
 
-    device, calls = CpuDevice(BufferPool(1 << 30)), {}
+    device = CpuDevice(_POOL)
+    calls: dict[str, Callable[[], object]] = {}
     reduction.REDUCTION = _few(reduction.REDUCTION, FLOAT32, BFLOAT16, FLOAT16)
     reducer = Reducer(parallel)
     reducer.prepare(lambda: False)
     for dtype in (FLOAT32, BFLOAT16, FLOAT16):
-        total, source, out = numbers(1 << 22), numbers(1 << 22, dtype=dtype), np.empty(1 << 22, dtype)
-        calls[f"sum += {dtype} * factor, 4 Mi"] = lambda t=total, s=source: reducer.add_scaled([t], [s], 0.5)
-        calls[f"{dtype} = sum / divisor, 4 Mi"] = lambda t=total, o=out: reducer.divide([t], 3.0, [o])
+        total, source, out = (numbers(1 << 22, dtype=each) for each in (FLOAT32, dtype, dtype))
+        calls[f"sum += {dtype} * factor, 4 Mi"] = partial(reducer.add_scaled, [total], [source], 0.5)
+        calls[f"{dtype} = sum / divisor, 4 Mi"] = partial(reducer.divide, [total], 3.0, [out])
     total, source = numbers(1 << 18), numbers(1 << 18)
-    calls["sum += float32 * factor, 256 Ki"] = lambda t=total, s=source: reducer.add_scaled([t], [s], 0.5)
+    calls["sum += float32 * factor, 256 Ki"] = partial(reducer.add_scaled, [total], [source], 0.5)
 
     batch_norm.FUSED_BATCH_NORM = _few(batch_norm.FUSED_BATCH_NORM, FLOAT32, BFLOAT16)
     normalizer = batch_norm.CpuBatchNorm(device, parallel)
@@ -128,8 +146,8 @@ def cases(parallel: Any) -> dict[str, Callable[[], object]]:
             given = batch_norm_spec.GradInputs(dy, x, *vector[:3])
             of_grad = batch_norm_spec.GradAttributes(data_format=data_format)
             name = f"{dtype} {data_format} {list(shape)}"
-            calls[f"FusedBatchNorm {name}"] = lambda i=inputs, a=attributes, g=geometry: normalizer.forward(i, a, g)
-            calls[f"FusedBatchNormGrad {name}"] = lambda i=given, a=of_grad, g=geometry: normalizer.gradient(i, a, g)
+            calls[f"FusedBatchNorm {name}"] = partial(normalizer.forward, inputs, attributes, geometry)
+            calls[f"FusedBatchNormGrad {name}"] = partial(normalizer.gradient, given, of_grad, geometry)
 
     layer_norm.LAYER_NORM = _few(layer_norm.LAYER_NORM, FLOAT32, BFLOAT16)
     of_layers = layer_norm.CpuLayerNorm(device, parallel)
@@ -141,17 +159,14 @@ def cases(parallel: Any) -> dict[str, Callable[[], object]]:
         plan = layer_norm_spec.LAYER_NORM.plan(ln_inputs, ln_attributes)
         results = of_layers.forward(ln_inputs, ln_attributes, plan.geometry)
         ln_given = layer_norm_spec.GradInputs(dy, x, ln_inputs.scale, results.mean, results.rstd)
-        calls[f"LayerNorm {dtype} [2048, 1024]"] = lambda i=ln_inputs, a=ln_attributes, g=plan.geometry: (
-            of_layers.forward(i, a, g)
-        )
-        calls[f"LayerNormGrad {dtype} [2048, 1024]"] = lambda i=ln_given, g=plan.geometry: of_layers.gradient(i, g)
+        calls[f"LayerNorm {dtype} [2048, 1024]"] = partial(of_layers.forward, ln_inputs, ln_attributes, plan.geometry)
+        calls[f"LayerNormGrad {dtype} [2048, 1024]"] = partial(of_layers.gradient, ln_given, plan.geometry)
 
     functions = activation.CpuActivation(parallel)
     functions.prepare(lambda: False)
-    x = numbers(1 << 21)
-    result = np.empty_like(x)
+    x, result = numbers(1 << 21), numbers(1 << 21)
     for name in ("tanh", "sigmoid"):
-        calls[f"{name} float32, 2 Mi"] = lambda n=name, x=x, o=result: functions.forward(n, x, o)
+        calls[f"{name} float32, 2 Mi"] = partial(functions.forward, name, x, result)
     return calls
 
 
@@ -165,6 +180,7 @@ def _least_seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def main() -> None:
+    """Measures and prints all figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels")
     parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
     parser.add_argument("--groups", type=int, default=9, help="the groups whose least times are taken")

@@ -15,10 +15,9 @@ from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.layers.batch_norm.computation import make_layer_families
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.events import Event
-from gradserve_server.layers.batch_norm.forwards import Forward
+from gradserve_server.layers.batch_norm.forwards import REMEMBERED_FORWARDS, Forward
 from gradserve_server.layers.batch_norm.journal import LayerJournals
 from gradserve_server.layers.batch_norm.layer import (
-    REMEMBERED_FORWARDS,
     BatchNormLayer,
     ForwardCall,
     ForwardResult,

@@ -9,7 +9,7 @@ from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.layers.batch_norm.computation import make_layer_families
-from gradserve_server.layers.batch_norm.passes import MomentsGradient, WeightedBatch
+from gradserve_server.layers.batch_norm.weighted_batch import MomentsGradient, WeightedBatch
 from gradserve_server.ops.activation.spec import FAMILY as ACTIVATION
 from gradserve_server.ops.batch_norm.spec import FAMILY as BATCH_NORM
 from gradserve_server.ops.batch_norm.spec import Geometry

@@ -69,7 +69,7 @@ def test_names_and_tags_count() -> None:
     bench = LayerBench()
     layer = bench.layer(**LATE)
     used = bench.bookkeeping.used
-    assert used == layer.bookkeeping_bytes > 0
+    assert used == layer.config.text_bytes > 0
     bench.bookkeeping.reserve((1 << 40) - used)
     with pytest.raises(ResourceExhaustedError, match="too many bytes of bookkeeping"):
         bench.layer(ResourceKey("c", "other"), **LATE)

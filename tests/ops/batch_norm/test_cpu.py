@@ -105,14 +105,14 @@ def test_the_gradient_of_a_relu_knows_every_sign_of_the_forward(
     inputs = replace(inputs, scale=1024 * inputs.scale, offset=1024 * inputs.scale)
     attributes = ForwardAttributes(0.0, data_format=name)
     geometry = plan_forward(inputs, attributes).geometry
-    outputs = batch_norm.forward_relu(inputs, attributes, geometry)
+    outputs = batch_norm.forward(inputs, attributes, geometry, has_relu=True)
     given = GradInputs(np.ones_like(x), x, inputs.scale, outputs.reserve_space_1, outputs.reserve_space_2)
-    gradients = batch_norm.gradient_relu(given, inputs.offset, GradAttributes(0.0, name), geometry)
+    gradients = batch_norm.gradient(given, GradAttributes(0.0, name), geometry, inputs.offset)
     axes = (0, 2, 3) if channels_first else (0, 1, 2)
     positive = (outputs.y > 0).sum(axes)
     assert 9 * 128 <= positive.min() < positive.max()
     assert np.array_equal(gradients.offset_backprop, positive)
-    frozen = batch_norm.gradient_relu(given, inputs.offset, GradAttributes(0.0, name, is_training=False), geometry)
+    frozen = batch_norm.gradient(given, GradAttributes(0.0, name, is_training=False), geometry, inputs.offset)
     assert np.array_equal(frozen.x_backprop > 0, outputs.y > 0)
 
 
@@ -138,10 +138,10 @@ def test_a_relu_at_the_corner_and_of_what_is_not_finite(
     inputs = ForwardInputs(inputs.x, ones, zeros, zeros, ones)
     attributes = ForwardAttributes(0.0, data_format=name, is_training=False)
     geometry = plan_forward(inputs, attributes).geometry
-    outputs = computing.forward_relu(inputs, attributes, geometry)
+    outputs = computing.forward(inputs, attributes, geometry, has_relu=True)
     assert np.array_equal(outputs.y.astype(np.float64), spread(y).astype(np.float64), equal_nan=True)
-    gradients = computing.gradient_relu(
-        GradInputs(spread(dy), inputs.x, ones, zeros, ones), zeros, GradAttributes(0.0, name, False), geometry
+    gradients = computing.gradient(
+        GradInputs(spread(dy), inputs.x, ones, zeros, ones), GradAttributes(0.0, name, False), geometry, zeros
     )
     assert np.array_equal(gradients.x_backprop, spread(x_backprop))
     assert np.array_equal(gradients.offset_backprop, np.full_like(zeros, 6 * 40))
@@ -278,9 +278,9 @@ def results(batch_norm: CpuBatchNorm, x: NDArray[Any], channels: int, name: str)
     geometry = plan_forward(images, attributes).geometry
     outputs = (
         batch_norm.forward(images, attributes, geometry),
-        batch_norm.forward_relu(images, attributes, geometry),
+        batch_norm.forward(images, attributes, geometry, has_relu=True),
         batch_norm.gradient(grads, grad_attributes, geometry),
-        batch_norm.gradient_relu(grads, images.offset, grad_attributes, geometry),
+        batch_norm.gradient(grads, grad_attributes, geometry, images.offset),
     )
     return [value.tobytes() for output in outputs for value in vars(output).values()]
 
@@ -330,10 +330,10 @@ def test_no_temporary_of_the_size_of_x(
     grad_attributes = GradAttributes(data_format=name, is_training=is_training)
     geometry = plan_forward(inputs, attributes).geometry
     tracemalloc.start()
-    for call in (batch_norm.forward, batch_norm.forward_relu):
-        call(inputs, attributes, geometry)
+    for has_relu in (False, True):
+        batch_norm.forward(inputs, attributes, geometry, has_relu=has_relu)
     batch_norm.gradient(grads, grad_attributes, geometry)
-    batch_norm.gradient_relu(grads, inputs.offset, grad_attributes, geometry)
+    batch_norm.gradient(grads, grad_attributes, geometry, inputs.offset)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < x.nbytes / 4

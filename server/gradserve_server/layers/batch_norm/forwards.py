@@ -14,6 +14,9 @@ from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.security.identity import owner_of
 from gradserve_server.storage.journal import IdWindow
 
+REMEMBERED_FORWARDS = 4096
+"""The number of latest forwards whose outcome a layer remembers."""
+
 _LOOKS = 1 << 12
 """The most expiries that are checked at once."""
 _FEW = 64

@@ -15,7 +15,7 @@ from gradserve_server.errors import AbortedError, InvalidArgumentError
 from gradserve_server.layers.batch_norm.computation import BACKWARD, FORWARD, UPDATE, UpdateAttributes, UpdateInputs
 from gradserve_server.layers.batch_norm.config import BatchNormConfig, IgnoredArgument
 from gradserve_server.layers.batch_norm.events import Event, Moments, Saved
-from gradserve_server.layers.batch_norm.forwards import Forward, Forwards
+from gradserve_server.layers.batch_norm.forwards import REMEMBERED_FORWARDS, Forward, Forwards
 from gradserve_server.layers.batch_norm.journal import LayerJournal, LayerJournals
 from gradserve_server.layers.batch_norm.spec import (
     BackwardAttributes,
@@ -48,10 +48,6 @@ from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.tensors.spec import widened
-
-REMEMBERED_FORWARDS = 4096
-"""The number of latest forwards whose outcome a layer remembers."""
-
 
 _LOSSES = ("beta_regularization_loss", "gamma_regularization_loss")
 _LOSS_BYTES = 8
@@ -196,21 +192,6 @@ class BatchNormLayer:
         self._closed = False
         self._changing = asyncio.Lock()
         """Held while a change of the variables is computed from them and applied."""
-
-    @property
-    def collections(self) -> Collection[str]:
-        """The tags by which the layer is listed."""
-        return self.config.collections
-
-    @property
-    def bookkeeping_bytes(self) -> int:
-        """The memory of its names and tags."""
-        return self.config.text_bytes
-
-    @property
-    def updates_collections(self) -> Collection[str]:
-        """The tags by which its updates are run."""
-        return self.config.updates_collections
 
     @property
     def variables(self) -> Variables | None:
@@ -465,9 +446,8 @@ class BatchNormLayer:
             return None
         number = await self._changes.draw(forward_id)
         x, data_format = given.inputs, self.config.data_format
-        channels = x.shape[channel_axis(len(x.shape), data_format)]
-        shape = channel_shape(len(x.shape), data_format, channels)
-        return adjustment.draw(number, shape, widened(x.dtype))
+        channels = x.shape[channel_axis(x.ndim, data_format)]
+        return adjustment.draw(number, channel_shape(x.ndim, data_format, channels), widened(x.dtype))
 
     def _adopt(self, variables: Variables, moved: Mapping[str, Array]) -> None:
         """Keeps copies of variables in the device's memory, unless the variables have newer values."""
@@ -521,8 +501,7 @@ class BatchNormLayer:
 
     async def _moved(self, moments: Moments) -> MovingAverages:
         """Returns the moving averages after an update. Called with `_changing` held."""
-        variables = self.variables
-        assert variables is not None
-        inputs = UpdateInputs.of(variables.averages, moments.mean, moments.variance)
+        assert self.variables is not None
+        inputs = UpdateInputs.of(self.variables.averages, moments.mean, moments.variance)
         checked = check_call(UPDATE, inputs, UpdateAttributes(self.config, moments.implementation))
         return (await self._environment.runner.run(checked, on_host=False)).outputs

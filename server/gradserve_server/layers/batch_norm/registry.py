@@ -156,7 +156,7 @@ class LayerRegistry:
             ResourceExhaustedError: There are too many layers, or there is no memory for it.
         """
         layer = self._counted(key, partial(make, partial(self._note_forwards, key)))
-        self._layers.add(key, layer, lifetime, layer.collections)
+        self._layers.add(key, layer, lifetime, layer.config.collections)
         return layer
 
     async def settle(self) -> None:
@@ -269,7 +269,7 @@ class LayerRegistry:
         """
         count = 0
         async for key, layer in InTurns(list(self._keeping.items())):
-            if key.container != container or collection not in layer.updates_collections:
+            if key.container != container or collection not in layer.config.updates_collections:
                 continue
             if self._layers.is_reached(key, user):
                 await asyncio.sleep(0)
@@ -318,7 +318,7 @@ class LayerRegistry:
         try:
             layer = make()
             try:
-                bookkeeping = self._bookkeeping.reserve(layer.bookkeeping_bytes, owner=owner, container=container)
+                bookkeeping = self._bookkeeping.reserve(layer.config.text_bytes, owner=owner, container=container)
             except BaseException:
                 layer.close()
                 raise
@@ -329,7 +329,7 @@ class LayerRegistry:
         return layer
 
     def _begin(self, key: ResourceKey, layer: BatchNormLayer, lifetime: Lifetime) -> None:
-        self._layers.add(key, layer, lifetime, layer.collections)
+        self._layers.add(key, layer, lifetime, layer.config.collections)
         layer.begin(lifetime)
 
     def _note_forwards(self, key: ResourceKey, is_keeping: bool) -> None:

@@ -107,6 +107,8 @@ class CpuBatchNorm:
     Until the kernels for a dtype are ready, and if they cannot be compiled, NumPy computes its calls.
     """
 
+    fuses_relu = True
+
     def __init__(self, device: CpuDevice, parallel: ForkJoin) -> None:
         self._device = device
         self._parallel = parallel
@@ -116,36 +118,24 @@ class CpuBatchNorm:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
         self._kernels.prepare(stop)
 
-    def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
-        """Computes FusedBatchNorm."""
-        return self._forward(inputs, attributes, geometry, has_relu=False)
-
-    def forward_relu(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
-        """Computes FusedBatchNorm and the relu of its y."""
-        return self._forward(inputs, attributes, geometry, has_relu=True)
-
-    def gradient(self, inputs: GradInputs, attributes: GradAttributes, geometry: Geometry) -> GradOutputs:
-        """Computes FusedBatchNormGrad."""
-        return self._gradient(inputs, attributes, geometry, None)
-
-    def gradient_relu(
-        self, inputs: GradInputs, offset: NDArray[Any], attributes: GradAttributes, geometry: Geometry
-    ) -> GradOutputs:
-        """Computes the gradients of FusedBatchNorm and a relu behind it."""
-        return self._gradient(inputs, attributes, geometry, offset)
-
-    def _forward(
-        self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry, *, has_relu: bool
+    def forward(
+        self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry, *, has_relu: bool = False
     ) -> ForwardOutputs:
+        """Computes FusedBatchNorm, and the relu of its y if wanted."""
         kernels = self._kernels.get(inputs.x.dtype)
         with np.errstate(all="ignore"):
             if kernels is None or inputs.x.size == 0:
                 return fused_batch_norm(np, inputs, attributes, geometry, has_relu=has_relu)
             return self._run_forward(kernels, inputs, attributes, geometry, has_relu)
 
-    def _gradient(
-        self, inputs: GradInputs, attributes: GradAttributes, geometry: Geometry, relu_offset: NDArray[Any] | None
+    def gradient(
+        self,
+        inputs: GradInputs,
+        attributes: GradAttributes,
+        geometry: Geometry,
+        relu_offset: NDArray[Any] | None = None,
     ) -> GradOutputs:
+        """Computes FusedBatchNormGrad; with `relu_offset` the gradients of FusedBatchNorm and a relu behind it."""
         kernels = self._kernels.get(inputs.x.dtype)
         with np.errstate(all="ignore"):
             if kernels is None or inputs.x.size == 0:

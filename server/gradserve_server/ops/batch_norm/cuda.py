@@ -28,6 +28,7 @@ from gradserve_server.devices.cuda.programs import (
     element_sources,
     instance,
 )
+from gradserve_server.devices.device import Array
 from gradserve_server.ops.batch_norm.spec import (
     ForwardAttributes,
     ForwardInputs,
@@ -408,6 +409,8 @@ class CudaBatchNorm:
     below the normal range of U count as zero.
     """
 
+    fuses_relu = False
+
     def __init__(self, device: KernelDevice) -> None:
         self._device = device
         self._plan_forward = functools.lru_cache(_KEPT_PLANS)(plan_forward)
@@ -420,12 +423,15 @@ class CudaBatchNorm:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
         self._programs.prepare(stop)
 
-    def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
+    def forward(
+        self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry, *, has_relu: bool = False
+    ) -> ForwardOutputs:
         """Computes FusedBatchNorm, inside the device's `computing`.
 
         Raises:
             MemoryError: There is not enough memory for the outputs.
         """
+        assert not has_relu, "see `fuses_relu`"
         x, param_dtype = inputs.x, inputs.scale.dtype
         per_channel = (geometry.channels,)
         outputs = ForwardOutputs(
@@ -441,12 +447,15 @@ class CudaBatchNorm:
         self._run(plan, x.dtype, addresses)
         return outputs
 
-    def gradient(self, inputs: GradInputs, attributes: GradAttributes, geometry: Geometry) -> GradOutputs:
+    def gradient(
+        self, inputs: GradInputs, attributes: GradAttributes, geometry: Geometry, relu_offset: Array | None = None
+    ) -> GradOutputs:
         """Computes FusedBatchNormGrad, inside the device's `computing`.
 
         Raises:
             MemoryError: There is not enough memory for the outputs.
         """
+        assert relu_offset is None, "see `fuses_relu`"
         x, param_dtype = inputs.x, inputs.scale.dtype
         per_channel = (geometry.channels,)
         outputs = GradOutputs(

@@ -6,7 +6,7 @@ Messages, and the order of the checks, are TensorFlow's where it has them.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -277,37 +277,35 @@ def _spec(array: Array) -> TensorSpec:
 
 
 class BatchNorm(Family, Protocol):
-    """FusedBatchNorm on one device. Inputs are checked and in its memory, where outputs are, too."""
+    """FusedBatchNorm on one device. Inputs are checked and in its memory, where outputs are, too.
 
-    def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
-        """Computes FusedBatchNorm."""
+    Attributes:
+        fuses_relu: Whether the kernels can compute a relu behind it in the same pass over memory.
+    """
+
+    fuses_relu: bool
+
+    def forward(
+        self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry, *, has_relu: bool = False
+    ) -> ForwardOutputs:
+        """Computes FusedBatchNorm; with `has_relu` max(y, 0) for y."""
         ...
 
-    def gradient(self, inputs: GradInputs, attributes: GradAttributes, geometry: Geometry) -> GradOutputs:
-        """Computes FusedBatchNormGrad."""
-        ...
-
-
-@runtime_checkable
-class BatchNormRelu(BatchNorm, Protocol):
-    """FusedBatchNorm with a relu behind it, in the same pass over memory, and its gradient. Not every device has it."""
-
-    def forward_relu(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
-        """Computes FusedBatchNorm with max(y, 0) for y."""
-        ...
-
-    def gradient_relu(
-        self, inputs: GradInputs, offset: Array, attributes: GradAttributes, geometry: Geometry
+    def gradient(
+        self,
+        inputs: GradInputs,
+        attributes: GradAttributes,
+        geometry: Geometry,
+        relu_offset: Array | None = None,
     ) -> GradOutputs:
-        """Computes the gradients of `forward_relu`.
-
-        It computes again from x where y was above 0, by the arithmetic of the forward call.
+        """Computes FusedBatchNormGrad.
 
         Args:
-            inputs: The inputs; `y_backprop` is the gradient with respect to max(y, 0).
-            offset: U, shape [C]: the forward call's.
-            attributes: See `gradient`.
-            geometry: See `gradient`.
+            inputs: The inputs.
+            attributes: The attributes.
+            geometry: The geometry of x.
+            relu_offset: U, shape [C]: the offset of a forward call with a relu. Then `y_backprop` is the gradient with
+                respect to max(y, 0). Where y was above 0 is computed again from x, by the arithmetic of that call.
         """
         ...
 

@@ -208,7 +208,7 @@ async def open_initializer(opener: TensorOpener, tensor: Reference, path: str) -
 
 def num_parts(layer: BatchNormLayer) -> int:
     """Returns the approximate number of parts of a layer's message, in which each variable has its tags."""
-    return _TYPICAL_PARTS + _TYPICAL_VARIABLES * len(layer.collections)
+    return _TYPICAL_PARTS + _TYPICAL_VARIABLES * len(layer.config.collections)
 
 
 def encode_info(

@@ -72,10 +72,10 @@ CUDNN_RNN = KernelTable(
     types={dtype: {"U": ELEMENTS[dtype]} for dtype in (FLOAT32, FLOAT64)},
     declared={
         "lstm_forward": Declared(
-            "loops.lstm_forward", ", ".join((_LSTM, _MADE, _READ, _MADE, _MADE, _MADE, _POSITION))
+            "lstm_loops.lstm_forward", ", ".join((_LSTM, _MADE, _READ, _MADE, _MADE, _MADE, _POSITION))
         ),
         "lstm_backward": Declared(
-            "loops.lstm_backward", ", ".join((_GATED, _READ, _READ, _READ, _POSITION, _MADE, _MADE, _MADE))
+            "lstm_loops.lstm_backward", ", ".join((_GATED, _READ, _READ, _READ, _POSITION, _MADE, _MADE, _MADE))
         ),
         "gru_forward": Declared("loops.gru_forward", ", ".join((_GATED, _MADE, _READ, _MADE, _MADE, _MADE, _POSITION))),
         "gru_backward": Declared(
@@ -97,7 +97,7 @@ LSTM_SCANS = KernelTable(
     types=CUDNN_RNN.types,
     declared={
         "forward": Declared(
-            "loops.lstm_scan_forward", ", ".join((_SCAN, _MADE, _READ, _MADE, _MADE, _MADE, _POSITION))
+            "lstm_loops.lstm_scan_forward", ", ".join((_SCAN, _MADE, _READ, _MADE, _MADE, _MADE, _POSITION))
         ),
     },
 )

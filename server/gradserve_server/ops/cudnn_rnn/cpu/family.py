@@ -1,7 +1,8 @@
 """CudnnRNN and CudnnRNNBackprop on the host."""
 
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,9 @@ from gradserve_server.ops.cudnn_rnn.cpu.pseudo_layer import (
     Cells,
     Geometry,
     PseudoLayer,
+    SavedDirection,
     SavedLayer,
     States,
-    all_layers_bytes,
-    all_saved_layers,
-    layer_bytes,
-    saved_layer,
 )
 from gradserve_server.ops.cudnn_rnn.declaration import check_lengths
 from gradserve_server.ops.cudnn_rnn.reserve import TAG_BYTES, TAG_START, ReserveKey, check_tag, reserve_length
@@ -31,6 +29,7 @@ from gradserve_server.ops.cudnn_rnn.spec import (
     ForwardInputs,
     ForwardOutputs,
     Mode,
+    Network,
     Problem,
     PseudoLayerParams,
     split_params,
@@ -150,7 +149,7 @@ class _Call:
         d_params = split_params(network, params_backprop)
         d_last = self._states(inputs.output_h_backprop, inputs.output_c_backprop)
         d_outputs = self._compute_form(self._time_first(inputs.output_backprop))
-        layers = all_saved_layers(problem, memory)
+        layers = _all_saved_layers(problem, memory)
         d_initial: list[States] = []
         for layer in reversed(range(network.num_layers)):
             saved = layers[layer]
@@ -189,17 +188,17 @@ class _Call:
     def _new_reserve(self, reserve_key: ReserveKey) -> tuple[NDArray[Any], NDArray[np.int8], list[SavedLayer]]:
         """Returns reserve_space and host_reserved without their tags, and the layers in the memory of reserve_space."""
         problem = self._problem
-        num_bytes = all_layers_bytes(problem)
+        num_bytes = _all_layers_bytes(problem)
         reserve_space = self._device.empty((reserve_length(problem, num_bytes),), problem.dtype)
         header = reserve_key.new_header(self._device.name, problem, self._lengths)
         memory = reserve_space.view(np.uint8)
         memory[:HEADER_BYTES] = header.view(np.uint8)
         memory[HEADER_BYTES + num_bytes :] = 0
-        return reserve_space, header, all_saved_layers(problem, memory[HEADER_BYTES:])
+        return reserve_space, header, _all_saved_layers(problem, memory[HEADER_BYTES:])
 
     def _scratch_layer(self, layer: int) -> SavedLayer:
-        memory = self._device.empty((layer_bytes(self._problem, layer),), np.dtype(np.uint8))
-        return saved_layer(self._problem, layer, memory)
+        memory = self._device.empty((_layer_bytes(self._problem, layer),), np.dtype(np.uint8))
+        return _saved_layer(self._problem, layer, memory)
 
     def _clear(self, saved: SavedLayer) -> None:
         """Clears bytes that are not written: clients see reserve_space, and memory may hold data of another call."""
@@ -342,8 +341,76 @@ def _checked_reserve(
     """
     given: NDArray[Any] = inputs.reserve_space
     header = given.reshape(-1).view(np.uint8)[:HEADER_BYTES]
-    num_bytes = all_layers_bytes(problem)
+    num_bytes = _all_layers_bytes(problem)
     reserve_key.check_header(device, problem, lengths, num_bytes, given, header, inputs.host_reserved)
     memory = given.view(np.uint8)[HEADER_BYTES:]
     check_tag(header, content_tag(reserve_key.content_key(header), memory))
     return memory.copy() if memory.ctypes.data % problem.compute_dtype.itemsize else memory
+
+
+def _layer_bytes(problem: Problem, layer: int) -> int:
+    """Returns the memory for a layer, with padding that aligns the next one."""
+    sizes = [math.prod(shape) * dtype.itemsize for _, shape, dtype in _fields(problem, layer)]
+    return _aligned(problem, sum(sizes))
+
+
+def _all_layers_bytes(problem: Problem) -> int:
+    """Returns the memory for all layers together."""
+    return sum(_layer_bytes(problem, layer) for layer in range(problem.network.num_layers))
+
+
+def _saved_layer(problem: Problem, layer: int, memory: NDArray[np.uint8]) -> SavedLayer:
+    """Returns a layer in its memory of `layer_bytes`."""
+    position = 0
+    outputs = None
+    directions: list[dict[str, NDArray[Any]]] = [{} for _ in range(problem.network.num_directions)]
+    for (direction, name), shape, dtype in _fields(problem, layer):
+        end = position + math.prod(shape) * dtype.itemsize
+        array = memory[position:end].view(dtype).reshape(shape)
+        position = end
+        if name == "outputs":
+            outputs = array
+        else:
+            directions[direction][name] = array
+    assert outputs is not None
+    return SavedLayer(outputs, tuple(SavedDirection(**arrays) for arrays in directions))
+
+
+def _all_saved_layers(problem: Problem, memory: NDArray[np.uint8]) -> list[SavedLayer]:
+    """Returns all layers, one after another in their memory of `all_layers_bytes`."""
+    layers = []
+    position = 0
+    for layer in range(problem.network.num_layers):
+        end = position + _layer_bytes(problem, layer)
+        layers.append(_saved_layer(problem, layer, memory[position:end]))
+        position = end
+    return layers
+
+
+def _fields(problem: Problem, layer: int) -> Iterator[tuple[tuple[int, str], tuple[int, ...], np.dtype[Any]]]:
+    """Yields the direction and name, shape and dtype of each array: bytes last, so that floats stay aligned."""
+    network, steps, batch = problem.network, problem.max_seq_length, problem.batch
+    directions = range(network.num_directions)
+    width = network.num_directions * network.hidden_size
+    yield (0, "outputs"), (steps + 2, batch, width), problem.compute_dtype
+    for direction in directions:
+        for name, shape in _float_shapes(network, steps, batch).items():
+            yield (direction, name), shape, problem.compute_dtype
+    if layer and problem.dropout:
+        for direction in directions:
+            yield (direction, "kept"), (steps, batch, width), np.dtype(np.bool_)
+
+
+def _float_shapes(network: Network, steps: int, batch: int) -> dict[str, tuple[int, ...]]:
+    units = network.num_units
+    if network.mode is Mode.GRU:
+        return {"gates": (steps, batch, 3, units), "candidates": (steps, batch, units)}
+    if network.mode is not Mode.LSTM:
+        return {}
+    unprojected = {"unprojected": (steps, batch, units)} if network.num_proj else {}
+    return {"gates": (steps, batch, 4, units), "cells": (steps + 1, batch, units), **unprojected}
+
+
+def _aligned(problem: Problem, num_bytes: int) -> int:
+    size = problem.compute_dtype.itemsize
+    return -(-num_bytes // size) * size

@@ -1,11 +1,10 @@
 """One pseudo-layer of CudnnRNN on the host.
 
 `PseudoLayer` computes the products over all steps at once. A scan is its pass through time, whose steps `Cells` do.
-`SavedLayer` is the data that the forward pass keeps for the backward pass, in the memory of a reserve_space.
+`SavedLayer` is the data that the forward pass keeps for the backward pass.
 """
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -17,7 +16,7 @@ from gradserve_server.devices.compute import checkpoint
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.products import Product, Products, Summation, sum_of_rows
-from gradserve_server.ops.cudnn_rnn.spec import Mode, Network, Problem, PseudoLayerParams
+from gradserve_server.ops.cudnn_rnn.spec import Mode, PseudoLayerParams
 
 Step: TypeAlias = Callable[[int], None]
 """A function that does a step, counted in the order of the scan."""
@@ -485,74 +484,6 @@ class PseudoLayer:
             weights = np.roll(weights, units, axis=0)
         self._products.compute(Product(_by_step(scan.d_gates)[:, : num_gates * units], weights, _by_step(d_x)))
         return d_x
-
-
-def layer_bytes(problem: Problem, layer: int) -> int:
-    """Returns the memory for a layer, with padding that aligns the next one."""
-    sizes = [math.prod(shape) * dtype.itemsize for _, shape, dtype in _fields(problem, layer)]
-    return _aligned(problem, sum(sizes))
-
-
-def all_layers_bytes(problem: Problem) -> int:
-    """Returns the memory for all layers together."""
-    return sum(layer_bytes(problem, layer) for layer in range(problem.network.num_layers))
-
-
-def saved_layer(problem: Problem, layer: int, memory: NDArray[np.uint8]) -> SavedLayer:
-    """Returns a layer in its memory of `layer_bytes`."""
-    position = 0
-    outputs = None
-    directions: list[dict[str, NDArray[Any]]] = [{} for _ in range(problem.network.num_directions)]
-    for (direction, name), shape, dtype in _fields(problem, layer):
-        end = position + math.prod(shape) * dtype.itemsize
-        array = memory[position:end].view(dtype).reshape(shape)
-        position = end
-        if name == "outputs":
-            outputs = array
-        else:
-            directions[direction][name] = array
-    assert outputs is not None
-    return SavedLayer(outputs, tuple(SavedDirection(**arrays) for arrays in directions))
-
-
-def all_saved_layers(problem: Problem, memory: NDArray[np.uint8]) -> list[SavedLayer]:
-    """Returns all layers, one after another in their memory of `all_layers_bytes`."""
-    layers = []
-    position = 0
-    for layer in range(problem.network.num_layers):
-        end = position + layer_bytes(problem, layer)
-        layers.append(saved_layer(problem, layer, memory[position:end]))
-        position = end
-    return layers
-
-
-def _fields(problem: Problem, layer: int) -> Iterator[tuple[tuple[int, str], tuple[int, ...], np.dtype[Any]]]:
-    """Yields the direction and name, shape and dtype of each array: bytes last, so that floats stay aligned."""
-    network, steps, batch = problem.network, problem.max_seq_length, problem.batch
-    directions = range(network.num_directions)
-    width = network.num_directions * network.hidden_size
-    yield (0, "outputs"), (steps + 2, batch, width), problem.compute_dtype
-    for direction in directions:
-        for name, shape in _float_shapes(network, steps, batch).items():
-            yield (direction, name), shape, problem.compute_dtype
-    if layer and problem.dropout:
-        for direction in directions:
-            yield (direction, "kept"), (steps, batch, width), np.dtype(np.bool_)
-
-
-def _float_shapes(network: Network, steps: int, batch: int) -> dict[str, tuple[int, ...]]:
-    units = network.num_units
-    if network.mode is Mode.GRU:
-        return {"gates": (steps, batch, 3, units), "candidates": (steps, batch, units)}
-    if network.mode is not Mode.LSTM:
-        return {}
-    unprojected = {"unprojected": (steps, batch, units)} if network.num_proj else {}
-    return {"gates": (steps, batch, 4, units), "cells": (steps + 1, batch, units), **unprojected}
-
-
-def _aligned(problem: Problem, num_bytes: int) -> int:
-    size = problem.compute_dtype.itemsize
-    return -(-num_bytes // size) * size
 
 
 def _by_step(array: NDArray[Any]) -> NDArray[Any]:
