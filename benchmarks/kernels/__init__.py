@@ -1,1 +1,1 @@
-"""What each part of the tool chain of the host's kernels gains over plain Numba."""
+"""The gain of each part of the tool chain of the host's kernels over plain Numba."""

@@ -1,4 +1,4 @@
-"""What kernels would use without the tool chain: indexing, scalar loops, NumPy's functions and Numba's threads."""
+"""Plain Numba in place of the tool chain: indexing, scalar loops, NumPy's functions and Numba's threads."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ async def test_what_the_computation_takes_is_reserved_as_long(world: World) -> N
     await running
     assert world.memory.used == 0
     too_much = replace(call, op=replace(DOUBLE, scratch_bytes=lambda *_: LIMIT - BIG * 8 + 1))
-    with pytest.raises(ResourceExhaustedError, match="too many bytes of tensor memory: 9200001 asked for"):
+    with pytest.raises(ResourceExhaustedError, match="too many bytes of tensor memory: 10000001 asked for"):
         await world.runner.run(too_much, on_host=True)
     assert world.memory.used == 0
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, get_origin
 
@@ -84,6 +86,8 @@ def _inputs_named(names: Iterable[str]) -> Iterator[None]:
 
 _log = logging.getLogger(__name__)
 
+_NUM_BYTES_OF_ARRAY, _NUM_BYTES_OF_SPEC = attrgetter("nbytes"), attrgetter("num_bytes")
+
 _SILENT_SECONDS = 5.0
 """The least time between two lines of the log about the progress of the preparation of kernels."""
 
@@ -97,15 +101,20 @@ class CheckedCall(Generic[InputsT, AttributesT, OutputsT, PlanT]):
     attributes: AttributesT
     plan: PlanT
 
+    @cached_property
+    def arrays(self) -> dict[str, Array]:
+        """The inputs by name; see `arrays_of`."""
+        return arrays_of(self.inputs)
+
     @property
     def input_bytes(self) -> int:
         """The size of all inputs."""
-        return sum(array.nbytes for array in arrays_of(self.inputs).values())
+        return sum(map(_NUM_BYTES_OF_ARRAY, self.arrays.values()))
 
-    @property
+    @cached_property
     def output_bytes(self) -> int:
         """The size of all outputs."""
-        return sum(spec.num_bytes for spec in self.plan.output_specs)
+        return sum(map(_NUM_BYTES_OF_SPEC, self.plan.output_specs))
 
     @property
     def scratch_bytes(self) -> int:
@@ -255,13 +264,15 @@ class OpRunner:
             if self._evictor is not None:
                 wanted = call.output_bytes if on_host is True else host_bytes
                 return await self._run_on_device(self._evictor, call, on_host, wanted, reserved)
-            reserved.host.grow(call.output_bytes)
-            scratch_bytes = call.scratch_bytes + self._copied_bytes(call)
-            with self._memory.host.reserve(scratch_bytes, purpose=Purpose.COMPUTING):
+            before = reserved.host.used
+            reserved.host.grow(call.output_bytes + call.scratch_bytes + self._copied_bytes(call))
+            try:
                 num_bytes = call.input_bytes + call.output_bytes
                 if call.op.is_quick and num_bytes <= self._device.inline_bytes:
                     return self._run(call, on_host)
                 return await self._compute.run_cancellable(self._run, call, on_host)
+            finally:
+                reserved.host.settle(before + call.output_bytes)
         finally:
             if room is None:
                 reserved.settle()
@@ -289,7 +300,7 @@ class OpRunner:
         """Returns the size of the inputs to copy, either to the device or because kernels need them aligned."""
         return sum(
             array.nbytes
-            for array in arrays_of(call.inputs).values()
+            for array in call.arrays.values()
             if not self._device.holds(array) or (isinstance(array, np.ndarray) and not array.flags.aligned)
         )
 
@@ -304,12 +315,8 @@ class OpRunner:
     ) -> Computed[OutputsT]:
         op, device = call.op, self._device
         with device.computing():
-            moved = {
-                name: device.from_host(array)
-                for name, array in arrays_of(call.inputs).items()
-                if not device.holds(array)
-            }
-            inputs = with_arrays(call.inputs, moved)
+            moved = {name: device.from_host(array) for name, array in call.arrays.items() if not device.holds(array)}
+            inputs = with_arrays(call.inputs, moved) if moved else call.inputs
             outputs = op.compute(self._families[op.family], inputs, call.attributes, call.plan)
             if on_host:
                 arrays = arrays_of(outputs)

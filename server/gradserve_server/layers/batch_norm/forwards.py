@@ -110,6 +110,8 @@ class Forwards:
         self._clock = clock
         self._on_presence = on_presence
         self._forwards: dict[str, Forward] = {}
+        self._ready: dict[str, tuple[Room, Reservation]] = {}
+        """Reservations for forwards that end soon, by id; if calls with one id overlap, that of the latest."""
         self._outcomes: IdWindow[str, ForwardOutcome] = IdWindow(remembered)
         self._closed = False
         self._expiries: Expiries = Expiries()
@@ -170,7 +172,7 @@ class Forwards:
     def room(
         self, forward_id: str, saved: Saved | None, pending: Moments | None, reserved: Room | None = None
     ) -> Iterator[None]:
-        """Reserves the memory and the handle that a forward will need at the end of the block.
+        """Reserves the memory and the handle that a forward needs when `add` keeps it, which takes them over.
 
         Args:
             forward_id: The id of the forward.
@@ -181,16 +183,24 @@ class Forwards:
         Raises:
             ResourceExhaustedError: There is not enough room.
         """
-        room, place = self._reservations(forward_id)
-        reserved = reserved or room.another()
-        room.take_over(self._memory.sizes(arrays_kept(saved, pending)), reserved)
-        reserved.settle()
+        room, place = ready = self._reservations(forward_id)
+        sizes = self._memory.sizes(arrays_kept(saved, pending))
+        if reserved is None:
+            room.grow(sizes)
+        else:
+            room.take_over(sizes, reserved)
+            reserved.settle()
         try:
             place.grow(int(saved is not None or pending is not None))
+            self._ready[forward_id] = ready
             yield
         finally:
-            room.settle()
-            place.settle(0)
+            if self._ready.get(forward_id) is ready:
+                del self._ready[forward_id]
+            kept = self._forwards.get(forward_id)
+            if kept is None or kept.room is not room:
+                room.settle()
+                place.settle(0)
 
     @contextmanager
     def use(self, forward: Forward, *, retain: bool) -> Iterator[None]:
@@ -241,9 +251,12 @@ class Forwards:
         if self._closed or (forward is None and event.saved is None and event.pending is None):
             return
         if forward is None:
-            forward = Forward(event.forward_id, outcome, *self._reservations(event.forward_id))
+            ready = self._ready.get(event.forward_id)
+            room, place = self._reservations(event.forward_id) if ready is None else ready
+            forward = Forward(event.forward_id, outcome, room, place)
             self._forwards[event.forward_id] = forward
-            forward.place.settle(1)
+            self.num_bytes += room.used
+            place.settle(1)
             if len(self) == 1:
                 self._on_presence(True)
         if event.saved is not None:

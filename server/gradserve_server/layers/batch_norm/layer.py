@@ -254,7 +254,7 @@ class BatchNormLayer:
         except InvalidArgumentError as error:
             # The request has only inputs that the variables could disagree with.
             raise InvalidArgumentError(error.message, field="inputs") from None
-        drawn = await self._drawn(given, call, forward_id)
+        drawn = await self._drawn(given.inputs, forward_id) if call.is_training else None
         if drawn is not None:
             given = replace(given, adjustment_scale=drawn[0], adjustment_bias=drawn[1])
             plan = plan_forward(given, attributes)
@@ -437,15 +437,12 @@ class BatchNormLayer:
         check_shared(self.name, variables, channels, dtype)
         return variables
 
-    async def _drawn(
-        self, given: CallInputs, call: ForwardCall, forward_id: str
-    ) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Returns the adjustment of a forward if the layer draws it; a retry gets the same one."""
-        adjustment = self.config.adjustment
-        if adjustment is None or not call.is_training:
+    async def _drawn(self, x: Array, forward_id: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """Returns the adjustment of a training forward if the layer draws it; a retry gets the same one."""
+        adjustment, data_format = self.config.adjustment, self.config.data_format
+        if adjustment is None:
             return None
         number = await self._changes.draw(forward_id)
-        x, data_format = given.inputs, self.config.data_format
         channels = x.shape[channel_axis(x.ndim, data_format)]
         return adjustment.draw(number, channel_shape(x.ndim, data_format, channels), widened(x.dtype))
 
@@ -468,12 +465,7 @@ class BatchNormLayer:
         self._room.settle(Sizes(self.config.num_bytes + host, device))
 
     async def _end_forward(
-        self,
-        forward_id: str,
-        saved: Saved | None,
-        moments: Moments | None,
-        call: ForwardCall,
-        reserved: Room | None,
+        self, forward_id: str, saved: Saved | None, moments: Moments | None, call: ForwardCall, reserved: Room | None
     ) -> bool:
         """Keeps the data of a forward, and updates averages in place; returns whether its update is pending."""
         if saved is None and moments is None:
