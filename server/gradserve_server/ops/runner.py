@@ -17,7 +17,6 @@ from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Array, Device, with_all_memory
 from gradserve_server.errors import ServiceError
 from gradserve_server.ops.operation import AttributesT, Family, InputsT, Op, OutputsT, PlanT
-from gradserve_server.resources.budget import Purpose
 from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
