@@ -27,7 +27,7 @@ from gradserve_demo.network import (
 )
 from gradserve_demo.options import DemoError, DemoOptions
 from gradserve_demo.processes import ServerProcess, WorkerPool
-from gradserve_demo.replica import create_accumulators, create_layer
+from gradserve_demo.replica import create_layer
 from gradserve_demo.report import AccuracyPoint, DemoReport, TrainingResult, WorkerResult, save_plot
 from gradserve_demo.worker import Finished, Message, Ready, Stepped, WorkerTask
 
@@ -169,23 +169,27 @@ def _tasks(options: DemoOptions, plan: _Plan, digits: Digits, address: str, run_
 
 @contextmanager
 def _resources(options: DemoOptions, plan: _Plan, address: str, run_name: str) -> Iterator[None]:
-    """Creates the accumulators and layer that the workers share, and deletes them at the end."""
+    """Creates the layer that the workers share; deletes everything of the run at the end."""
     with gradserve.connect(address, timeout=options.timeout) as client:
-        resources: list[gradserve.GradientAccumulator | gradserve.BatchNormLayer] = [
-            *create_accumulators(client, run_name, plan.weights, options.keep_averages)
-        ]
+        client.server_info()  # or every worker would find out by itself that there is no server
         if plan.batch_norm:
-            resources.append(create_layer(client, run_name, len(plan.weights["gamma"])))
+            create_layer(client, run_name, len(plan.weights["gamma"]))
         try:
             yield
         except BaseException:
             # If the server is what failed, this second error must not hide the first one.
             with suppress(gradserve.GradserveError):
-                for resource in resources:
-                    resource.delete()
+                _delete(client, run_name)
             raise
-        for resource in resources:
-            resource.delete()
+        _delete(client, run_name)
+
+
+def _delete(client: gradserve.Client, run_name: str) -> None:
+    for accumulator in client.list_accumulators():
+        if accumulator.name.startswith(run_name):
+            client.delete_accumulator(accumulator.name)
+    for layer in client.list_batch_norm_layers(scope=run_name):
+        client.delete_batch_norm_layer(layer.name)
 
 
 class _Course:

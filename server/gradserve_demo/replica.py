@@ -1,34 +1,31 @@
 """The state that a worker keeps in step with the others through the server: its weights, and its hidden layer."""
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Self
 
 import numpy as np
 
 import gradserve
+from gradserve.training import State, Worker
 from gradserve_demo.network import DECAY, EPSILON, Backward, FloatArray, Weights, descend
-from gradserve_demo.options import DemoError
 
 _WEIGHTS = ("beta", "gamma")
 
 
 class Replica:
-    """One worker's copy of the weights, kept equal to all other copies through the server.
+    """One worker's copy of the weights, kept equal to all other copies through the server. A context manager.
 
     One rule keeps the copies equal, bit for bit: every copy starts from the same weights and applies the average of
-    every round exactly once, in order. No copy ever applies its own gradient alone.
-
-    A worker whose gradient comes too late (a stale push) has missed one or more rounds. It reads their averages, which
-    the server keeps for a while, and applies them one by one. If some of them are already gone, it loads a snapshot of
-    the weights and continues from there. Snapshots live in a second accumulator: every `snapshot_interval` steps, each
-    worker pushes its weights to a round that needs one gradient; the first push is the snapshot, the others are stale.
+    every round exactly once, in order. No copy ever applies its own gradient alone. `gradserve.training.Worker` brings
+    the averages, also those of rounds that ended without this worker; if some of them are gone, another worker's
+    weights.
 
     Attributes:
+        worker: The worker's part in the training run.
         weights: The current weights.
-        step: The number of averages that have been applied to them.
         contributed: Pushes that became part of a round.
         stale: Pushes that came too late.
-        snapshots_loaded: The number of times that the weights came from a snapshot.
+        snapshots_loaded: The number of times that the weights came from another worker.
     """
 
     def __init__(
@@ -43,11 +40,11 @@ class Replica:
         keep_averages: int,
         timeout: float,
     ) -> None:
-        """Finds or creates the accumulators of the run.
+        """Finds or begins the training run.
 
         Args:
             client: Connection to the server.
-            run_name: Prefix of the accumulators' names, the same for all workers of a run.
+            run_name: Name of the run, the same for all of its workers.
             weights: The initial weights, the same for all workers.
             worker_id: Name of this worker, different for all workers.
             num_required: Gradients that complete a round.
@@ -56,18 +53,33 @@ class Replica:
             timeout: Seconds that any single wait may take.
         """
         self.weights: Weights = dict(weights)
-        self.step = 0
         self.contributed = 0
         self.stale = 0
         self.snapshots_loaded = 0
-        self._worker_id = worker_id
-        self._num_required = num_required
         self._learning_rate = learning_rate
-        self._timeout = timeout
-        # The first average after a snapshot must still be kept when a straggler has loaded the snapshot,
-        # so the interval of snapshots is a fraction of the number of kept averages.
-        self._snapshot_interval = max(1, keep_averages // 4)
-        self._gradients, self._snapshots = create_accumulators(client, run_name, weights, keep_averages)
+        self.worker = Worker(
+            client,
+            weights,
+            name=run_name,
+            num_required=num_required,
+            worker_id=worker_id,
+            keep_averages=keep_averages,
+            timeout=timeout,
+            # The same gradients give the same average, in whatever order they arrive.
+            deterministic=True,
+        )
+        self.worker.begin(lambda: State(self.weights))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.worker.__exit__(kind, error, traceback)
+
+    @property
+    def step(self) -> int:
+        """The number of averages that the weights have behind them."""
+        return self.worker.step
 
     def push(self, gradients: Mapping[str, FloatArray]) -> bool:
         """Contributes a gradient at the current weights, and brings the weights up to date.
@@ -78,84 +90,17 @@ class Replica:
             True if the gradient was part of the round. If not, the weights have still advanced, by
             what the other workers contributed.
         """
-        result = self._gradients.push_pull(
-            gradients,
-            num_required=self._num_required,
-            local_step=self.step,
-            worker_id=self._worker_id,
-            on_stale="return",
-            timeout=self._timeout,
-        )
-        if result.outcome is gradserve.ACCEPTED:
+        advance = self.worker.exchange(gradients)
+        if advance.state is not None:
+            self.weights = {name: np.asarray(value) for name, value in advance.state.tensors.items()}
+            self.snapshots_loaded += 1
+        for average in advance.averages:
+            self.weights = descend(self.weights, dict(average), self._learning_rate)
+        if advance.was_late:
+            self.stale += 1
+        else:
             self.contributed += 1
-            self._apply(result)
-            return True
-        self.stale += 1
-        if result and result.step == self.step + 1:
-            # Only one round was missed, and the reply contains its average.
-            self._apply(result)
-        self._catch_up(result.global_step)
-        return False
-
-    def _apply(self, average: gradserve.Average) -> None:
-        """Applies the average of the next round."""
-        step = average.step
-        if step != self.step + 1:
-            raise DemoError(f"{self._worker_id} is at step {self.step} and got the average of step {step}")
-        self.weights = descend(self.weights, _arrays(average), self._learning_rate)
-        self.step = step
-        # Done before the next push, so that no round ends between the time a snapshot is due and its creation.
-        if step % self._snapshot_interval == 0:
-            self._snapshots.push_pull(
-                self.weights,
-                num_required=1,
-                local_step=step // self._snapshot_interval - 1,
-                worker_id=self._worker_id,
-                on_stale="return",  # another worker was first, with the same weights
-                timeout=self._timeout,
-            )
-
-    def _catch_up(self, target: int) -> None:
-        """Applies every average up to the one that led to the `target` step."""
-        while self.step < target:
-            try:
-                average = self._gradients.read_average(self.step + 1, timeout=self._timeout)
-            except gradserve.OutOfRangeError:
-                self._load_snapshot()
-            else:
-                self._apply(average)
-
-    def _load_snapshot(self) -> None:
-        """Replaces the weights by the newest snapshot."""
-        snapshot = self._snapshots.read_average(timeout=self._timeout)
-        step = snapshot.step * self._snapshot_interval
-        if step <= self.step:
-            raise DemoError(
-                f"{self._worker_id} is at step {self.step}; the average of the next step is no longer kept, "
-                f"and the newest snapshot is of step {step}"
-            )
-        self.weights = _arrays(snapshot)
-        self.step = step
-        self.snapshots_loaded += 1
-
-
-def create_accumulators(
-    client: gradserve.Client, run_name: str, weights: Mapping[str, FloatArray], keep_averages: int
-) -> tuple[gradserve.GradientAccumulator, gradserve.GradientAccumulator]:
-    """Finds or creates the two accumulators of a run: for gradients, and for snapshots of the weights."""
-    gradients = client.gradient_accumulator(
-        weights,
-        shared_name=f"{run_name}/gradients",
-        # The same gradients give the same average, in whatever order they arrive.
-        deterministic=True,
-        keep_averages=keep_averages,
-    )
-    return gradients, client.gradient_accumulator(weights, shared_name=f"{run_name}/snapshots")
-
-
-def _arrays(average: gradserve.Average) -> Weights:
-    """Returns the components of an average, all of which are dense here."""
-    return cast(Weights, dict(average))
+        return not advance.was_late
 
 
 class ServedBatchNormLayer:

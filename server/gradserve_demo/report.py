@@ -74,7 +74,7 @@ class WorkerResult:
     """Gradients that came too late for their round."""
 
     snapshots_loaded: int
-    """The number of times that it had to load a snapshot of the weights to catch up."""
+    """The number of times that it had to take the weights of another worker to catch up."""
 
 
 @dataclass(frozen=True)

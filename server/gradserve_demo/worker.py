@@ -98,7 +98,7 @@ class Finished:
     """Pushes that came too late."""
 
     snapshots_loaded: int
-    """The number of times that it was too far behind and had to load a snapshot of the weights."""
+    """The number of times that it was too far behind and had to take the weights of another worker."""
 
 
 @dataclass(frozen=True)
@@ -145,29 +145,33 @@ def _train(task: WorkerTask, connection: WorkerConnection) -> None:
             keep_averages=task.keep_averages,
             timeout=task.timeout,
         )
-        layer = _hidden_layer(client, task)
-        connection.send(Ready())
-        # The signal to start comes when the slowest process is ready.
-        if not connection.poll(task.timeout):
-            raise DemoError(f"no word to start within {task.timeout:g} seconds")
-        connection.recv()
+        with replica:
+            _train_replica(task, connection, replica, _hidden_layer(client, task))
 
-        while replica.step < task.num_steps:
-            step = replica.step
-            examples = task.batches.share(step, task.index)
-            images, labels = task.digits.train_images[examples], task.digits.train_labels[examples]
-            loss, gradients = loss_and_gradients(replica.weights, images, labels, layer)
-            time.sleep(task.pause)  # 0 for all but the artificially slow worker.
-            accepted = replica.push(gradients)
-            layer.end_step(replica.weights)
-            steps_per_epoch = task.batches.steps_per_epoch
-            epoch_ended = replica.step // steps_per_epoch > step // steps_per_epoch
-            test_accuracy = None
-            if task.index == 0 and epoch_ended:
-                test_accuracy = accuracy(replica.weights, task.digits.test_images, task.digits.test_labels, layer)
-            connection.send(Stepped(replica.step, loss, accepted, test_accuracy))
-        weights = replica.weights | layer.state()
-        connection.send(Finished(weights, replica.contributed, replica.stale, replica.snapshots_loaded))
+
+def _train_replica(task: WorkerTask, connection: WorkerConnection, replica: Replica, layer: HiddenLayer) -> None:
+    connection.send(Ready())
+    # The signal to start comes when the slowest process is ready.
+    if not connection.poll(task.timeout):
+        raise DemoError(f"no word to start within {task.timeout:g} seconds")
+    connection.recv()
+
+    while replica.step < task.num_steps:
+        step = replica.step
+        examples = task.batches.share(step, task.index)
+        images, labels = task.digits.train_images[examples], task.digits.train_labels[examples]
+        loss, gradients = loss_and_gradients(replica.weights, images, labels, layer)
+        time.sleep(task.pause)  # 0 for all but the artificially slow worker.
+        accepted = replica.push(gradients)
+        layer.end_step(replica.weights)
+        steps_per_epoch = task.batches.steps_per_epoch
+        epoch_ended = replica.step // steps_per_epoch > step // steps_per_epoch
+        test_accuracy = None
+        if task.index == 0 and epoch_ended:
+            test_accuracy = accuracy(replica.weights, task.digits.test_images, task.digits.test_labels, layer)
+        connection.send(Stepped(replica.step, loss, accepted, test_accuracy))
+    weights = replica.weights | layer.state()
+    connection.send(Finished(weights, replica.contributed, replica.stale, replica.snapshots_loaded))
 
 
 def _hidden_layer(client: gradserve.Client, task: WorkerTask) -> HiddenLayer:

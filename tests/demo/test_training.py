@@ -152,7 +152,6 @@ class TestReplica:
             pytest.param(8, 0, id="as many as are kept"),
             pytest.param(9, 1, id="one more than are kept"),
             pytest.param(30, 1, id="many more than are kept"),
-            pytest.param(32, 1, id="many, the newest is a snapshot"),
         ],
     )
     def test_a_straggler_ends_with_the_weights_of_the_others(
@@ -163,6 +162,7 @@ class TestReplica:
         straggler = self.make(client, name, "straggler", keep_averages=8)
         for _ in range(missed):
             assert leader.push({"w": generator.normal(size=3).astype(np.float32)})
+        leader.worker.leave()  # so that its weights are there
 
         assert not straggler.push({"w": np.full(3, 1e6, np.float32)})
 
@@ -174,22 +174,6 @@ class TestReplica:
         assert straggler.push({"w": np.ones(3, np.float32)})
         assert not leader.push({"w": np.ones(3, np.float32)})
         np.testing.assert_array_equal(straggler.weights["w"], leader.weights["w"])
-
-    def test_an_average_out_of_order_is_not_applied(self, client: gradserve.Client, name: str) -> None:
-        replica = self.make(client, name, "worker", keep_averages=8)
-        accumulator = client.gradient_accumulator(
-            {"w": np.zeros(3, np.float32)},
-            shared_name=f"{name}/gradients",
-            deterministic=True,
-            keep_averages=8,
-        )
-        replica.push({"w": np.ones(3, np.float32)})
-        accumulator.set_global_step(0)
-        before = replica.weights
-        # The round that it joins now leads to step 1 once more.
-        with pytest.raises(DemoError, match="at step 1 and got the average of step 1"):
-            replica.push({"w": np.ones(3, np.float32)})
-        assert replica.weights is before
 
 
 def quiet() -> Console:

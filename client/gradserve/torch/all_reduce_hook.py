@@ -111,7 +111,7 @@ class _AllReduceHook:
             self._rounds, self._spec = self._member.rounds(_ONLY, {_ONLY: spec}), spec
         if spec != self._spec:
             raise InvalidArgumentError(
-                f"expected gradients like those before in {self._member.run!r}, {self._spec}, got {spec}: in this "
+                f"expected gradients like those before in {self._member.name!r}, {self._spec}, got {spec}: in this "
                 "pass, some parameters have no gradient. module.set_reduce_scatter_unused_params(True) makes FSDP "
                 "send zeros for them. A hook serves one module only",
                 field="reduce_output",

@@ -7,13 +7,13 @@ from typing import Any
 from gradserve.accumulators import GradientAccumulator
 from gradserve.client import Client
 from gradserve.conversion.plain import as_choice, as_integer, as_text
-from gradserve.results import Average, DenseSpec, Outcome, PushPullResult
-from gradserve.training.progress import OUT_OF_BATCHES, DropLog
-from gradserve.workers import new_worker_id, with_all_patience, without_request_id
+from gradserve.results import Average, DenseSpec, Outcome
+from gradserve.training.progress import DropLog
+from gradserve.training.rounds import Member
+from gradserve.workers import new_worker_id, with_all_patience
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import (
     AlreadyExistsError,
-    DeadlineExceededError,
     InvalidArgumentError,
     OutOfRangeError,
     StaleGradientError,
@@ -29,11 +29,9 @@ class Membership:
     """A worker of a run, whose gradients go to one accumulator or several.
 
     Attributes:
-        run: The name of the run.
-        worker_id: The worker's id.
-        num_required: The number of gradients that end a round.
+        name: The name of the run.
+        member: The worker.
         keep_averages: The number of rounds that a worker may be late.
-        timeout: Seconds to wait for the other workers; None: the client's timeout.
     """
 
     def __init__(
@@ -64,15 +62,14 @@ class Membership:
         Raises:
             InvalidArgumentError: An argument is not valid.
         """
-        self.run = as_text(name, Argument("name"))
-        if not self.run:
+        self.name = as_text(name, Argument("name"))
+        if not self.name:
             raise Argument("name").error("the name of the run", name)
         if as_integer(num_required, Argument("num_required")) < 1:
             raise Argument("num_required").error("a positive number of workers", num_required)
-        self.num_required = num_required
-        self.worker_id = new_worker_id() if worker_id is None else as_text(worker_id, Argument("worker_id"))
+        worker = new_worker_id() if worker_id is None else as_text(worker_id, Argument("worker_id"))
+        self.member = Member(worker, num_required, timeout)
         self.keep_averages = keep_averages
-        self.timeout = timeout
         self._must_be_new = as_choice(if_exists, ("join", "error"), Argument("if_exists")) == "error"
         self._client = client
         self._step = step
@@ -89,7 +86,7 @@ class Membership:
         drops = None
         if not self._has_begun:
             self._check_step(accumulator)
-            drops = DropLog(self.run, self.worker_id)
+            drops = DropLog(self.name, self.member.worker_id)
             self._has_begun = True
         return Rounds(accumulator, self, self._step, drops)
 
@@ -102,14 +99,14 @@ class Membership:
         try:
             return self._client.gradient_accumulator(
                 dict(components),
-                shared_name=f"{self.run}/{part}",
+                shared_name=f"{self.name}/{part}",
                 keep_averages=self.keep_averages,
-                agreement={"num_required": str(self.num_required)},
+                agreement={"num_required": str(self.member.num_required)},
                 **self._options,
             )
         except AlreadyExistsError as error:
             raise AlreadyExistsError(
-                f"worker {self.worker_id!r} does not go together with the other workers of run {self.run!r}: "
+                f"worker {self.member.worker_id!r} does not go together with the other workers of run {self.name!r}: "
                 f"{error}. All workers of a run need the same model, with the same names, shapes, dtypes and frozen "
                 "parameters, and the same num_required, keep_averages and refuse_non_finite; give another run "
                 "another name",
@@ -122,8 +119,9 @@ class Membership:
         if reached <= self._step:
             return
         said = (
-            f"run {self.run!r} is at step {reached}, but worker {self.worker_id!r} begins at step {self._step}. If it "
-            "is to go on from a checkpoint, pass the checkpoint's step; if this is a new run, give it another name"
+            f"run {self.name!r} is at step {reached}, but worker {self.member.worker_id!r} begins at step "
+            f"{self._step}. If it is to go on from a checkpoint, pass the checkpoint's step; if this is a new run, give "
+            "it another name"
         )
         if self._must_be_new:
             raise AlreadyExistsError(said, field="if_exists")
@@ -138,12 +136,12 @@ class Rounds:
     """
 
     def __init__(
-        self, accumulator: GradientAccumulator, member: Membership, step: int, drops: DropLog | None = None
+        self, accumulator: GradientAccumulator, run: Membership, step: int, drops: DropLog | None = None
     ) -> None:
         """Averages from a step on; `drops` logs gradients that were dropped."""
         self._drops = drops
         self._accumulator = accumulator
-        self._member = member
+        self._run = run
         self.step = step
 
     @with_all_patience()
@@ -162,43 +160,9 @@ class Rounds:
             InvalidArgumentError: A gradient has infinities or NaN, and the run refuses these.
             GradserveError: See `GradientAccumulator.push_pull`.
         """
-        member = self._member
-        result = self._pushed(gradients)
-        if self._drops is not None:
-            self._drops.note(self.step, result.global_step, was_dropped=result.outcome is Outcome.STALE)
-        average: Average = result
-        if result.outcome is Outcome.STALE and result.step != self.step + 1:
-            try:
-                average = self._accumulator.read_average(self.step + 1, timeout=member.timeout, copy=False)
-            except OutOfRangeError:
-                raise StaleGradientError(
-                    f"worker {member.worker_id!r} is at step {self.step}, but run {member.run!r} is at step "
-                    f"{result.global_step}, and keeps only the last {member.keep_averages} averages (keep_averages), "
-                    "so this worker cannot catch up. If it was started again, give it the weights of another "
-                    "worker, and their step as `step`; if this is a new run, give it another name",
-                    field="step",
-                    result=result,
-                    global_step=result.global_step,
-                ) from None
-        self.step += 1
-        return average
-
-    def _pushed(self, gradients: Mapping[str, Any]) -> PushPullResult:
-        member = self._member
+        run, member = self._run, self._run.member
         try:
-            return self._accumulator.push_pull(
-                dict(gradients),
-                member.num_required,
-                self.step,
-                worker_id=member.worker_id,
-                on_stale="return",
-                timeout=member.timeout,
-                copy=False,
-            )
-        except DeadlineExceededError as error:
-            without_request_id(error, way_on="")  # hooks do not go on after an error
-            error.add_note(OUT_OF_BATCHES)
-            raise
+            result = member.push_pull(self._accumulator, gradients, self.step, way_on="")  # hooks end with an error
         except InvalidArgumentError as error:
             if "finite values" in error.message:
                 error.add_note(
@@ -206,3 +170,19 @@ class Rounds:
                     "infinities for all of them, and they skip the step together."
                 )
             raise
+        if self._drops is not None:
+            self._drops.note(self.step, result.global_step, was_dropped=result.outcome is Outcome.STALE)
+        try:
+            (average,) = member.averages_between(self._accumulator, self.step, result, self.step + 1)
+        except OutOfRangeError:
+            raise StaleGradientError(
+                f"worker {member.worker_id!r} is at step {self.step}, but run {run.name!r} is at step "
+                f"{result.global_step}, and keeps only the last {run.keep_averages} averages (keep_averages), "
+                "so this worker cannot catch up. If it was started again, give it the weights of another "
+                "worker, and their step as `step`; if this is a new run, give it another name",
+                field="step",
+                result=result,
+                global_step=result.global_step,
+            ) from None
+        self.step += 1
+        return average

@@ -17,12 +17,6 @@ _WINDOW = 20
 _BETWEEN_WARNINGS = 100
 """The least number of gradients from one warning to the next."""
 
-OUT_OF_BATCHES = (
-    "Workers that have fewer batches than this one, and are done, are missing: all have to take the same number of "
-    'steps. See "A worker runs out of batches" in docs/elastic.md.'
-)
-"""The note on the error for a round that has not ended in time, besides the missing workers."""
-
 
 class WaitLog:
     """Says who is in and who is missing while a worker waits for its round."""

@@ -15,9 +15,8 @@ from gradserve.errors import (
     DeadlineExceededError,
     GradserveError,
     NotFoundError,
-    OutOfRangeError,
 )
-from gradserve.results import AccumulatorInfo, ArrayLike, Average, DenseSpec, PushPullResult
+from gradserve.results import AccumulatorInfo, ArrayLike, Average, DenseSpec
 from gradserve.training.agreement import (
     PAUSE_SECONDS,
     agree_on_settings,
@@ -158,18 +157,6 @@ class Run:
         """Returns the state with which the first worker has begun; None if this worker is the first."""
         return agreed_initial_state(self._client, self._present_id(), self._container, self._worker_id, own)
 
-    def averages_between(self, step: int, newest: PushPullResult, reached: int) -> tuple[Average, ...]:
-        """Returns the averages of all rounds that lead from one step to another.
-
-        Raises:
-            OutOfRangeError: The server does not keep all of them.
-            AbortedError: One of several servers has lost its part of them.
-        """
-        missed = [self.accumulator.read_average(each, copy=False) for each in range(step + 1, reached)]
-        if newest.step != reached or not newest.components:
-            raise OutOfRangeError(f"the server keeps no average of the round that led to step {reached}")
-        return (*missed, newest)
-
     def receive(self, timeout: float | None, reached: int, step: int | None) -> Received:
         """Returns the state of another worker, despite a restart of the server that the run has survived.
 
@@ -194,10 +181,9 @@ class Run:
                 return self.joining.receive(
                     timeout, lambda step: self.accumulator.info().global_step - step <= self._num_kept
                 )
-            except GONE as error:
+            except GONE:
                 if self._present_id() != self.id:
-                    self.loss = error  # the run is gone with them, and the next exchange finds it again
-                    raise
+                    raise  # the run is gone with them
         raise AbortedError(f"the requests and answers of training run {self._name!r} are deleted again and again")
 
     def _nobody_answers(self, reached: int) -> str:

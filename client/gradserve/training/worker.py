@@ -11,7 +11,6 @@ from gradserve.conversion.plain import as_choice, as_integer
 from gradserve.errors import (
     AbortedError,
     AlreadyExistsError,
-    DeadlineExceededError,
     GradserveError,
     InvalidArgumentError,
     OutOfRangeError,
@@ -28,10 +27,11 @@ from gradserve.training.extra_components import (
     present_names,
 )
 from gradserve.training.joining import ATTEMPTS, GONE, Attendant, Received
-from gradserve.training.progress import OUT_OF_BATCHES, DropLog, WaitLog
+from gradserve.training.progress import DropLog, WaitLog
+from gradserve.training.rounds import Member
 from gradserve.training.run import Advance, Run
 from gradserve.training.state import Carried, State
-from gradserve.workers import new_worker_id, with_all_patience, without_request_id
+from gradserve.workers import new_worker_id, with_all_patience
 from gradserve_protocol.argument import Argument
 
 _log = logging.getLogger(__name__)
@@ -121,6 +121,7 @@ class Worker:
         if self._num_required < 1:
             raise _NUM_REQUIRED.error("a positive number of gradients", num_required)
         self._timeout = timeout
+        self._member = Member(self.worker_id, self._num_required, timeout)
         self._name = name
         options = {
             "container": container,
@@ -371,21 +372,7 @@ class Worker:
         if self._is_partial:
             present = {name for name in self._names if gradients.get(name) is not None}
             gradients = {**gradients, PRESENCE: presence_of(self._names, present)}
-        try:
-            return self.accumulator.push_pull(
-                gradients,
-                self._num_required,
-                self.step,
-                weight=weight,
-                worker_id=self.worker_id,
-                on_stale="return",
-                timeout=self._timeout,
-                copy=False,
-            )
-        except DeadlineExceededError as error:
-            without_request_id(error)
-            error.add_note(OUT_OF_BATCHES)
-            raise
+        return self._member.push_pull(self.accumulator, gradients, self.step, weight)
 
     def _find_again(self) -> None:
         """Goes on after a restart of the server, with a new accumulator if it has lost that of the run.
@@ -424,7 +411,7 @@ class Worker:
                 "start_step=..."
             )
         try:
-            missed = self._run.averages_between(self.step, result, reached)
+            missed = self._member.averages_between(self.accumulator, self.step, result, reached)
         except (AbortedError, OutOfRangeError):
             received = self._join(reached)
             return Advance((), received.state, was_late, received.step)

@@ -176,7 +176,6 @@ class Network(ABC, Generic[ServerT]):
     """Runs the operations of one client. Safe in whatever threads or tasks the transport is used from."""
 
     def __init__(self, servers: type[ServerT], addresses: Sequence[Address], settings: ConnectionSettings) -> None:
-        """Takes the kind of server, the address of each, and the settings."""
         self._settings = settings
         self._contact = Contact()
         self._pid = os.getpid()
