@@ -120,8 +120,8 @@ class Membership:
             return
         said = (
             f"run {self.name!r} is at step {reached}, but worker {self.member.worker_id!r} begins at step "
-            f"{self._step}. If it is to go on from a checkpoint, pass the checkpoint's step; if this is a new run, give "
-            "it another name"
+            f"{self._step}. If it is to go on from a checkpoint, pass the checkpoint's step; if this is a new run, "
+            "give it another name"
         )
         if self._must_be_new:
             raise AlreadyExistsError(said, field="if_exists")
