@@ -21,7 +21,7 @@ DTYPES: dict[str, DType] = {
 }
 """The dtypes that tensors can have, by name."""
 KNOWN_NAMES = ", ".join(DTYPES)
-_KNOWN = frozenset(DTYPES.values())
+KNOWN_DTYPES = frozenset(DTYPES.values())
 HOST_ARRAYS = (np.ndarray, np.generic)
 """The types of arrays in host memory: some NumPy functions return scalars instead of arrays without dimensions."""
 
@@ -36,7 +36,7 @@ def parse_dtype(dtype: DTypeLike) -> DType:
         raise TypeError(f"expected a dtype out of {KNOWN_NAMES}; got None")
     parsed = BFLOAT16 if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
     parsed = parsed.newbyteorder("<")
-    if parsed not in _KNOWN:
+    if parsed not in KNOWN_DTYPES:
         raise TypeError(f"expected a dtype out of {KNOWN_NAMES}; got {parsed}")
     return parsed
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from gradserve.results import DTypeLike
 from gradserve_protocol.argument import READING_ERRORS, Argument, described
-from gradserve_protocol.arrays import BFLOAT16, KNOWN_NAMES, Array, DType, parse_dtype
+from gradserve_protocol.arrays import BFLOAT16, KNOWN_DTYPES, KNOWN_NAMES, Array, DType, parse_dtype
 from gradserve_protocol.errors import InvalidArgumentError
 
 _NUMBERS = frozenset({bool, int, float, complex})
@@ -45,13 +45,15 @@ def as_array(value: object, argument: Argument) -> Array:
         InvalidArgumentError: It is something else, or a masked array; or its dtype is one that tensors cannot have; or
             it is in the memory of a GPU, and its library does not copy it from there by itself.
     """
+    if type(value) is np.ndarray and value.dtype in KNOWN_DTYPES and value.flags.c_contiguous:
+        return value
     array = _read(value, argument, 0)
     return np.asarray(array, dtype=as_dtype(array.dtype, argument), order="C")
 
 
 def has_dtype(value: object) -> bool:
     """Returns True if a value is an array with a dtype of its own, rather than numbers."""
-    return any(hasattr(value, protocol) for protocol in _ARRAY_PROTOCOLS)
+    return isinstance(value, np.ndarray) or any(hasattr(value, protocol) for protocol in _ARRAY_PROTOCOLS)
 
 
 def as_dtype(value: DTypeLike, argument: Argument) -> DType:

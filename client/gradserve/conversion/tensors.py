@@ -12,7 +12,7 @@ import numpy as np
 from gradserve.conversion.arrays import as_array, as_dtype, detached, has_dtype, tensor_in
 from gradserve.results import IndexedSlices
 from gradserve_protocol.argument import Argument
-from gradserve_protocol.arrays import BFLOAT16, Array, DoesNotFitError, DType, converted, is_real
+from gradserve_protocol.arrays import BFLOAT16, KNOWN_DTYPES, Array, DoesNotFitError, DType, converted, is_real
 from gradserve_protocol.frames import ALIGNMENT
 from gradserve_protocol.gpu import Gpu, GpuArray, GpuError, open_gpu
 
@@ -57,6 +57,8 @@ def as_tensor_or_numbers(value: object, default_dtype: DType, argument: Argument
     Raises:
         InvalidArgumentError: See `as_array_or_numbers`.
     """
+    if type(value) is np.ndarray and value.dtype in KNOWN_DTYPES and value.flags.c_contiguous:
+        return value
     return as_tensor(value, argument) if has_dtype(value) else as_array_of(default_dtype, value, argument)
 
 

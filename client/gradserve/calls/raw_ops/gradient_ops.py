@@ -22,9 +22,8 @@ from gradserve.calls.arguments import (
     warn_of_ignored,
 )
 from gradserve.calls.exchange import Operation
-from gradserve.calls.raw_ops.accumulator_arguments import optional_text
 from gradserve.calls.tensors import OpInputs, call_with_inputs, delete_quietly, listed, placement_of, receive_outputs
-from gradserve.conversion.plain import INT32, as_integer, as_list, as_number, plain_field
+from gradserve.conversion.plain import INT32, as_integer, as_list, as_number, as_text, plain_field
 from gradserve.conversion.tensors import as_tensor_of
 from gradserve.ops.declaration import (
     FLOATS,
@@ -55,10 +54,8 @@ _NAMES_IN_SIGNATURES = {
 }
 
 
-def warn_of_graph(value: Any, name: str) -> None:
+def warn_of_graph(name: str) -> None:
     """Warns about a tensor that requires a gradient: the results of raw ops are arrays, in which the graph ends."""
-    if getattr(value, "requires_grad", False) is not True:
-        return
     torch = sys.modules.get("torch")
     if torch is None or not torch.is_grad_enabled():
         return
@@ -84,7 +81,8 @@ def run(op: Op, arguments: Mapping[str, Any]) -> Operation[Any]:
     """
     inputs = _inputs(op, arguments)
     fields = {field: value for each in op.attributes for field, value in _fields(op, each, _given(each, arguments))}
-    optional_text(arguments["name"], "name")
+    if arguments["name"] is not None:
+        as_text(arguments["name"], Argument("name"))
     for ignored in () if op.ignored is None else op.ignored(inputs, fields):
         warn_of_ignored(ignored, op.name)
     placement = placement_of(keep=arguments["keep"], lease=arguments["lease"])
@@ -114,7 +112,8 @@ def _inputs(op: Op, arguments: Mapping[str, Any]) -> dict[str, OpInputs]:
         value = arguments[tensor.name]
         if tensor.is_optional and value is None:
             continue
-        warn_of_graph(value, f"{tensor.name} of {op.name}")
+        if getattr(value, "requires_grad", False) is True:
+            warn_of_graph(f"{tensor.name} of {op.name}")
         if isinstance(tensor.dtype, np.dtype):
             converted[tensor.name] = _converted(tensor, value, tensor.dtype)
             continue

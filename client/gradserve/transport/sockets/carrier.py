@@ -229,7 +229,7 @@ class Carrier:
         """
         if not self._choice.ways:
             return False
-        if not shows_caller(metadata):
+        if not (metadata and shows_caller(metadata)):
             return True
         self._choice.check_grpc("metadata with the key authorization")
         return False
@@ -276,7 +276,8 @@ class Carrier:
         Raises:
             GradserveError: The server's error, if the outcome is one.
         """
-        self._choice.worked()
+        if connection.num_calls == 1:
+            self._choice.worked()
         if outcome is None or isinstance(outcome, Reply):
             self.connections.give_back(connection)
             return outcome

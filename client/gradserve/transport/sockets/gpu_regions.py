@@ -53,6 +53,9 @@ class GpuRegions:
 
     An allocation is known by its address and its buffer id: a library that frees memory and allocates it again gets
     another id. What is gone is dropped before the next call.
+
+    Attributes:
+        opened: The regions that the server has open, by address and buffer id, the latest last.
     """
 
     def __init__(self, uuid: bytes, why_not: str) -> None:
@@ -64,7 +67,7 @@ class GpuRegions:
         self._event = 0
         self._has_event = False
         """True once the server has the event, which comes with the first region that it accepts."""
-        self._open: OrderedDict[tuple[int, int], GpuRegion] = OrderedDict()
+        self.opened: OrderedDict[tuple[int, int], GpuRegion] = OrderedDict()
         self._waiting: dict[tuple[int, int], GpuRegion] = {}
         """Regions that are not handed over yet, or were and are not answered."""
         self._refused: dict[tuple[int, int], str] = {}
@@ -84,7 +87,7 @@ class GpuRegions:
                 raise NotSharedError(reason)
             if not allocation.can_be_shared:
                 raise NotSharedError(_NOT_SHAREABLE)
-            region = self._open.get(key) or self._waiting.get(key)
+            region = self.opened.get(key) or self._waiting.get(key)
             if region is None:
                 self._waiting[key] = region = self._made(array.gpu, allocation)
         except GpuError as error:
@@ -92,13 +95,13 @@ class GpuRegions:
         offset = array.address - allocation.base
         if offset % ALIGNMENT:
             raise NotSharedError(f"it does not begin at a multiple of {ALIGNMENT} bytes in its allocation")
-        if key in self._open:
-            self._open.move_to_end(key)
+        if key in self.opened:
+            self.opened.move_to_end(key)
         return GpuPlace(region, offset)
 
     def is_open(self, region: GpuRegion) -> bool:
         """Returns True if the server has a region."""
-        return (region.allocation.base, region.allocation.buffer_id) in self._open
+        return (region.allocation.base, region.allocation.buffer_id) in self.opened
 
     def frame_of(self, region: GpuRegion) -> bytes:
         """Returns the frame that hands over a region; `handed_over` follows.
@@ -123,7 +126,7 @@ class GpuRegions:
         del self._waiting[key]
         if refusal is None:
             self._has_event = True
-            self._open[key] = region
+            self.opened[key] = region
         else:
             if len(self._refused) >= _MAX_REGIONS:
                 self._refused.clear()  # rather than remembering what may be gone for long
@@ -140,17 +143,17 @@ class GpuRegions:
 
     def gone(self) -> Iterator[bytes]:
         """Yields DROP frames for allocations that have been freed."""
-        for key, region in list(self._open.items()):
+        for key, region in list(self.opened.items()):
             if not self._is_there(region.allocation):
                 yield self._dropped(key)
 
     def surplus(self) -> Iterator[bytes]:
         """Yields DROP frames for allocations that make way for others."""
-        while len(self._open) > _MAX_REGIONS:
-            yield self._dropped(next(iter(self._open)))
+        while len(self.opened) > _MAX_REGIONS:
+            yield self._dropped(next(iter(self.opened)))
 
     def _dropped(self, key: tuple[int, int]) -> bytes:
-        return FrameHeader(FrameKind.DROP, number=self._open.pop(key).number).pack()
+        return FrameHeader(FrameKind.DROP, number=self.opened.pop(key).number).pack()
 
     def _is_there(self, allocation: Allocation) -> bool:
         assert self._gpu is not None, "a region was made"

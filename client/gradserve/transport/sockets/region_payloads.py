@@ -98,7 +98,7 @@ class RegionPayloads(Payloads):
 
     def outgoing(self, contents: Contents | None, progress: Progress | None = None, /) -> Outgoing:
         self.returned()
-        prefix = b"".join(self._gpu.gone())
+        prefix = b"".join(self._gpu.gone()) if self._gpu.opened else b""
         if self._gone or self._ended:
             prefix += b"".join((*self._farewells_to_mine(), *self._releases()))
         if contents is not None and contents.elsewhere:
@@ -234,7 +234,8 @@ class RegionPayloads(Payloads):
             self._reads.clear()
 
     def farewells(self) -> Sequence[bytes]:
-        return [*self._gpu.surplus(), *(self._releases() if self._ended else ())]
+        surplus = self._gpu.surplus() if self._gpu.opened else ()
+        return [*surplus, *(self._releases() if self._ended else ())]
 
     def _in_region(self, placed: Placed, progress: Progress | None) -> Array:
         read = self._reads[placed.region]
