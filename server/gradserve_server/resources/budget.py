@@ -1,7 +1,8 @@
 """Budgets that everything on the server shares, and the reservations that their holders have."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from enum import Enum
+from operator import attrgetter
 from typing import Self
 from weakref import WeakValueDictionary
 
@@ -22,10 +23,6 @@ class Purpose(Enum):
     """Sums and averages of accumulators."""
     LAYERS = "layers"
     """Variables of layers, and what they keep of forwards."""
-
-
-def _no_limit(_limits: OwnLimits | ContainerLimits) -> None:
-    return None
 
 
 class Budget:
@@ -53,8 +50,8 @@ class Budget:
         rules: ShareRules | None = None,
         *,
         cost: "tuple[Budget, int] | None" = None,
-        of_identity: Callable[[OwnLimits], int | None] = _no_limit,
-        of_container: Callable[[ContainerLimits], int | None] = _no_limit,
+        of_identity: Callable[[OwnLimits], int | None] | None = None,
+        of_container: Callable[[ContainerLimits], int | None] | None = None,
         retry_after: float | None = None,
     ) -> None:
         """Makes a budget that is not in use.
@@ -64,8 +61,8 @@ class Budget:
             unit: The unit for messages, e.g. "bytes of tensor memory".
             rules: How much of it an identity or a container may hold; None for a budget without shares.
             cost: Another budget with the same rules, and what each unit costs there.
-            of_identity: Returns the limit from an identity's own limits, or None.
-            of_container: Returns the limit from a container's limits, or None.
+            of_identity: Picks the limit from an identity's own limits; None if they have none.
+            of_container: Picks the limit from a container's limits; None if they have none.
             retry_after: Seconds after which a refused owner may try again; None if waiting does not help.
         """
         self.limit = limit
@@ -95,8 +92,9 @@ class Budget:
         Raises:
             ResourceExhaustedError: That much is not left, or they may not hold it.
         """
-        reservation = Reservation(self, self._owners(owner, container), purpose)
-        reservation.grow(amount)
+        reservation = Reservation(self, () if self.rules is None else self._owners(owner, container), purpose)
+        if amount:
+            reservation.grow(amount)
         return reservation
 
     def held_by(self, name: str) -> int:
@@ -117,20 +115,20 @@ class Budget:
     def missing(self, owner: Identity, amount: int) -> tuple[int, int]:
         """Returns how much must be freed before `owner` may take `amount`: by the owner, and in total."""
         held = self.held_by(owner.name)
-        limit = self.own_limit(owner.name) if owner.name else None
+        limit = self.own_limit(owner.name, is_container=False) if owner.name else None
         own = 0 if limit is None else max(held + amount - limit, 0)
         reserved = 0 if not owner.name or held + amount <= self.reserved else self.reserved
         return own, max(own, self.used + amount - (self.limit - reserved))
 
-    def own_limit(self, name: str, *, is_container: bool = False) -> int | None:
+    def own_limit(self, name: str, *, is_container: bool) -> int | None:
         """Returns the limit of one identity or container, None if it has none."""
         if self.rules is None:
             return None
         if is_container:
-            return self._of_container(self.rules.of_container(name))
-        return self._of_identity(self.rules.of_identity(name))
+            return None if self._of_container is None else self._of_container(self.rules.of_container(name))
+        return None if self._of_identity is None else self._of_identity(self.rules.of_identity(name))
 
-    def check(self, amount: int, owners: "Sequence[Share]") -> None:
+    def check(self, amount: int, owners: "Iterable[Share]") -> None:
         """Checks that `amount` is left, and that the owners may hold it. An amount of 0 is always allowed.
 
         Raises:
@@ -140,19 +138,6 @@ class Budget:
             return
         for owner in owners:
             owner.check(amount)
-        self.check_left(amount)
-        if self._cost is not None:
-            budget, each = self._cost
-            budget.check(each * amount, _in_cost(owners))
-
-    def check_left(self, amount: int) -> None:
-        """Checks that `amount` is left, regardless of the owners' shares.
-
-        Raises:
-            ResourceExhaustedError: It is not.
-        """
-        if amount <= 0:
-            return
         for give_back in self.spare:
             if self.used + amount > self.limit:
                 give_back(self.used + amount - self.limit)
@@ -160,8 +145,11 @@ class Budget:
             raise ResourceExhaustedError(
                 f"too many {self.unit}: {amount} asked for, {self.used} in use, {self.limit} allowed"
             )
+        if self._cost is not None:
+            budget, each = self._cost
+            budget.check(each * amount, map(_IN_COST, owners))
 
-    def count(self, amount: int, owners: "Sequence[Share]", purpose: Purpose | None) -> None:
+    def count(self, amount: int, owners: "Iterable[Share]", purpose: Purpose | None) -> None:
         """Adds to the amounts in use, without checking the limits. For `Reservation`."""
         self.used += amount
         if purpose is not None:
@@ -170,12 +158,10 @@ class Budget:
             owner.held += amount
         if self._cost is not None:
             budget, each = self._cost
-            budget.count(each * amount, _in_cost(owners), None)
+            budget.count(each * amount, map(_IN_COST, owners), None)
 
     def _owners(self, owner: Identity, container: str | None) -> "tuple[Share, ...]":
-        if self.rules is None:
-            return ()
-        name = owner.name if self.rules.has_identities else ""
+        name = owner.name if self.rules is not None and self.rules.has_identities else ""
         owners = []
         if name:
             owners.append(self.identities.get(name) or self._new_share(name, is_container=False))
@@ -223,23 +209,24 @@ class Share:
         budget, rules, held = self._budget, self._budget.rules, self.held
         if amount <= 0 or rules is None or not rules.are_in_force:
             return
+        own = budget.own_limit(self._name, is_container=self._is_container)
+        is_above_own = own is not None and held + amount > own
+        reserved = 0 if self._is_container else budget.reserved
+        is_scarce = not self._is_container and budget.used + amount - counted > budget.limit - reserved
+        if not is_above_own and not (is_scarce and held + amount > reserved):
+            return
         where = f"in the container {quoted(self._name)}" if self._is_container else f"of {self._name!r}"
         asked = f"too many {budget.unit} {where}: {amount} asked for, {held} in use"
-        own = budget.own_limit(self._name, is_container=self._is_container)
-        if own is not None and held + amount > own:
+        if is_above_own:
             raise ResourceExhaustedError(f"{asked}, {own} allowed", retry_after=budget.retry_after)
-        reserved = budget.reserved
-        is_scarce = budget.used + amount - counted > budget.limit - reserved
-        if is_scarce and held + amount > reserved and not self._is_container:
-            raise ResourceExhaustedError(
-                f"{asked}; {budget.used} of {budget.limit} are in use altogether, and the last {reserved} are for "
-                "those who use no more than that",
-                retry_after=budget.retry_after,
-            )
+        raise ResourceExhaustedError(
+            f"{asked}; {budget.used} of {budget.limit} are in use altogether, and the last {reserved} are for those "
+            "who use no more than that",
+            retry_after=budget.retry_after,
+        )
 
 
-def _in_cost(owners: Sequence[Share]) -> list[Share]:
-    return [owner.in_cost for owner in owners if owner.in_cost is not None]
+_IN_COST = attrgetter("in_cost")
 
 
 class Reservation:
@@ -285,10 +272,9 @@ class Reservation:
         Raises:
             ResourceExhaustedError: That much is not left; nothing was taken.
         """
-        if amount:
-            self.budget.check(amount, self.owners)
-            self.budget.count(amount, self.owners, self.purpose)
-            self.used += amount
+        self.budget.check(amount, self.owners)
+        self.budget.count(amount, self.owners, self.purpose)
+        self.used += amount
 
     def settle(self, amount: int) -> None:
         """Sets the amount without checking the limit, for existing memory that changes hands."""
@@ -307,7 +293,8 @@ class Reservation:
             ResourceExhaustedError: `amount` is not left.
         """
         other = Reservation(self.budget, self.owners, self.purpose)
-        other.grow(amount)
+        if amount:
+            other.grow(amount)
         return other
 
     def split(self, amount: int) -> "Reservation":
@@ -325,7 +312,7 @@ class Reservation:
         """
         given = min(giver.used, amount) if giver.budget is self.budget else 0
         self._ask_owners(amount, (giver,))
-        self.budget.check_left(amount - given)
+        self.budget.check(amount - given, ())
         giver.settle(giver.used - given)
         self.budget.count(amount, self.owners, self.purpose)
         self.used += amount

@@ -17,7 +17,7 @@ class Sizes(NamedTuple):
     device: int = 0
 
 
-_NO_DEVICE = Budget(0, "bytes of no device")
+_NO_DEVICE = Reservation(Budget(0, "bytes of no device"))
 
 
 class Room:
@@ -33,7 +33,7 @@ class Room:
 
     def __init__(self, host: Reservation, device: Reservation | None = None, owner: Identity = ANONYMOUS) -> None:
         self.host = host
-        self.device = Reservation(_NO_DEVICE) if device is None else device
+        self.device = _NO_DEVICE if device is None else device
         self.owner = owner
 
     @property
@@ -53,7 +53,8 @@ class Room:
         """
         self.host.grow(sizes.host)
         try:
-            self.device.grow(sizes.device)
+            if sizes.device:
+                self.device.grow(sizes.device)
         except BaseException:
             self.host.settle(self.host.used - sizes.host)
             raise
@@ -67,7 +68,8 @@ class Room:
         given = giver.host.used
         self.host.take_over(sizes.host, giver.host)
         try:
-            self.device.take_over(sizes.device, giver.device)
+            if sizes.device:
+                self.device.take_over(sizes.device, giver.device)
         except BaseException:
             self.host.settle(self.host.used - sizes.host)
             giver.host.settle(given)
@@ -76,7 +78,8 @@ class Room:
     def settle(self, sizes: Sizes = Sizes()) -> None:  # noqa: B008
         """Sets both reservations, without checking the limits."""
         self.host.settle(sizes.host)
-        self.device.settle(sizes.device)
+        if sizes.device != self.device.used:
+            self.device.settle(sizes.device)
 
 
 class Memory:
