@@ -22,6 +22,7 @@ from gradserve_server.rpc.boundary import messages
 from gradserve_server.rpc.boundary.messages import (
     SLICE_BYTES,
     UNCHECKED_BYTES,
+    Entries,
     MalformedMessage,
     Piece,
     RequestReader,
@@ -32,7 +33,6 @@ from gradserve_server.rpc.boundary.messages import (
 )
 from gradserve_server.rpc.tensors.messages import encode_handle, encode_spec
 from gradserve_server.runtime.process import switch_threads_often
-from gradserve_server.runtime.timing import batched
 from gradserve_server.tensors.spec import TensorSpec
 from tests.bad_input.requests import Apply, Create, component, dense, identity, ref, sparse, spec, zeros
 from tests.bad_input.test_streams import header
@@ -163,9 +163,7 @@ def stored(count: int) -> list[Any]:
 
 @pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 3000])
 async def test_a_list(count: int) -> None:
-    pieces = [STORED(tensors=some) for some in batched(stored(count))]
-    assert max([len(each.tensors) for each in pieces], default=0) <= 256
-    message = await assembled(InlineCompute(), count, STORED(), pieces)
+    message = await assembled(InlineCompute(), count, STORED(), [Entries("tensors", stored(count))])
     assert isinstance(message, Serialized) == (count > 256)
     assert message.SerializeToString() == STORED(tensors=stored(count)).SerializeToString()
 
@@ -174,10 +172,9 @@ async def test_a_list(count: int) -> None:
 async def test_a_message_in_a_message(count: int) -> None:
     components = [named(f"layer {number}") for number in range(count)]
     expected = AVERAGE(duplicate=True, average=accumulator_pb2.Average(components=components, step=7))
-    pieces = [accumulator_pb2.Average(components=some) for some in batched(components)]
     step = accumulator_pb2.Average(step=7)
     for num_parts in (1, 1000):
-        given: list[Piece] = [("average", [*pieces, step])]
+        given: list[Piece] = [("average", [Entries("components", components), step])]
         message = await assembled(InlineCompute(), num_parts, AVERAGE(duplicate=True), given)
         assert AVERAGE.FromString(message.SerializeToString()) == expected
 
@@ -216,7 +213,7 @@ def test_tensors_one_by_one(*, beside: bool) -> None:
 async def test_lists_of_an_op() -> None:
     kind = cudnn_rnn_messages_pb2.CudnnRNNParamsToCanonicalResponse
     tensors = stored(600)
-    pieces = [kind(weights=some) for some in batched(tensors)] + [kind(biases=tensors[:3])]
+    pieces = [Entries("weights", tensors), Entries("biases", tensors[:3])]
     message = await assembled(InlineCompute(), 600, kind(), pieces)
     assert message.SerializeToString() == kind(weights=tensors, biases=tensors[:3]).SerializeToString()
     assert encode_spec(SPEC).shape == [2, 3]

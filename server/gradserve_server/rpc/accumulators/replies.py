@@ -23,9 +23,8 @@ from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.rpc.boundary.chain import Codec
 from gradserve_server.rpc.boundary.fields import encode_durability, encode_idle_lease
-from gradserve_server.rpc.boundary.messages import Piece
+from gradserve_server.rpc.boundary.messages import Entries, Piece
 from gradserve_server.rpc.tensors.outgoing import OutgoingTensors
-from gradserve_server.runtime.timing import batched
 
 # Outcomes and averages
 
@@ -126,15 +125,13 @@ def _pieces(average: Average, tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[
         round=average.round_number + 1,
         parts=None if average.parts is None else _encode_parts(average.parts),
     )
-    for some in batched(average.values.items()):
-        yield accumulator_pb2.Average(
-            components=[
-                accumulator_pb2.ComponentGradient(name=name, sparse=_encode_sparse(value, tensors))
-                if isinstance(value, SparseSlices)
-                else accumulator_pb2.ComponentGradient(name=name, dense=next(tensors))
-                for name, value in some
-            ]
-        )
+    components = (
+        accumulator_pb2.ComponentGradient(name=name, sparse=_encode_sparse(value, tensors))
+        if isinstance(value, SparseSlices)
+        else accumulator_pb2.ComponentGradient(name=name, dense=next(tensors))
+        for name, value in average.values.items()
+    )
+    yield Entries("components", components)
 
 
 def _encode_sparse(value: SparseSlices, tensors: Iterator[tensor_pb2.Tensor]) -> accumulator_pb2.SparseGradient:
@@ -270,8 +267,7 @@ def _spec_pieces(accumulator: Accumulator) -> Iterator[Piece]:
         agreement=spec.agreement,
         num_shards=spec.num_shards,
     )
-    for some in batched(spec.components):
-        yield accumulator_pb2.AccumulatorSpec(components=map(_encode_component, some))
+    yield Entries("components", map(_encode_component, spec.components))
 
 
 def _encode_component(component: ComponentSpec) -> accumulator_pb2.ComponentSpec:

@@ -28,7 +28,7 @@ from gradserve_server.rpc.boundary.fields import (
     encode_durability,
     encode_idle_lease,
 )
-from gradserve_server.rpc.boundary.messages import Piece
+from gradserve_server.rpc.boundary.messages import Entries, Piece
 from gradserve_server.rpc.tensors.messages import (
     decode_reference,
     encode_spec,
@@ -323,19 +323,18 @@ async def encode_forward(result: ForwardResult, outgoing: OutgoingTensors) -> Wi
 
 async def encode_gradients(names: Iterable[str], outgoing: OutgoingTensors) -> WithContents:
     """Returns the response to a backward, with its gradients, which have these names."""
-    response = messages_pb2.BatchNormBackwardResponse
-    return await outgoing.reply(response(), lambda tensors: [response(**dict(zip(names, tensors, strict=True)))])
+    response = messages_pb2.BatchNormBackwardResponse()
+    return await outgoing.reply(response, lambda tensors: [(name, [next(tensors)]) for name in names])
 
 
 async def encode_variables(names: Iterable[str], outgoing: OutgoingTensors) -> WithContents:
     """Returns the response with variables, which have these names."""
-    response = messages_pb2.GetBatchNormVariablesResponse
 
     def pieces(tensors: Iterator[tensor_pb2.Tensor]) -> list[Piece]:
-        named = [layer_pb2.NamedTensor(name=name, tensor=each) for name, each in zip(names, tensors, strict=True)]
-        return [response(variables=named)]
+        named = (layer_pb2.NamedTensor(name=name, tensor=each) for name, each in zip(names, tensors, strict=True))
+        return [Entries("variables", named)]
 
-    return await outgoing.reply(response(), pieces)
+    return await outgoing.reply(messages_pb2.GetBatchNormVariablesResponse(), pieces)
 
 
 def _given(message: Any, names: Sequence[str]) -> dict[str, float]:

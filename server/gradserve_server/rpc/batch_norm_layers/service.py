@@ -1,6 +1,5 @@
 """The servicer of BatchNormLayerService: decodes requests, calls the domain and encodes responses."""
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -8,7 +7,6 @@ from dataclasses import dataclass
 from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
-from gradserve_server.devices.compute import FEW_PIECES
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, request_fields
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardCall, ForwardResult
@@ -37,6 +35,7 @@ from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of
 from gradserve_server.rpc.gradient_ops.service import decode_inputs
 from gradserve_server.rpc.tensors.outgoing import OutgoingTensors, TensorDeliverer
+from gradserve_server.runtime.timing import InTurns
 from gradserve_server.tensors.opening import TensorOpener
 
 
@@ -134,7 +133,7 @@ class BatchNormLayerServicer:
     ) -> messages_pb2.ReleaseBatchNormForwardsResponse:
         with self._using(request.layer, call) as layer:
             check_count(request.forward_ids, MAX_FORWARDS, "forwards", "forward_ids")
-            forward_ids = await _each(call.identity.own, request.forward_ids)
+            forward_ids = [call.identity.own(each) async for each in InTurns(request.forward_ids)]
             count = await layer.release(forward_ids, with_updates=not request.keep_updates)
         return messages_pb2.ReleaseBatchNormForwardsResponse(num_released=count)
 
@@ -142,7 +141,7 @@ class BatchNormLayerServicer:
         self, request: messages_pb2.RunBatchNormUpdatesRequest, call: Call
     ) -> messages_pb2.RunBatchNormUpdatesResponse:
         check_count(request.forward_ids, MAX_FORWARDS, "forwards", "forward_ids")
-        forward_ids = await _each(call.identity.named, request.forward_ids)
+        forward_ids = [call.identity.named(each) async for each in InTurns(request.forward_ids)]
         if request.WhichOneof("target") == "collection":
             container, collection = decode_collection(request.collection)
             count = await self._registry.run_updates(container, collection, forward_ids, user=call.identity)
@@ -237,10 +236,3 @@ def open_variables(opener: TensorOpener, variables: Sequence[GivenVariable]) -> 
         values = {name: tensors[path] for name, path in paths.items()}
         tensors.share()
         yield values
-
-
-async def _each(convert: Callable[[str], str], ids: Sequence[str]) -> list[str]:
-    """Returns ids as the server knows them; many are converted in a thread, which lets the event loop go on."""
-    if len(ids) <= FEW_PIECES:
-        return [convert(each) for each in ids]
-    return await asyncio.to_thread(lambda: [convert(each) for each in ids])

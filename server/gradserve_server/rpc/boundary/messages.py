@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError, Message
 from gradserve_protocol.tensors import varint
 from gradserve_server.devices.compute import FEW_PIECES, Compute
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.runtime.timing import batched
 
 UNCHECKED_BYTES = 1 << 16
 """Requests of up to this length have too few parts to matter."""
@@ -305,8 +306,21 @@ class Serialized:
         return self.data
 
 
-Piece: TypeAlias = "Message | tuple[str, Iterable[Piece]]"
-"""A part of a message: some of its fields, or the name of a field that is a message with the pieces of that message."""
+@dataclass(frozen=True)
+class Entries:
+    """A piece of a message: more entries of a repeated field.
+
+    Attributes:
+        field: The name of the field.
+        messages: The entries, which may be generated lazily.
+    """
+
+    field: str
+    messages: Iterable[Message]
+
+
+Piece: TypeAlias = "Message | Entries | tuple[str, Iterable[Piece]]"
+"""A part of a message: some of its fields, entries of one, or the name of one and the pieces of the message in it."""
 
 
 async def assembled(
@@ -314,8 +328,7 @@ async def assembled(
 ) -> MessageT | Serialized:
     """Returns a message with the fields in `pieces`, which follow those that it has.
 
-    A message of many parts is serialized piece by piece in a thread, so none of its pieces should have very many. They
-    may be generated lazily.
+    A message of many parts is serialized piece by piece in a thread.
 
     Args:
         compute: Provides the thread.
@@ -335,6 +348,8 @@ def _merge(message: Message, pieces: Iterable[Piece]) -> None:
     for piece in pieces:
         if isinstance(piece, Message):
             message.MergeFrom(piece)
+        elif isinstance(piece, Entries):
+            getattr(message, piece.field).extend(piece.messages)
         else:
             name, inner = piece
             field: Any = getattr(message, name)
@@ -348,6 +363,10 @@ def _serialized(message: Any, pieces: Iterable[Piece]) -> Iterator[bytes]:
     for piece in pieces:
         if isinstance(piece, Message):
             yield piece.SerializeToString()
+        elif isinstance(piece, Entries):
+            kind = message_factory.GetMessageClass(message)
+            for some in batched(piece.messages):
+                yield kind(**{piece.field: some}).SerializeToString()
         else:
             part = message.fields_by_name[piece[0]]
             inner = b"".join(_serialized(part.message_type, piece[1]))

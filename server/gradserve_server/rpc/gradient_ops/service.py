@@ -16,9 +16,9 @@ from gradserve_server.limits import MAX_NAME_BYTES, MAX_NETWORK_PARTS, check_cou
 from gradserve_server.ops.operation import AnyOp
 from gradserve_server.ops.runner import OpRunner, arrays_of, check_call, open_inputs
 from gradserve_server.rpc.boundary.chain import Call
+from gradserve_server.rpc.boundary.messages import Entries, Piece
 from gradserve_server.rpc.tensors.messages import decode_reference
 from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
-from gradserve_server.runtime.timing import batched
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.references import Payload, Reference
@@ -66,7 +66,7 @@ class GradientOpsServicer:
                 computed = await self._runner.run(checked, on_host=not keeps, room=outgoing.room)
                 opened.tensors.relocate(computed.moved, outgoing.room)
             await outgoing.add(list(arrays_of(computed.outputs).values()))
-            return await outgoing.reply(response(), partial(_pieces, response, computed.outputs))
+            return await outgoing.reply(response(), partial(_pieces, computed.outputs))
 
 
 def decode_attributes(request: Message, kind: type[AttributesT]) -> AttributesT:
@@ -115,12 +115,11 @@ def decode_inputs(request: Any, kind: type[Any], payload: Payload, user: Identit
     return references
 
 
-def _pieces(response: type[Message], outputs: Any, tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[Message]:
+def _pieces(outputs: Any, tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[Piece]:
     """Yields the fields of the response of an op; the tensors come in the order of `arrays_of`."""
     for field in fields(outputs):
         value = getattr(outputs, field.name)
         if isinstance(value, tuple):
-            for some in batched(islice(tensors, len(value))):
-                yield response(**{field.name: some})
+            yield Entries(field.name, islice(tensors, len(value)))
         elif value is not None:
-            yield response(**{field.name: next(tensors)})
+            yield field.name, [next(tensors)]

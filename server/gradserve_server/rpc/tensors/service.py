@@ -26,7 +26,7 @@ from gradserve_server.limits import MAX_STREAM_TENSORS, check_count, quoted
 from gradserve_server.resources.memory import Room
 from gradserve_server.rpc.boundary.chain import Call, Codec, StreamedReply
 from gradserve_server.rpc.boundary.fields import decode_duration, page_of
-from gradserve_server.rpc.boundary.messages import Serialized, assembled
+from gradserve_server.rpc.boundary.messages import Entries, Serialized, assembled
 from gradserve_server.rpc.tensors.messages import (
     StreamedContents,
     decode_reference,
@@ -36,7 +36,7 @@ from gradserve_server.rpc.tensors.messages import (
 )
 from gradserve_server.rpc.tensors.outgoing import each_inline
 from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
-from gradserve_server.runtime.timing import InTurns, batched
+from gradserve_server.runtime.timing import InTurns
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.held import HeldTensors
 from gradserve_server.tensors.inflight import InFlight, TooSlowError
@@ -130,8 +130,8 @@ class TensorServicer:
     ) -> _StoringT | Serialized:
         """Returns the response with the handles of tensors. If the call is given up, deletes the tensors."""
         try:
-            pieces = (response(tensors=some) for some in batched(map(encode_handle, tensors, handles)))
-            return await assembled(self._compute, len(handles), response(), pieces)
+            entries = Entries("tensors", map(encode_handle, tensors, handles))
+            return await assembled(self._compute, len(handles), response(), [entries])
         except BaseException:
             self._store.delete(handles)
             raise
@@ -164,8 +164,8 @@ class TensorServicer:
         handles, work = list(request.handles), PIECE_BYTES * len(request.handles)
         async with self._store.use_many(handles, release=request.release, user=call.identity) as inputs:
             arrays = await self._compute.run(work, _arrays_of, inputs, handles)
-            specs = (messages_pb2.GetTensorsHeader(tensors=some) for some in batched(map(encode_spec, arrays)))
-            yield await assembled(self._compute, len(arrays), messages_pb2.GetTensorsResponse(), [("header", specs)])
+            header = ("header", [Entries("tensors", map(encode_spec, arrays))])
+            yield await assembled(self._compute, len(arrays), messages_pb2.GetTensorsResponse(), [header])
             if await self._compute.run(work // 4, self._residence.is_on_host, arrays):
                 chunks = cut(map(buffer_of, arrays))
                 while (chunk := await self._compute.run(work, next, chunks, None)) is not None:
@@ -285,8 +285,9 @@ class TensorServicer:
                 )
             contents = Contents()
             tensors = each_inline(arrays, contents, is_attached=call.carries_results)
-            pieces = (messages_pb2.ReadTensorsResponse(tensors=some) for some in batched(tensors))
-            response = await assembled(self._compute, len(arrays), messages_pb2.ReadTensorsResponse(), pieces)
+            response = await assembled(
+                self._compute, len(arrays), messages_pb2.ReadTensorsResponse(), [Entries("tensors", tensors)]
+            )
             # Until the reply has left, the memory is in use and counts.
             call.endings.append(_Ending(using.pop_all(), self._tasks))
         return WithContents(response, contents)
