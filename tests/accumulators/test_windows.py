@@ -63,7 +63,10 @@ def contents(ledger: Ledger) -> dict[str, Any]:
         "missing": list(rounds.missing_workers),
         "awaiting": ledger.awaiting,
         "windows": {
-            client: (window.floor, [(number, call.fingerprint, told(call.record)) for number, call in window.calls])
+            client: (
+                window.floor,
+                [(number, call.fingerprint, told(call.record)) for number, call in window.calls.items()],
+            )
             for client, window in ledger.calls.windows().items()
         },
     }

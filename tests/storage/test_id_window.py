@@ -21,8 +21,8 @@ from gradserve_server.storage.journal import IdWindow
 def test_the_latest_are_remembered(used: str, expected: Sequence[str], forgotten: str) -> None:
     window: IdWindow[str, int] = IdWindow(3)
     gone = [each for number, letter in enumerate(used) for each in window.remember(letter, number)]
-    assert [letter for letter, _ in window] == list(expected)
+    assert list(window) == list(expected)
     assert gone == list(forgotten)
     assert len(window) == len(expected)
     for letter in "abcdef":
-        assert window.recall(letter) == (used.rindex(letter) if letter in expected else None)
+        assert window.get(letter) == (used.rindex(letter) if letter in expected else None)

@@ -138,7 +138,7 @@ class CallMemory(Generic[RecordT]):
         known = self._clients.get(call.client_id) if call is not None else None
         if call is None or known is None:
             return None
-        found = known.calls.recall(call.sequence)
+        found = known.calls.get(call.sequence)
         if found is None:
             if call.sequence <= known.floor:
                 raise AbortedError(
@@ -153,7 +153,7 @@ class CallMemory(Generic[RecordT]):
 
     def windows(self) -> dict[str, ClientWindow[RecordT]]:
         """Returns the windows of all clients, by their ids."""
-        return {client_id: window for client_id, window in self._clients.items() if len(window.calls)}
+        return {client_id: window for client_id, window in self._clients.items() if window.calls}
 
     def restore(self, client_id: str, floor: int, calls: Iterable[tuple[int, CallRecord[RecordT]]]) -> None:
         """Remembers the calls of a client, oldest first, and the greatest number that was forgotten."""
@@ -219,7 +219,7 @@ class CallMemory(Generic[RecordT]):
         window.num_running -= 1
         if self._clients.get(call.client_id) is window:
             self._heard_of(call.client_id)
-            if window.floor < 0 and not window.num_running and not len(window.calls):
+            if window.floor < 0 and not window.num_running and not window.calls:
                 # Clients whose calls all fail take up no place.
                 self.forget([call.client_id])
 

@@ -88,7 +88,7 @@ def ledger_record(ledger: Ledger) -> Record:
         "all_workers_known": rounds.all_workers_known,
         "missing": list(rounds.missing_workers),
         "clients": [
-            [client_id, window.floor, [_call_row(sequence, call) for sequence, call in window.calls]]
+            [client_id, window.floor, [_call_row(sequence, call) for sequence, call in window.calls.items()]]
             for client_id, window in ledger.calls.windows().items()
         ],
         "awaiting": [[each.client_id, each.sequence, each.fingerprint.hex()] for each in ledger.awaiting],

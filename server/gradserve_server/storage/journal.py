@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -312,29 +312,21 @@ IdT = TypeVar("IdT", bound=Hashable)
 RecordT = TypeVar("RecordT")
 
 
-class IdWindow(Generic[IdT, RecordT]):
-    """A sliding window: remembers a record for each of the latest ids, and forgets the oldest.
+class IdWindow(OrderedDict[IdT, RecordT]):
+    """A sliding window: remembers a record for each of the latest ids, oldest first, and forgets the oldest.
 
     Its contents depend only on the order of calls of `remember`, so the same events make the same window.
     """
 
     def __init__(self, size: int) -> None:
+        super().__init__()
         self.size = size
-        self._records: OrderedDict[IdT, RecordT] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __iter__(self) -> Iterator[tuple[IdT, RecordT]]:
-        """Iterates over ids and records, oldest first."""
-        return iter(self._records.items())
-
-    def recall(self, used_id: IdT) -> RecordT | None:
-        """Returns the record of an id, or None if the id is not remembered."""
-        return self._records.get(used_id)
 
     def remember(self, used_id: IdT, record: RecordT) -> list[IdT]:
         """Makes an id the latest, with this record; returns the forgotten ids."""
-        self._records[used_id] = record
-        self._records.move_to_end(used_id)
-        return [self._records.popitem(last=False)[0] for _ in range(len(self._records) - self.size)]
+        self[used_id] = record
+        self.move_to_end(used_id)
+        forgotten = []
+        while len(self) > self.size:
+            forgotten.append(self.popitem(last=False)[0])
+        return forgotten

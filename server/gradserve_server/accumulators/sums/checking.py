@@ -25,6 +25,7 @@ class Check:
         place: Where the accumulator is. What is elsewhere is copied there, and so are live gradients before their
             values are checked: later they might be others.
         copied: The dense components that are copied.
+        copied_bytes: The memory of the copies, and of sparse values beside them; 0 if there are none.
         work: The number of bytes that the check reads.
     """
 
@@ -32,6 +33,7 @@ class Check:
     gradient: Gradient
     place: Place
     copied: Sequence[str]
+    copied_bytes: int
     work: int
     _converts: bool
 
@@ -46,18 +48,13 @@ class Check:
             if (value.values if isinstance(value, SparseSlices) else value).dtype != component.dtype:
                 converts = True
                 break
-        reads_all = is_read or copied or converts
-        return cls(spec, gradient, place, copied, gradient.nbytes if reads_all else gradient.sparse_nbytes, converts)
-
-    @property
-    def copied_bytes(self) -> int:
-        """The memory of the copies, and of sparse values beside them."""
-        if not self.copied:
-            return 0
-        values, by_name = self.gradient.dense, self.spec.by_name
-        return self.gradient.sparse_nbytes + sum(
-            values[name].size * by_name[name].dtype.itemsize for name in self.copied
-        )
+        copied_bytes = 0
+        if copied:
+            values = gradient.dense
+            sizes = [values[name].size * spec.by_name[name].dtype.itemsize for name in copied]
+            copied_bytes = gradient.sparse_nbytes + sum(sizes)
+        work = gradient.nbytes if is_read or copied or converts else gradient.sparse_nbytes
+        return cls(spec, gradient, place, copied, copied_bytes, work, converts)
 
     def checked(self, round_shapes: Mapping[str, tuple[int, ...]] | None) -> Gradient:
         """Checks the shapes of all components, and if the spec says so, that their values are finite.

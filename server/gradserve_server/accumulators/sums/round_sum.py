@@ -144,7 +144,7 @@ class RoundSum:
         """
         spec = self.spec.of_sums if contribution.sum_of else self.spec
         check = await self._pass(Check.of, spec, gradient, self.place)
-        num_bytes = check.copied_bytes if check.copied else 0
+        num_bytes = check.copied_bytes
         if num_bytes:
             await self._make_room_for(lambda: self.place.grow(self._copied, num_bytes, self._owner))
         checked = await self._run(check.work, check.checked, self._shapes if joins else None)

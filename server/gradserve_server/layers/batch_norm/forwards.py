@@ -126,12 +126,12 @@ class Forwards:
     @property
     def outcomes(self) -> tuple[tuple[str, ForwardOutcome], ...]:
         """The remembered outcomes by forward id, the latest last."""
-        return tuple((forward_id, self.outcome(forward_id)) for forward_id, _ in self._outcomes)
+        return tuple((forward_id, self.outcome(forward_id)) for forward_id in self._outcomes)
 
     def outcome(self, forward_id: str) -> ForwardOutcome:
         """Returns what became of a forward; an empty outcome if it is new."""
         kept = self._forwards.get(forward_id)
-        return self._outcomes.recall(forward_id) or ForwardOutcome() if kept is None else kept.outcome
+        return self._outcomes.get(forward_id) or ForwardOutcome() if kept is None else kept.outcome
 
     def find(self, forward_id: str) -> Forward | None:
         """Returns a forward that is kept, or None."""
