@@ -54,6 +54,7 @@ from gradserve_server.rpc.services import Services
 from gradserve_server.rpc.sockets.service import SocketAddresses, SocketServicer, TicketRegistry
 from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
 from gradserve_server.rpc.tensors.service import TensorServicer
+from gradserve_server.rpc.upstream.forwarding import Forwarding
 from gradserve_server.rpc.upstream.link import UpstreamLink
 from gradserve_server.rpc.upstream.service import AggregatingServicer
 from gradserve_server.runtime.event_loop import LoopWatch
@@ -343,18 +344,15 @@ class Server:
             return own
         self._upstream = UpstreamLink(upstream.upstream)
         self._aggregating = AggregatingServicer(
-            self._upstream,
+            Forwarding(
+                self._upstream, self._places.host, budgets.memory, RequestIds(self._run.incarnation), self.counts
+            ),
             ForwardingRule(upstream.upstream_workers or 1, upstream.upstream_grace_seconds),
             own,
             self.registry,
             self._opener,
             self._deliverer,
             self._arriving,
-            compute,
-            self._places.host,
-            budgets.memory,
-            RequestIds(self._run.incarnation),
-            self.counts,
         )
         return self._aggregating
 

@@ -123,27 +123,27 @@ class Forwarding:
     have got without an aggregator.
     """
 
-    def __init__(
-        self, link: UpstreamLink, place: Place, memory: Budget, ids: RequestIds, tasks: BackgroundTasks, counts: Counts
-    ) -> None:
-        self._link = link
-        self._place = place
-        self._memory = memory
+    def __init__(self, link: UpstreamLink, place: Place, memory: Budget, ids: RequestIds, counts: Counts) -> None:
+        self.link = link
+        self.place = place
+        """Where sums are computed."""
+        self.memory = memory
+        """The budget of sums while they are forwarded."""
+        self.counts = counts
+        self.tasks = BackgroundTasks()
         self._ids = ids
-        self._tasks = tasks
-        self._counts = counts
 
     def forward(self, accumulator: Aggregated, leaves: Sequence[GradientLeaf]) -> None:
         """Begins to pass gradients on that may go together."""
-        self._tasks.begin(self._forward(accumulator, leaves))
+        self.tasks.begin(self._forward(accumulator, leaves))
 
     async def _forward(self, accumulator: Aggregated, leaves: Sequence[GradientLeaf]) -> None:
         try:
             for group in _alike(leaves):
                 if len(group) == 1:
-                    self._tasks.begin(self._alone(accumulator, group[0]))
+                    self.tasks.begin(self._alone(accumulator, group[0]))
                 else:
-                    self._tasks.begin(self._together(accumulator, group))
+                    self.tasks.begin(self._together(accumulator, group))
         except Exception as error:
             _fail(leaves, error)
             raise
@@ -156,7 +156,7 @@ class Forwarding:
                 if isinstance(error, AbortedError) and error.field != "sum_of":
                     raise
                 for each in leaves:
-                    self._tasks.begin(self._alone(accumulator, each))
+                    self.tasks.begin(self._alone(accumulator, each))
                 return
             for each in leaves:
                 each.succeed(answer)
@@ -167,21 +167,21 @@ class Forwarding:
 
     async def _sum(self, accumulator: Aggregated, leaves: Sequence[GradientLeaf]) -> Answer:
         ordered = [leaves[at] for at in in_order([each.contribution for each in leaves])]
-        reservation = self._memory.reserve(purpose=Purpose.COMPUTING)
+        reservation = self.memory.reserve(purpose=Purpose.COMPUTING)
         try:
             async with AsyncExitStack() as reading:
                 gradients = [await reading.enter_async_context(each.borrowed()) for each in ordered]
                 reservation.grow(sum_bytes(accumulator.spec, gradients[0]))
                 given = [(each.contribution, gradient) for each, gradient in zip(ordered, gradients, strict=True)]
                 num_bytes = sum([gradient.nbytes for gradient in gradients])
-                values = await self._place.compute.run(num_bytes, summed, accumulator.spec, self._place, given)
+                values = await self.place.compute.run(num_bytes, summed, accumulator.spec, self.place, given)
                 del given, gradients
             for each in ordered:
                 each.added_up()
             ref = ordered[0].request.accumulator
             request_id = self._new_id(ref)
             requests = [each.request for each in ordered]
-            self._counts.sums += 1
+            self.counts.sums += 1
             return await self._send(
                 accumulator,
                 ordered,
@@ -196,7 +196,7 @@ class Forwarding:
     async def _alone(self, accumulator: Aggregated, leaf: GradientLeaf) -> None:
         try:
             async with leaf.borrowed() as gradient:
-                self._counts.alone += 1
+                self.counts.alone += 1
                 if accumulator.shards is not None and not leaf.request.HasField("request_id"):
                     # By which the servers hold it.
                     leaf.request.request_id.CopyFrom(self._new_id(leaf.request.accumulator))
@@ -259,7 +259,7 @@ class Forwarding:
     ) -> tuple[Any, Average | None]:
         if accumulator.shards is not None:
             return await accumulator.shards.send(method, request({}, (), timeout), values, wait)
-        return await self._link.send(
+        return await self.link.send(
             method,
             first.request.accumulator,
             arrays_of(values),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
-from gradserve.calls.identity import RequestIds
 from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2
@@ -22,13 +21,12 @@ from gradserve_server.accumulators.incoming import (
     check_contribution,
     use_gradient,
 )
-from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.rounds import Applied
 from gradserve_server.accumulators.sharding.home import is_incarnation, is_of_earlier
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.sums.checking import Check
-from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
+from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES
 from gradserve_server.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -38,7 +36,6 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
-from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.registry import DEFAULT_CONTAINER
 from gradserve_server.rpc.accumulators.replies import encode_pulled, encode_read, encode_taken
 from gradserve_server.rpc.accumulators.requests import (
@@ -57,15 +54,14 @@ from gradserve_server.rpc.upstream.directory import delete, merged
 from gradserve_server.rpc.upstream.forwarding import Aggregated, Forwarding, GradientLeaf
 from gradserve_server.rpc.upstream.messages import Answer, Pulled, waiting_request, without_tensors
 from gradserve_server.rpc.upstream.shards import UpstreamShards, shard_if_wanted
-from gradserve_server.runtime.tasks import BackgroundTasks
 from gradserve_server.security.identity import ANONYMOUS
 from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.upstream.batches import Batches, Counts, ForwardingRule
+from gradserve_server.upstream.batches import Batches, ForwardingRule
 from gradserve_server.upstream.latest import LatestAverage, LatestAverages
 from gradserve_server.upstream.leaf import Leaf
 
 if TYPE_CHECKING:
-    from gradserve_server.rpc.upstream.link import UpstreamLink
+    pass
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -85,36 +81,28 @@ class AggregatingServicer:
 
     def __init__(
         self,
-        link: UpstreamLink,
+        forwarding: Forwarding,
         rule: ForwardingRule,
         local: AccumulatorServicer,
         registry: AccumulatorRegistry,
         opener: TensorOpener,
         deliverer: TensorDeliverer,
         arriving: ArrivingGradients,
-        compute: Compute,
-        place: Place,
-        memory: Budget,
-        ids: RequestIds,
-        counts: Counts,
     ) -> None:
-        """Makes a servicer.
-
-        Sums count in `memory` while they are forwarded, and averages for as long as they are kept.
-        """
-        self._link = link
+        """Makes a servicer. Averages count in the memory of sums for as long as they are kept."""
+        self._forwarding = forwarding
+        self._link = forwarding.link
+        self._place = forwarding.place
+        self._compute = forwarding.place.compute
+        self._counts = forwarding.counts
+        self._tasks = forwarding.tasks
         self._rule = rule
         self._local = local
         self._registry = registry
         self._opener = opener
         self._deliverer = deliverer
         self._arriving = arriving
-        self._compute = compute
-        self._place = place
-        self._counts = counts
-        self._tasks = BackgroundTasks()
-        self._forwarding = Forwarding(link, place, memory, ids, self._tasks, counts)
-        self._latest = LatestAverages(memory)
+        self._latest = LatestAverages(forwarding.memory)
         self._known: OrderedDict[tuple[str, str], Aggregated] = OrderedDict()
 
     def close(self) -> None:
