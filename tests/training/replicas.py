@@ -1,6 +1,9 @@
 """Workers that train a model of one vector with made-up gradients."""
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -8,6 +11,7 @@ from numpy.typing import NDArray
 
 import gradserve
 from gradserve.training import Advance, State, Worker
+from tests.servers.polling import eventually
 
 SIZE = 5
 RATE = np.float32(0.1)
@@ -63,3 +67,29 @@ def have_equal_weights(*replicas: Replica) -> bool:
     """Returns True if all are at the same step with the same weights."""
     first, *others = replicas
     return all(each.step == first.step and np.array_equal(each.weights, first.weights) for each in others)
+
+
+def waits_for_its_round(replica: Replica, threads: ThreadPoolExecutor) -> Future[Advance]:
+    """Begins a step of a worker, and returns when its gradient is in."""
+    before = replica.worker.accumulator.num_accumulated()
+    waiting = threads.submit(replica.train)
+    eventually(replica.worker.accumulator.num_accumulated, lambda num: num > before)
+    return waiting
+
+
+@contextmanager
+def training(replica: Replica) -> Iterator[None]:
+    """Lets a worker train in a thread during a block."""
+    is_over = threading.Event()
+
+    def train() -> None:
+        while not is_over.wait(0.01):
+            replica.train()
+
+    with ThreadPoolExecutor(1) as pool:
+        trained = pool.submit(train)
+        try:
+            yield
+        finally:
+            is_over.set()
+        trained.result()

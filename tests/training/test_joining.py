@@ -3,9 +3,7 @@
 import itertools
 import re
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +11,20 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.calls.retries import RetryPolicy
 from gradserve.testing import ServerProcess
-from gradserve.training import Advance, State, Worker
+from gradserve.training import State, Worker
 from gradserve.training.joining import Joining
 from gradserve.training.state import Carried
 from tests.servers.polling import PATIENCE_SECONDS, eventually
-from tests.training.replicas import Replica, have_equal_weights
+from tests.training.replicas import Replica, have_equal_weights, waits_for_its_round
 
 
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as pool:
-        yield pool
-
-
-def waits_for_its_round(replica: Replica, threads: ThreadPoolExecutor) -> Future[Advance]:
-    """Begins a step of a worker, and returns when its gradient is in."""
-    before = replica.worker.accumulator.num_accumulated()
-    waiting = threads.submit(replica.train)
-    eventually(replica.worker.accumulator.num_accumulated, lambda num: num > before)
-    return waiting
-
-
+@pytest.mark.parametrize("dead_id", ["x-dead", "a-dead"], ids=["the one that should answer lives", "it has died"])
 def test_a_worker_joins_while_others_wait_for_it(
-    client: gradserve.Client, name: str, threads: ThreadPoolExecutor
+    client: gradserve.Client, name: str, threads: ThreadPoolExecutor, dead_id: str
 ) -> None:
     """One of two has died, two are required: the one that is left waits for the new one, and lets it in meanwhile."""
-    left, dead = Replica(client, name, "left", 2).begin(), Replica(client, name, "x-dead", 2).begin()
+    left, dead = Replica(client, name, "left", 2).begin(), Replica(client, name, dead_id, 2).begin()
     for step in (threads.submit(left.train), threads.submit(dead.train)):
         step.result()
     dead.worker.close()
@@ -53,22 +37,6 @@ def test_a_worker_joins_while_others_wait_for_it(
         waiting.result()
         assert have_equal_weights(left, new)
         assert left.step == 2
-    left.worker.close()
-
-
-def test_another_worker_answers_when_the_one_that_should_has_died(
-    client: gradserve.Client, name: str, threads: ThreadPoolExecutor
-) -> None:
-    dead, left = Replica(client, name, "a-dead", 2).begin(), Replica(client, name, "left", 2).begin()
-    for step in (threads.submit(left.train), threads.submit(dead.train)):
-        step.result()
-    dead.worker.close()
-
-    waiting = waits_for_its_round(left, threads)
-    with Replica(client, name, "new", 2).begin() as new:
-        new.train()
-        waiting.result()
-        assert have_equal_weights(left, new)
     left.worker.close()
 
 
@@ -320,221 +288,6 @@ class TestCheckpoint:
             repeats.train()
             assert repeats.step == 2
             assert repeats.num_loaded == 0
-
-
-WITH_AND_WITHOUT_STATE = pytest.mark.parametrize(
-    "flags", [(), ("--state-dir",)], ids=["without a state directory", "with one"]
-)
-
-
-class TestRestartOfTheServer:
-    """The workers go on by themselves."""
-
-    @WITH_AND_WITHOUT_STATE
-    def test_between_two_steps(
-        self,
-        tmp_path: Path,
-        name: str,
-        threads: ThreadPoolExecutor,
-        flags: tuple[str, ...],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
-        state = (*flags, str(tmp_path / "state")) if flags else ()
-        with (
-            ServerProcess(tmp_path, *state) as server,
-            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
-            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as other_client,
-        ):
-            one = Replica(client, name, "one", 2).begin()
-            two = Replica(other_client, name, "two", 2).begin()
-            for turn in range(4):
-                for step in [threads.submit(each.train) for each in (one, two)]:
-                    step.result()
-                assert have_equal_weights(one, two)
-                assert one.step == turn + 1
-                if turn == 1:
-                    server.kill()
-                    server.restart()
-            one.worker.close()
-            two.worker.close()
-
-    @WITH_AND_WITHOUT_STATE
-    @pytest.mark.parametrize("num_joined", [0, 1], ids=["nobody has joined before", "a worker has joined before"])
-    def test_before_others_join_and_all_end(
-        self, tmp_path: Path, name: str, flags: tuple[str, ...], num_joined: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """What it has lost of earlier answers stops neither the end of a block nor those who join later."""
-        monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
-        state = (*flags, str(tmp_path / "state")) if flags else ()
-        with (
-            ServerProcess(tmp_path, "--warm-up", "false", *state) as server,
-            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
-            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as other_client,
-        ):
-            with Replica(client, name, "a", 1).begin() as first:
-                first.train()
-                for number in range(num_joined):
-                    with Replica(other_client, name, f"b-{number}", 1) as joined, training(first):
-                        joined.begin()
-                        assert joined.num_loaded == 1
-                server.kill()
-                server.restart()
-                first.train()
-                with Replica(other_client, name, "c", 1) as late, training(first):
-                    late.begin()
-                    assert late.num_loaded == 1
-                first.train()
-            with Replica(other_client, name, "d", 1).begin() as last:
-                assert have_equal_weights(first, last)
-
-    @pytest.mark.parametrize("first", ["the one behind", "the one ahead"])
-    def test_that_loses_the_rounds_between_two_workers(
-        self, tmp_path: Path, name: str, first: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Nobody knows the average between their steps any more: one of them has to take the other's parameters."""
-        monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
-        with (
-            ServerProcess(tmp_path, "--warm-up", "false") as server,
-            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
-            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as other_client,
-        ):
-            ahead, behind = Replica(client, name, "a", 1).begin(), Replica(other_client, name, "b", 1).begin()
-            loaded = ahead.num_loaded + behind.num_loaded
-            ahead.train()
-            behind.train()
-            ahead.train()
-            assert (ahead.step, behind.step) == (2, 1)
-            server.kill()
-            server.restart()
-            one, other = (behind, ahead) if first == "the one behind" else (ahead, behind)
-            one.train()
-            with training(one):
-                other.train()
-            ahead.train()
-            behind.train()
-            if ahead.step > behind.step:
-                behind.train()
-            if behind.step > ahead.step:
-                ahead.train()
-            assert have_equal_weights(ahead, behind)
-            assert ahead.num_loaded + behind.num_loaded > loaded
-            for each in (ahead, behind):
-                each.worker.close()
-
-    @pytest.mark.parametrize("is_newcomer_first", [False, True])
-    def test_before_the_first_round(
-        self,
-        tmp_path: Path,
-        name: str,
-        threads: ThreadPoolExecutor,
-        is_newcomer_first: bool,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """Those who have begun, and one that begins afterwards, have the same parameters."""
-        monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
-        with (
-            ServerProcess(tmp_path, "--warm-up", "false") as server,
-            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
-            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as other_client,
-        ):
-            early = Replica(client, name, "early", 2).begin()
-            run = early.worker._run.id
-            server.kill()
-            server.restart()
-            if is_newcomer_first:
-                late = Replica(other_client, name, "late", 2).begin()
-                assert early.train().state is not None
-                waiting = waits_for_its_round(early, threads)
-            else:
-                waiting = threads.submit(early.train)
-                eventually(lambda: early.worker._run.id != run and early.worker.accumulator.num_accumulated())
-                late = Replica(other_client, name, "late", 2).begin()
-            late.train()
-            waiting.result()
-            assert have_equal_weights(early, late)
-            for each in (early, late):
-                each.worker.close()
-
-    def test_that_another_thread_of_the_worker_sees_first(
-        self, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The thread that looks for joiners asks for the accumulator, too: that takes nothing from the training."""
-        monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
-        with (
-            ServerProcess(tmp_path, "--warm-up", "false") as server,
-            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
-        ):
-            replica = Replica(client, name, "one", 1).begin()
-            replica.train()
-            server.kill()
-            server.restart()
-            for _ in range(2):
-                with pytest.raises(gradserve.LostError, match="its step, 1"):
-                    replica.worker.accumulator.info()
-            assert replica.train().step == 2
-            replica.worker.close()
-
-    def test_while_a_worker_waits_for_a_state(
-        self, tmp_path: Path, name: str, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
-        with (
-            ServerProcess(tmp_path, "--warm-up", "false", "--state-dir", str(tmp_path / "state")) as server,
-            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
-            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as other_client,
-        ):
-            with Replica(client, name, "a", 1).begin() as first:
-                first.train()
-                joining = threads.submit(Replica(other_client, name, "b", 1).begin)
-                eventually(first.worker._run.joining.requesters)
-                server.kill()
-                server.restart()
-                with training(first):
-                    assert joining.result().num_loaded == 1
-            joining.result().worker.close()
-
-    def test_they_wait_for_it_as_long_as_for_others(
-        self, tmp_path: Path, name: str, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Other calls of the client give up as soon as the server is gone."""
-        impatient = RetryPolicy(pauses=(), restart_patience=0.1, restart_pause=0.1)
-        monkeypatch.setattr(RetryPolicy, "wanted", lambda _environment: impatient)
-        with (
-            ServerProcess(tmp_path) as server,
-            gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
-        ):
-            replica = Replica(client, name, "one", 1).begin()
-            replica.train()
-            server.kill()
-            with pytest.raises(gradserve.UnavailableError):
-                client.server_info()
-            waiting = threads.submit(replica.train)
-            for _ in range(3):
-                with pytest.raises(gradserve.UnavailableError):
-                    client.server_info()
-            assert not waiting.done()
-            server.restart()
-            assert waiting.result().step == 2
-            replica.worker.close()
-
-
-@contextmanager
-def training(replica: Replica) -> Iterator[None]:
-    """Lets a worker train in a thread during a block."""
-    is_over = threading.Event()
-
-    def train() -> None:
-        while not is_over.wait(0.01):
-            replica.train()
-
-    with ThreadPoolExecutor(1) as pool:
-        trained = pool.submit(train)
-        try:
-            yield
-        finally:
-            is_over.set()
-        trained.result()
 
 
 class TestTheEndOfABlock:

@@ -1,0 +1,193 @@
+"""Workers go on by themselves after a restart of the server."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import gradserve
+from gradserve.calls.retries import RetryPolicy
+from gradserve.testing import ServerProcess
+from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.training.replicas import Replica, have_equal_weights, training, waits_for_its_round
+
+WITH_AND_WITHOUT_STATE = pytest.mark.parametrize(
+    "restartable", ["", "--state-dir"], ids=["without a state directory", "with one"], indirect=True
+)
+
+
+class Restartable(NamedTuple):
+    """A server in a process of its own, and two clients, which wait for it."""
+
+    server: ServerProcess
+    client: gradserve.Client
+    other_client: gradserve.Client
+
+
+@pytest.fixture
+def restartable(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Restartable]:
+    """The parameter is the flag for a state directory; without one, the server has none."""
+    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
+    flag = getattr(request, "param", "")
+    with (
+        ServerProcess(tmp_path, "--warm-up", "false", *((flag, str(tmp_path / "state")) if flag else ())) as server,
+        gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
+        gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as other_client,
+    ):
+        yield Restartable(server, client, other_client)
+
+
+@WITH_AND_WITHOUT_STATE
+def test_between_two_steps(
+    restartable: Restartable,
+    name: str,
+    threads: ThreadPoolExecutor,
+) -> None:
+    server, client, other_client = restartable
+    one = Replica(client, name, "one", 2).begin()
+    two = Replica(other_client, name, "two", 2).begin()
+    for turn in range(4):
+        for step in [threads.submit(each.train) for each in (one, two)]:
+            step.result()
+        assert have_equal_weights(one, two)
+        assert one.step == turn + 1
+        if turn == 1:
+            server.kill()
+            server.restart()
+    one.worker.close()
+    two.worker.close()
+
+
+@WITH_AND_WITHOUT_STATE
+@pytest.mark.parametrize("num_joined", [0, 1], ids=["nobody has joined before", "a worker has joined before"])
+def test_before_others_join_and_all_end(restartable: Restartable, name: str, num_joined: int) -> None:
+    """What it has lost of earlier answers stops neither the end of a block nor those who join later."""
+    server, client, other_client = restartable
+    with Replica(client, name, "a", 1).begin() as first:
+        first.train()
+        for number in range(num_joined):
+            with Replica(other_client, name, f"b-{number}", 1) as joined, training(first):
+                joined.begin()
+                assert joined.num_loaded == 1
+        server.kill()
+        server.restart()
+        first.train()
+        with Replica(other_client, name, "c", 1) as late, training(first):
+            late.begin()
+            assert late.num_loaded == 1
+        first.train()
+    with Replica(other_client, name, "d", 1).begin() as last:
+        assert have_equal_weights(first, last)
+
+
+@pytest.mark.parametrize("first", ["the one behind", "the one ahead"])
+def test_that_loses_the_rounds_between_two_workers(restartable: Restartable, name: str, first: str) -> None:
+    """Nobody knows the average between their steps any more: one of them has to take the other's parameters."""
+    server, client, other_client = restartable
+    ahead, behind = Replica(client, name, "a", 1).begin(), Replica(other_client, name, "b", 1).begin()
+    loaded = ahead.num_loaded + behind.num_loaded
+    ahead.train()
+    behind.train()
+    ahead.train()
+    assert (ahead.step, behind.step) == (2, 1)
+    server.kill()
+    server.restart()
+    one, other = (behind, ahead) if first == "the one behind" else (ahead, behind)
+    one.train()
+    with training(one):
+        other.train()
+    ahead.train()
+    behind.train()
+    if ahead.step > behind.step:
+        behind.train()
+    if behind.step > ahead.step:
+        ahead.train()
+    assert have_equal_weights(ahead, behind)
+    assert ahead.num_loaded + behind.num_loaded > loaded
+    for each in (ahead, behind):
+        each.worker.close()
+
+
+@pytest.mark.parametrize("is_newcomer_first", [False, True])
+def test_before_the_first_round(
+    restartable: Restartable,
+    name: str,
+    threads: ThreadPoolExecutor,
+    is_newcomer_first: bool,
+) -> None:
+    """Those who have begun, and one that begins afterwards, have the same parameters."""
+    server, client, other_client = restartable
+    early = Replica(client, name, "early", 2).begin()
+    run = early.worker._run.id
+    server.kill()
+    server.restart()
+    if is_newcomer_first:
+        late = Replica(other_client, name, "late", 2).begin()
+        assert early.train().state is not None
+        waiting = waits_for_its_round(early, threads)
+    else:
+        waiting = threads.submit(early.train)
+        eventually(lambda: early.worker._run.id != run and early.worker.accumulator.num_accumulated())
+        late = Replica(other_client, name, "late", 2).begin()
+    late.train()
+    waiting.result()
+    assert have_equal_weights(early, late)
+    for each in (early, late):
+        each.worker.close()
+
+
+def test_that_another_thread_of_the_worker_sees_first(restartable: Restartable, name: str) -> None:
+    """The thread that looks for joiners asks for the accumulator, too: that takes nothing from the training."""
+    server, client, _ = restartable
+    replica = Replica(client, name, "one", 1).begin()
+    replica.train()
+    server.kill()
+    server.restart()
+    for _ in range(2):
+        with pytest.raises(gradserve.LostError, match="its step, 1"):
+            replica.worker.accumulator.info()
+    assert replica.train().step == 2
+    replica.worker.close()
+
+
+@pytest.mark.parametrize("restartable", ["--state-dir"], indirect=True)
+def test_while_a_worker_waits_for_a_state(restartable: Restartable, name: str, threads: ThreadPoolExecutor) -> None:
+    server, client, other_client = restartable
+    with Replica(client, name, "a", 1).begin() as first:
+        first.train()
+        joining = threads.submit(Replica(other_client, name, "b", 1).begin)
+        eventually(first.worker._run.joining.requesters)
+        server.kill()
+        server.restart()
+        with training(first):
+            assert joining.result().num_loaded == 1
+    joining.result().worker.close()
+
+
+def test_they_wait_for_it_as_long_as_for_others(
+    tmp_path: Path, name: str, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other calls of the client give up as soon as the server is gone."""
+    impatient = RetryPolicy(pauses=(), restart_patience=0.1, restart_pause=0.1)
+    monkeypatch.setattr(RetryPolicy, "wanted", lambda _environment: impatient)
+    with (
+        ServerProcess(tmp_path) as server,
+        gradserve.connect(server.address, timeout=PATIENCE_SECONDS) as client,
+    ):
+        replica = Replica(client, name, "one", 1).begin()
+        replica.train()
+        server.kill()
+        with pytest.raises(gradserve.UnavailableError):
+            client.server_info()
+        waiting = threads.submit(replica.train)
+        for _ in range(3):
+            with pytest.raises(gradserve.UnavailableError):
+                client.server_info()
+        assert not waiting.done()
+        server.restart()
+        assert waiting.result().step == 2
+        replica.worker.close()
