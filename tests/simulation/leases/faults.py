@@ -8,7 +8,7 @@ import pytest
 
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.layers.batch_norm.registry import LayerRegistry
-from gradserve_server.resources.budget import Reservation
+from gradserve_server.resources.budget import Purpose
 from gradserve_server.resources.leases import Lease, LeaseQueue
 from gradserve_server.resources.lifetimes import SHARED, ClientLeases
 from gradserve_server.rpc.tensors.outgoing import OutgoingTensors
@@ -65,17 +65,17 @@ def keep_what_a_closed_client_had(patch: pytest.MonkeyPatch) -> None:
 
 
 def leak_handles_of_a_cancelled_delivery(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OutgoingTensors, "__exit__", lambda self, *exception: self.room.settle(0))
+    patch.setattr(OutgoingTensors, "__exit__", lambda self, *exception: self.room.settle())
 
 
 def keep_the_memory_of_a_broken_upload(patch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def reserved(self: Any, *args: Any) -> Iterator[Any]:
-        with real(self, *args) as room:
+        with real(self, *args) as places:
             try:
-                yield room
+                yield places
             except BaseException:
-                room.memory, room.places = Reservation(self._memory), Reservation(self._handles)
+                places.room, places.handles = self._memory.room(Purpose.STORED), self._handles.reserve()
                 raise
 
     real: Any = TensorStore._reserved
