@@ -72,7 +72,6 @@ class Bench:
             bookkeeping=self.bookkeeping,
             limits=LimitsConfig(**limits),
             lifetimes=self.lifetimes,
-            clock=clock,
             new_incarnation=map(str, itertools.count()).__next__,
             wall_clock=wall_clock,
             member=member,

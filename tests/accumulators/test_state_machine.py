@@ -141,7 +141,6 @@ class AccumulatorMachine(RuleBasedStateMachine):
             bookkeeping=self.bookkeeping,
             limits=LimitsConfig(),
             lifetimes=Lifetimes(lambda: 0.0, 60.0),
-            clock=lambda: 0.0,
             new_incarnation=lambda: "only",
             journals=cast(AccumulatorJournals, OneJournal(Recorder(self.records))),
         )

@@ -99,30 +99,29 @@ class AccumulatorRegistry:
         bookkeeping: Budget,
         limits: LimitsConfig,
         lifetimes: Lifetimes,
-        clock: Callable[[], float],
         new_incarnation: Callable[[], str],
         journals: AccumulatorJournals | None = None,
         make_average_memory: Callable[[], AverageMemory | None] = lambda: None,
         wall_clock: Callable[[], int] = time.time_ns,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
-        rules: ShareRules | None = None,
         observe: Callable[[ResourceKey], AccumulatorObserver] = lambda _: Unobserved(),
         member: Member | None = None,
     ) -> None:
         """Takes, among others, what makes incarnations and observers, and the journals if there is a state directory.
 
-        `clock` is monotonic, in seconds; `wall_clock` has the nanoseconds since 1970.
+        `wall_clock` has the nanoseconds since 1970. The limits of accumulators and waiting calls have the rules of
+        `bookkeeping`.
 
         `member` is the place of the server in a cluster, whose other servers have accumulators of other names.
         """
         self.gate = RoundGate()
         """Lets rounds of all accumulators begin, or holds them."""
         self._member = member
-        rules = rules or ShareRules()
+        rules = bookkeeping.rules or ShareRules()
         self._places = places
         self._make_average_memory = make_average_memory
         self._limits = limits
-        self._clock = clock
+        self._clock = lifetimes.clock
         self._client_lease_seconds = lifetimes.client_lease_seconds
         self._new_incarnation = new_incarnation
         self._ordered = OrderedIncarnations(lambda: self._new_incarnation(), wall_clock, journals)

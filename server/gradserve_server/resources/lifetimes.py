@@ -247,6 +247,7 @@ class Lifetimes:
     """Deletes resources whose leases have ended.
 
     Attributes:
+        clock: The monotonic clock of leases, in seconds.
         client_lease_seconds: The length of the leases of clients.
         clients: The leases of clients.
 
@@ -254,6 +255,7 @@ class Lifetimes:
     """
 
     def __init__(self, clock: Callable[[], float], client_lease_seconds: float) -> None:
+        self.clock = clock
         self._queue: LeaseQueue[End] = LeaseQueue(clock)
         self.client_lease_seconds = client_lease_seconds
         self.clients = ClientLeases(self._queue, client_lease_seconds)

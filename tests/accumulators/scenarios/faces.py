@@ -79,7 +79,6 @@ class CoreFace:
             bookkeeping=Budget(1 << 40, "bytes"),
             limits=LimitsConfig(),
             lifetimes=Lifetimes(lambda: 0.0, 60.0),
-            clock=lambda: 0.0,
             new_incarnation=self._names.__next__,
         )
 

@@ -290,7 +290,6 @@ async def _make_again(
         bookkeeping=Budget(_ENDLESS, "bytes of bookkeeping", ShareRules()),
         limits=LimitsConfig(),
         lifetimes=Lifetimes(lambda: 0.0, 1.0),
-        clock=lambda: 0.0,
         new_incarnation=str,
     )
     on_host = replace(row, spec=row.spec.on("cpu"))
