@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -180,4 +181,4 @@ def test_arithmetic_is_that_of_kernels(kernels: Kernels, parallel: ForkJoin) -> 
 
 
 def test_the_cache_forgets_shared_kernels_when_sharing_changes() -> None:
-    assert {"sharing.py", "board.py", "test_sharing.py"} <= {file.name for file in jit._source_files(square)}
+    assert {"sharing.py", "board.py", "test_sharing.py"} <= {file.name for file in jit._source_files(Path(__file__))}

@@ -29,8 +29,8 @@ from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
 from gradserve_server.runtime import timing as timing_module
 from gradserve_server.runtime.timing import ServiceClock
 from gradserve_server.security.shares import ShareRules
+from gradserve_server.storage import database as database_module
 from gradserve_server.storage import journal as journal_module
-from gradserve_server.storage import opening as commits_module
 from gradserve_server.storage import segments as segments_module
 from gradserve_server.storage import store as store_module
 from gradserve_server.storage.directory import StateDirectory
@@ -76,7 +76,7 @@ class Server:
         self.disk = SimulatedDisk(path, chance)
         self.failure: str | None = None
         _replace(patched, segments_module, "os", self.disk)
-        _replace(patched, commits_module, "os", self.disk)
+        _replace(patched, database_module, "os", self.disk)
         _replace(patched, store_module, "Segments", lambda folder: Segments(folder, SEGMENT_BYTES))
         _replace(patched, journal_module, "MOST_EVENTS", MOST_EVENTS)
         _replace(patched, timing_module, "SLICE_ITEMS", 1)

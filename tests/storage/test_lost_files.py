@@ -12,10 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gradserve_server.commands.cli import cli
-from gradserve_server.storage import opening as commits_module
-from gradserve_server.storage.database import FORMAT, make_database
+from gradserve_server.storage import database as database_module
+from gradserve_server.storage.database import FORMAT, CommitFile, make_database
 from gradserve_server.storage.directory import DamagedError, LostDatabaseError, StateDirectory, StateError
-from gradserve_server.storage.opening import CommitFile
 from gradserve_server.storage.store import Change, StateStore
 
 _INSERT = "INSERT INTO newest_incarnation VALUES (0, ?) ON CONFLICT (place) DO UPDATE SET number = excluded.number"
@@ -196,7 +195,7 @@ def test_a_number_that_was_torn_leaves_that_of_the_start(tmp_path: Path) -> None
     for number in (6, 7):
         made.write(number)
     made.close()
-    for number, place in ((7, commits_module._LATEST), (5, commits_module._AT_START)):
+    for number, place in ((7, database_module._LATEST), (5, database_module._AT_START)):
         with closing(CommitFile(tmp_path / "commits")) as found:
             assert found.number == number
         with (tmp_path / "commits").open("r+b") as file:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gradserve_server.errors import ResourceExhaustedError, ServiceError, UnavailableError
-from gradserve_server.storage.database import UNREADABLE
+from gradserve_server.storage.database import UNREADABLE, identify, identity_of, open_files
 from gradserve_server.storage.directory import DamagedError, StateDirectory, StateError
-from gradserve_server.storage.opening import identify, identity_of, open_files
 from gradserve_server.storage.segments import (
     Allocate,
     Array,

@@ -15,7 +15,7 @@ from gradserve_server.accumulators.rounds import Rounds
 from gradserve_server.accumulators.sums.summation import WorkerOrderSum
 from gradserve_server.accumulators.waits import TakeQueue
 from gradserve_server.errors import AbortedError
-from gradserve_server.storage import opening as opening_module
+from gradserve_server.storage import database as database_module
 from gradserve_server.storage import store as store_module
 from gradserve_server.storage.journal import IdWindow
 from gradserve_server.storage.segments import Segments
@@ -42,14 +42,14 @@ def acknowledge_early(patch: pytest.MonkeyPatch) -> None:
 
 def commit_without_waiting_for_the_disk(patch: pytest.MonkeyPatch) -> None:
     def plant(name: str) -> None:
-        real: Any = vars(opening_module)[name]
+        real: Any = vars(database_module)[name]
 
         def opened(*given: Any) -> Any:
             connection = real(*given)
             connection.execute("PRAGMA synchronous = NORMAL")
             return connection
 
-        patch.setattr(opening_module, name, opened)
+        patch.setattr(database_module, name, opened)
 
     plant("open_database")
     plant("make_database")

@@ -148,15 +148,18 @@ class _Cache(FunctionCache):
 
     def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
         digest = hashlib.sha256()
-        for file in sorted(_source_files(self._py_func)):
+        for file in _source_files(Path(self._py_func.__code__.co_filename)):
             digest.update(file.read_bytes())
         key: tuple[Any, ...] = super()._index_key(signature, codegen)  # type: ignore[no-untyped-call]
         return (*key, digest.hexdigest())
 
 
-def _source_files(function: Callable[..., None]) -> set[Path]:
-    """Returns this file, a function's file, and the files that it imports from its folder and the server's packages."""
-    first = Path(function.__code__.co_filename)
+@functools.cache
+def _source_files(first: Path) -> list[Path]:
+    """Returns this file, a file of kernels, and the files that it imports from its folder and the server's packages.
+
+    Cached, as is `_imports`: all kernels ask for the same files, and parsing takes long.
+    """
     found, waiting = {Path(__file__)}, [first, Path(sharing.__file__)]
     while waiting:
         file = waiting.pop()
@@ -165,12 +168,12 @@ def _source_files(function: Callable[..., None]) -> set[Path]:
             imported = (getattr(sys.modules.get(name), "__file__", None) for name in _imports(file.read_bytes()))
             files = [Path(each) for each in imported if each is not None]  # those built into Python have none
             waiting += [each for each in files if each.parent == first.parent or _PACKAGE in each.parents]
-    return found
+    return sorted(found)
 
 
 @functools.cache
 def _imports(source: bytes) -> tuple[str, ...]:
-    """Returns the names that may be modules. Cached: all kernels ask for the same files, and parsing takes long."""
+    """Returns the names that may be modules."""
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     return tuple(
         name

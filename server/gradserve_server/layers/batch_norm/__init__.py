@@ -11,6 +11,7 @@ applies it, which cannot fail. Events carry values, not how they were computed, 
 any device.
 
 `forwards` keeps what backwards and delayed updates need, under leases and within the budgets, and remembers which of
-the latest forwards were counted. Leases start anew when events are replayed. `file_journal` and `file_records` keep
-layers in a state directory: values in segments, and the events without values beside them.
+the latest forwards were counted. Leases start anew when events are replayed. `journal` writes
+the events of a durable layer to a state directory, values apart, and `restoring` reads them after a restart; `records`
+has their form there.
 """
