@@ -13,7 +13,7 @@ from gradserve.calls.identity import RequestIds
 from gradserve_protocol.address import Address
 from gradserve_protocol.lasting import lasting_task
 from gradserve_server.accumulators.durable.restoring import restore_accumulators
-from gradserve_server.accumulators.incoming import ArrivingGradients
+from gradserve_server.accumulators.incoming import GradientReceiver
 from gradserve_server.accumulators.places.device_place import ConvertingReducer, DevicePlace
 from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
@@ -63,8 +63,8 @@ from gradserve_server.security.access import Access, UserKeys, share_rules
 from gradserve_server.security.identity import ANONYMOUS, Credentials, Identity
 from gradserve_server.security.tls import context_of, explicit_bulk_address, server_certificates, unprotected
 from gradserve_server.tensors.eviction import Evictor
+from gradserve_server.tensors.incoming import TensorOpener
 from gradserve_server.tensors.inflight import InFlight
-from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 from gradserve_server.tensors.transfers import Downloads, Uploads
@@ -133,7 +133,7 @@ class Server:
         )
         self._residence = residence = Residence(processors.host, device, processors.compute, processors.op_compute)
         self.evictor = None if memory.device is None else Evictor(self.store, memory, residence)
-        self._opener = TensorOpener(self.store, residence)
+        self._opener = TensorOpener(self.store, residence, processors.compute)
         longest = InlineLimits(limits.inline_limit_bytes, limits.max_message_bytes)
         self._deliverer = TensorDeliverer(self.store, residence, processors.compute, memory, longest)
         self._in_flight = InFlight(limits.max_inflight_bytes, limits.min_arrival_rate)
@@ -141,7 +141,7 @@ class Server:
         reducer = Reducer(processors.parallel)
         device_reducer = parts.make_device_reducer(device)
         self._places = self._make_places(reducer, device_reducer)
-        self._arriving = ArrivingGradients(processors.compute, reducer)
+        self._receiver = GradientReceiver(self._opener, processors.compute, reducer)
         prepared: dict[str, Family] = {"sums": reducer}
         if device_reducer is not None and config.runtime.accumulator_device == device.name:
             prepared["sums on the device"] = device_reducer
@@ -331,9 +331,8 @@ class Server:
         compute, budgets, upstream = self._processors.compute, self._budgets, self._config.upstream
         own = AccumulatorServicer(
             self.registry,
-            self._opener,
+            self._receiver,
             self._deliverer,
-            self._arriving,
             compute,
             self._run.incarnation,
             self._member,
@@ -348,9 +347,8 @@ class Server:
             ForwardingRule(upstream.upstream_workers or 1, upstream.upstream_grace_seconds),
             own,
             self.registry,
-            self._opener,
+            self._receiver,
             self._deliverer,
-            self._arriving,
         )
         return self._aggregating
 

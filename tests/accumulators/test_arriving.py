@@ -7,19 +7,15 @@ import numpy as np
 import pytest
 
 from gradserve_server.accumulators import incoming as arriving
-from gradserve_server.accumulators.incoming import (
-    ArrivingGradients,
-    GivenComponent,
-    GivenDense,
-    GivenGradient,
-    GivenSparse,
-)
+from gradserve_server.accumulators.incoming import GradientReceiver, IncomingGradient
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
-from gradserve_server.tensors.references import Attached, Inline, Payload, Reference
-from tests.accumulators.bench import F32
+from gradserve_server.tensors.incoming import Attached, IncomingTensor, Inline
+from gradserve_server.tensors.payload import Payload
+from tests.accumulators.bench import F32, Bench
+from tests.accumulators.gradients import gradient_of
 
 SPEC = AccumulatorSpec(
     (
@@ -42,18 +38,17 @@ class NotedPayload(Payload):
         self.waits.append(None if part is None else part.nbytes)
 
 
-def model(payload: NotedPayload, a: Any, b: Any) -> GivenGradient:
-    def attached(values: Any, dtype: Any) -> Reference:
-        return Attached(np.asarray(values, dtype), payload)
+def model(payload: NotedPayload, a: Any, b: Any) -> IncomingGradient:
+    def attached(values: Any, dtype: Any) -> IncomingTensor:
+        return Attached("", np.asarray(values, dtype), payload)
 
-    rows = GivenSparse(attached([0], np.int64), attached([[1]], np.float32))
-    return GivenGradient(
-        [
-            GivenComponent("b", GivenDense(attached(b, ml_dtypes.bfloat16))),
-            GivenComponent("e", rows),
-            GivenComponent("a", GivenDense(attached(a, np.float32))),
-        ]
-    )
+    rows = (attached([0], np.int64), attached([[1]], np.float32))
+    return gradient_of({"b": attached(b, ml_dtypes.bfloat16), "e": rows, "a": attached(a, np.float32)}, payload)
+
+
+async def receive(gradient: IncomingGradient, spec: AccumulatorSpec = SPEC) -> None:
+    opener: Any = None
+    await GradientReceiver(opener, InlineCompute(), Reducer(ForkJoin(1))).receive(spec, Bench().places.host, gradient)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +65,7 @@ async def test_dense_components_are_checked_in_the_order_in_which_they_arrive(
 ) -> None:
     payload = NotedPayload()
     given = model(payload, a, b)
-    await ArrivingGradients(InlineCompute(), Reducer(ForkJoin(1))).receive(SPEC, given, payload)
+    await receive(given)
     assert given.finite == noted
     assert payload.waits == waits
 
@@ -79,22 +74,18 @@ async def test_large_tensors_are_checked_in_parts(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(arriving, "_PART_BYTES", 8)
     payload = NotedPayload()
     given = model(payload, np.ones((3, 1)), np.ones(9))
-    await ArrivingGradients(InlineCompute(), Reducer(ForkJoin(1))).receive(SPEC, given, payload)
+    await receive(given)
     assert payload.waits == [8, 8, 2, 8, 4, None]
 
 
 async def test_nothing_is_looked_at_unless_the_accumulator_says_so() -> None:
     payload = NotedPayload()
     given = model(payload, [np.nan], [1])
-    await ArrivingGradients(InlineCompute(), Reducer(ForkJoin(1))).receive(
-        AccumulatorSpec(SPEC.components), given, payload
-    )
+    await receive(given, AccumulatorSpec(SPEC.components))
     assert (given.finite, payload.waits) == (set(), [None])
 
 
 async def test_what_is_in_the_message_is_left_to_the_addition() -> None:
-    given = GivenGradient([GivenComponent("", GivenDense(Inline(np.ones(2, F32))))])
-    await ArrivingGradients(InlineCompute(), Reducer(ForkJoin(1))).receive(
-        AccumulatorSpec((ComponentSpec("", F32),), refuse_non_finite=True), given, NotedPayload()
-    )
+    given = gradient_of({"": Inline("", np.ones(2, F32))})
+    await receive(given, AccumulatorSpec((ComponentSpec("", F32),), refuse_non_finite=True))
     assert not given.finite

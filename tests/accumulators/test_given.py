@@ -8,31 +8,28 @@ import numpy as np
 import pytest
 
 from gradserve_server.accumulators.gradient import Contribution, Gradient, OpenGradient, SparseSlices
-from gradserve_server.accumulators.incoming import (
-    GivenComponent,
-    GivenDense,
-    GivenGradient,
-    GivenSparse,
-    GivenValue,
-    use_gradient,
-)
+from gradserve_server.accumulators.incoming import GradientReceiver
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape
 from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.devices.host.kernels import ForkJoin
+from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ServiceError
-from gradserve_server.tensors.references import Inline, Malformed, Stored
+from gradserve_server.tensors.incoming import Stored
 from tests.accumulators.bench import F32, Bench, take, value_of
-from tests.tensors.test_references import ONES, Opening
+from tests.accumulators.gradients import Values, gradient_of
+from tests.tensors.test_incoming import ONES, Opening, inline, malformed
 
 MODEL = AccumulatorSpec((ComponentSpec("w", F32), ComponentSpec("e", F32, layout=Layout.SPARSE)))
 ONE = AccumulatorSpec((ComponentSpec("", F32),))
-W = GivenDense(Inline(ONES))
-E = GivenSparse(Inline(np.array([0], np.int64)), Inline(np.ones((1, 2), F32)))
+W = inline(ONES)
+E = (inline(np.array([0], np.int64)), inline(np.ones((1, 2), F32)))
 
 
-def given(opening: Opening, spec: AccumulatorSpec, release: bool = False, **values: GivenValue | None) -> OpenGradient:
-    components = [GivenComponent(name if len(spec.components) > 1 else "", value) for name, value in values.items()]
-    place = Bench().places.host
-    return partial(use_gradient, opening.opener, InlineCompute(), spec, place, GivenGradient(components, release))
+def given(opening: Opening, spec: AccumulatorSpec, release: bool = False, **values: Values) -> OpenGradient:
+    if len(spec.components) == 1:
+        values = {"": next(iter(values.values()))}
+    receiver = GradientReceiver(opening.opener, InlineCompute(), Reducer(ForkJoin(1)))
+    return partial(receiver.open, spec, Bench().places.host, gradient_of(values, release=release))
 
 
 async def noted(gradient: Gradient) -> Gradient:
@@ -60,17 +57,17 @@ async def test_components_in_any_order(opening: Opening) -> None:
         ({"w": W, "e": None}, "expected a sparse value for component 'e', got none", "gradient[1]"),
         ({"w": E, "e": E}, "expected a dense value for component 'w', got sparse", "gradient[0]"),
         (
-            {"w": GivenDense(Malformed("too short", ".content")), "x": E},
+            {"w": malformed("too short", ".content"), "x": E},
             "component 'w': too short",
             "gradient[0].dense.content",
         ),
         (
-            {"e": GivenSparse(Inline(ONES), Malformed("too short")), "w": None},
+            {"e": (inline(ONES), malformed("too short")), "w": None},
             "component 'e': too short",
             "gradient[0].sparse.values",
         ),
         (
-            {"w": GivenDense(Inline(np.ones(3))), "e": None},
+            {"w": inline(np.ones(3)), "e": None},
             "component 'w': expected dtype float32, got float64",
             "gradient[0].dense.dtype",
         ),
@@ -87,7 +84,7 @@ async def test_what_is_wrong_is_said_in_the_order_of_the_request(
 async def test_tensors_are_forgotten_after_their_use(opening: Opening) -> None:
     array = np.ones(3, F32)
     kept = weakref.ref(array)
-    opened = given(opening, ONE, x=GivenDense(Inline(array)))
+    opened = given(opening, ONE, x=inline(array))
     del array
     await opened(noted)
     assert kept() is None, "a push_pull waits for others with this"
@@ -95,7 +92,7 @@ async def test_tensors_are_forgotten_after_their_use(opening: Opening) -> None:
 
 async def test_handles_are_looked_up_first(opening: Opening) -> None:
     with pytest.raises(NotFoundError) as error:
-        await given(opening, MODEL, x=None, e=GivenSparse(Stored("nowhere"), Malformed("wrong")))(noted)
+        await given(opening, MODEL, x=None, e=(Stored("", "nowhere"), malformed("wrong")))(noted)
     assert error.value.field == "gradient[1].sparse.indices.handle"
     assert error.value.message == "component 'e': no tensor with the handle 'nowhere'"
 
@@ -105,7 +102,7 @@ async def test_what_lies_on_the_device_is_added_up_on_the_host(opening: Opening)
     acc = bench.accumulator()
     stored = opening.keep(opening.on_device())
     for _ in range(2):
-        await acc.apply(None, Contribution(), given(opening, ONE, x=GivenDense(stored)))
+        await acc.apply(None, Contribution(), given(opening, ONE, x=stored))
     assert value_of((await take(acc, 2))[0]) == [1, 1, 1]
     assert opening.device.copied_out == ONES.nbytes, "the second time it was there"
 
@@ -113,8 +110,8 @@ async def test_what_lies_on_the_device_is_added_up_on_the_host(opening: Opening)
 async def test_a_released_result_of_the_device_becomes_the_sum(opening: Opening) -> None:
     acc = Bench(memory=opening.world.memory).accumulator()
     stored = opening.keep(opening.on_device(), shared=True)
-    brought = (await given(opening, ONE, x=GivenDense(stored))(noted)).values[""]
-    await acc.apply(None, Contribution(), given(opening, ONE, release=True, x=GivenDense(stored)))
+    brought = (await given(opening, ONE, x=stored)(noted)).values[""]
+    await acc.apply(None, Contribution(), given(opening, ONE, release=True, x=stored))
     assert (await take(acc, 1))[0].values[""] is brought
     assert opening.world.used == (ONES.nbytes, 0), "the average that is kept"
 
@@ -123,6 +120,6 @@ async def test_the_round_names_the_field_of_the_request(opening: Opening) -> Non
     acc = Bench().accumulator(ComponentSpec("only", F32, PartialShape((2,))))
     stored = opening.keep()
     with pytest.raises(ServiceError, match="Shape mismatch") as error:
-        await acc.apply(None, Contribution(), given(opening, acc.spec, release=True, x=GivenDense(stored)))
+        await acc.apply(None, Contribution(), given(opening, acc.spec, release=True, x=stored))
     assert error.value.field == "gradient[0].dense.shape"
-    assert opening.array_of(stored) is ONES, "it is there again"
+    assert await opening.array_of(stored) is ONES, "it is there again"

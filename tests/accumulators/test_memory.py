@@ -67,7 +67,7 @@ class TestMemory:
 
         def opening(handle: str) -> OpenGradient:
             async def opened(use: Callable[[Gradient], Awaitable[T]]) -> T:
-                with store.use([handle], release=True) as held:
+                async with store.use([handle], release=True) as held:
                     result = await use(Gradient({"": held.arrays[handle]}, held.exclusive, held.memory))
                     seen.append(bench.memory.used)
                     return result

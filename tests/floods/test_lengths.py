@@ -18,7 +18,7 @@ from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as layer_message
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import listed, quoted
 from gradserve_server.rpc.accumulators.requests import decode_accumulator_spec, decode_gradient
-from gradserve_server.tensors.references import NO_PAYLOAD
+from gradserve_server.tensors.payload import NO_PAYLOAD
 from tests.bad_input.layer_tables import config, create_request, named
 from tests.bad_input.requests import (
     F32,

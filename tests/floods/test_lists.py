@@ -48,11 +48,12 @@ class TestTensors:
         few = store_of(20)
         assert calls_of(lambda: store.page(0, 20)) < 2 * calls_of(lambda: few.page(0, 20))
 
-    def test_what_came_back_is_in_its_place(self) -> None:
+    async def test_what_came_back_is_in_its_place(self) -> None:
         store = store_of(2000)
-        with suppress(ZeroDivisionError), store.use(["700", "3", "1999"], release=True):
-            assert [each.handle for each in store.page(1, 4)] == ["1", "2", "4", "5"]
-            raise ZeroDivisionError
+        with suppress(ZeroDivisionError):
+            async with store.use(["700", "3", "1999"], release=True):
+                assert [each.handle for each in store.page(1, 4)] == ["1", "2", "4", "5"]
+                raise ZeroDivisionError
         assert [each.handle for each in store.page(0, 2000)] == [str(number) for number in range(2000)]
 
 

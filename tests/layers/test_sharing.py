@@ -1,7 +1,7 @@
 """Memory that a layer keeps is not taken over by others, however their calls overlap; without a socket."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from gradserve_server.resources.memory import Memory
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
-from gradserve_server.tensors.opening import TensorOpener
+from gradserve_server.tensors.incoming import TensorOpener
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 from tests.journals import EventJournal
@@ -52,12 +52,13 @@ class Hiding(EventJournal[Event]):
     """A journal that lets another call in which releases a tensor, and so hides it from all that begin later."""
 
     def __init__(self) -> None:
-        self.hidden = ExitStack()
+        self.hidden = AsyncExitStack()
         self.store: TensorStore | None = None
 
     async def append(self, event: Event) -> None:
         if self.store is not None:
-            assert not self.hidden.enter_context(self.store.use(["stored"], release=True)).exclusive
+            held = await self.hidden.enter_async_context(self.store.use(["stored"], release=True))
+            assert not held.exclusive
 
 
 @pytest.mark.parametrize(("shape", "call"), CALLS.values(), ids=list(CALLS))
@@ -75,14 +76,15 @@ async def test_what_another_call_hides_meanwhile(shape: tuple[int, ...], call: M
     )
     host = CpuDevice(BufferPool(0))
     residence = Residence(host, host, InlineCompute())
-    opener = TensorOpener(store, residence)
+    opener = TensorOpener(store, residence, InlineCompute())
     deliverer = TensorDeliverer(store, residence, InlineCompute(), Memory(bench.memory), InlineLimits(1 << 20, 1 << 20))
     service = BatchNormLayerServicer(bench.registry, opener, deliverer, store.lease_seconds)
     await bench.layer().build(np.dtype(np.float32), (-1, 3))
     keep_now(store, [np.ones(shape, np.float32)], None, shared=False)
     hiding.store = store
     await call(service)
-    with pytest.raises(ValueError, match="it failed"), hiding.hidden:
-        raise ValueError("it failed")
-    with store.use(["stored"], release=True) as found:
+    with pytest.raises(ValueError, match="it failed"):
+        async with hiding.hidden:
+            raise ValueError("it failed")
+    async with store.use(["stored"], release=True) as found:
         assert not found.exclusive

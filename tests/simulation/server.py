@@ -36,7 +36,7 @@ from gradserve_server.storage import store as store_module
 from gradserve_server.storage.directory import StateDirectory
 from gradserve_server.storage.journal import Durability
 from gradserve_server.storage.segments import Segments
-from gradserve_server.tensors.opening import TensorOpener
+from gradserve_server.tensors.incoming import TensorOpener
 from gradserve_server.tensors.residence import Residence
 from tests.accumulators.bench import Bench
 from tests.layers.bench import LayerBench
@@ -123,7 +123,7 @@ class Server:
             new_handle=new_id,
         )
         self._residence = Residence(device, device, InlineCompute())
-        self.opener = TensorOpener(self.tensors, self._residence)
+        self.opener = TensorOpener(self.tensors, self._residence, InlineCompute())
         self.deliverer = TensorDeliverer(
             self.tensors, self._residence, InlineCompute(), Memory(self.memory), InlineLimits(1 << 20, 1 << 30)
         )

@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 
-from gradserve_server.tensors.references import Arrival
+from gradserve_server.tensors.payload import Arrival
 from tests.servers.polling import PATIENCE_SECONDS
 
 MEMORY = np.zeros(100, np.uint8)

@@ -56,9 +56,9 @@ class Delivering:
             await outgoing.add(arrays, shared=shared)
             return await tensors_of(outgoing)
 
-    def stored(self, tensor: tensor_pb2.Tensor) -> Any:
+    async def stored(self, tensor: tensor_pb2.Tensor) -> Any:
         assert tensor.WhichOneof("data") == "handle"
-        with self.world.store.use([tensor.handle]) as held:
+        async with self.world.store.use([tensor.handle]) as held:
             return held.arrays[tensor.handle]
 
 
@@ -99,7 +99,7 @@ async def test_where_results_go(
         assert contents_of(tensors) == [array.tobytes() for array in arrays]
         assert delivering.world.used == (0, 0)
     else:
-        assert all(delivering.stored(each) is array for each, array in zip(tensors, arrays, strict=True))
+        assert all([await delivering.stored(each) is array for each, array in zip(tensors, arrays, strict=True)])
         assert delivering.world.used == (sum(array.nbytes for array in arrays), len(arrays))
 
 
@@ -176,7 +176,7 @@ async def test_what_is_kept_has_a_lease(delivering: Delivering, lease: float | N
 @pytest.mark.parametrize("shared", [False, True])
 async def test_what_is_shared_nobody_takes_over(delivering: Delivering, shared: bool) -> None:
     (kept,) = await delivering.deliver(KEEP, SMALL, shared=shared)
-    with delivering.world.store.use([kept.handle], release=True) as held:
+    async with delivering.world.store.use([kept.handle], release=True) as held:
         assert held.exclusive is not shared
 
 
@@ -261,4 +261,4 @@ async def test_what_lies_on_the_device_travels_only_inline(
     if copied_out:
         assert tensor.content == LARGE.tobytes()
     else:
-        assert delivering.stored(tensor) is array
+        assert await delivering.stored(tensor) is array

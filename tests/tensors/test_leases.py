@@ -1,9 +1,8 @@
 """Leases by a simulated clock, handles, and budgets that are checked before a payload comes."""
 
-import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -26,7 +25,7 @@ from gradserve_server.tensors.store import TensorStore
 from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP
-from tests.tensors.keeping import keep_now
+from tests.tensors.keeping import finished, keep_now
 
 DEFAULT_LEASE = 10.0
 MAX_LEASE = 100.0
@@ -64,7 +63,7 @@ class World:
 
     def put(self, lease: float | None = None, count: int = 1) -> list[str]:
         with self.store.receive([SPEC] * count, lease) as upload:
-            return asyncio.run(self.store.store(upload))
+            return finished(self.store.store(upload))
 
     def after(self, seconds: float) -> int:
         """Lets time pass; returns how many tensors expired."""
@@ -93,7 +92,7 @@ def is_there(world: World, handle: str) -> bool:
     ("lease", "lives"),
     [(None, DEFAULT_LEASE), (5.0, 5.0), (50.0, 50.0), (MAX_LEASE, MAX_LEASE), (1e9, MAX_LEASE), (1e-3, 1e-3)],
 )
-def test_a_tensor_lives_as_long_as_its_lease(world: World, lease: float | None, lives: float) -> None:
+async def test_a_tensor_lives_as_long_as_its_lease(world: World, lease: float | None, lives: float) -> None:
     (handle,) = world.put(lease)
     assert world.store.page(0, 1)[0].lease_remaining == pytest.approx(lives)
     assert world.after(lives * 0.99) == 0
@@ -101,8 +100,9 @@ def test_a_tensor_lives_as_long_as_its_lease(world: World, lease: float | None, 
     assert world.after(lives * 0.02) == 1
     assert not is_there(world, handle)
     assert world.used == (0, 0)
-    with pytest.raises(NotFoundError), world.store.use([handle]):
-        pass
+    with pytest.raises(NotFoundError):
+        async with world.store.use([handle]):
+            pass
 
 
 @pytest.mark.parametrize("lease", [0.0, -1.0, -1e9])
@@ -114,31 +114,33 @@ def test_a_lease_is_positive(world: World, lease: float) -> None:
     assert world.used == (0, 0)
 
 
-def use(world: World, handle: str) -> None:
-    with world.store.use([handle]):
+async def use(world: World, handle: str) -> None:
+    async with world.store.use([handle]):
         pass
 
 
-def fail_using(world: World, handle: str) -> None:
-    with suppress(BoomError), world.store.use([handle]):
-        raise BoomError
+async def fail_using(world: World, handle: str) -> None:
+    with suppress(BoomError):
+        async with world.store.use([handle]):
+            raise BoomError
 
 
-def fail_releasing(world: World, handle: str) -> None:
-    with suppress(BoomError), world.store.use([handle], release=True):
-        raise BoomError
+async def fail_releasing(world: World, handle: str) -> None:
+    with suppress(BoomError):
+        async with world.store.use([handle], release=True):
+            raise BoomError
 
 
-def list_it(world: World, handle: str) -> None:
+async def list_it(world: World, handle: str) -> None:
     assert is_there(world, handle)
 
 
 @pytest.mark.parametrize(("act", "renews"), [(use, True), (fail_using, True), (fail_releasing, True), (list_it, False)])
-def test_use_renews_a_lease(world: World, act: Callable[[World, str], None], renews: bool) -> None:
+async def test_use_renews_a_lease(world: World, act: Callable[[World, str], Awaitable[None]], renews: bool) -> None:
     (handle,) = world.put(lease=20)
     for _ in range(3 if renews else 1):
         assert world.after(15) == 0
-        act(world, handle)
+        await act(world, handle)
     assert world.store.page(0, 1)[0].lease_remaining == pytest.approx(20 if renews else 5)
     assert world.after(19 if renews else 4.5) == 0
     assert world.after(1.5) == 1
@@ -146,9 +148,9 @@ def test_use_renews_a_lease(world: World, act: Callable[[World, str], None], ren
 
 
 @pytest.mark.parametrize("release", [False, True])
-def test_a_tensor_in_use_outlives_its_lease(world: World, release: bool) -> None:
+async def test_a_tensor_in_use_outlives_its_lease(world: World, release: bool) -> None:
     (handle,) = world.put()
-    with world.store.use([handle], release=release) as inputs:
+    async with world.store.use([handle], release=release) as inputs:
         inputs.arrays[handle][:] = 7
         assert world.after(1000) == 0
         assert world.used == (TENSOR_BYTES, 1)
@@ -160,69 +162,73 @@ def test_a_tensor_in_use_outlives_its_lease(world: World, release: bool) -> None
         assert world.after(0.2) == 1
 
 
-def test_a_tensor_deleted_in_use_is_accounted_for_until_the_last_use_ends(world: World) -> None:
+async def test_a_tensor_deleted_in_use_is_accounted_for_until_the_last_use_ends(world: World) -> None:
     (handle,) = world.put()
-    with world.store.use([handle]) as first:
-        with world.store.use([handle, handle]) as second:
+    async with world.store.use([handle]) as first:
+        async with world.store.use([handle, handle]) as second:
             assert world.store.delete([handle, handle]) == 1
             assert world.store.delete([handle]) == 0
             assert not is_there(world, handle)
             assert second.arrays[handle] is first.arrays[handle]
             assert world.used == (TENSOR_BYTES, 1)
         assert world.used == (TENSOR_BYTES, 1)
-        with pytest.raises(NotFoundError), world.store.use([handle]):
-            pass
+        with pytest.raises(NotFoundError):
+            async with world.store.use([handle]):
+                pass
     assert world.used == (0, 0)
     assert world.after(1000) == 0
 
 
-def test_released_tensors_are_hidden_while_used_and_gone_after(world: World) -> None:
+async def test_released_tensors_are_hidden_while_used_and_gone_after(world: World) -> None:
     handles = world.put(count=2)
-    with world.store.use(handles, release=True) as inputs:
+    async with world.store.use(handles, release=True) as inputs:
         assert inputs.exclusive
         assert not any(is_there(world, handle) for handle in handles)
         assert world.used == (2 * TENSOR_BYTES, 2)
     assert world.used == (0, 0)
 
 
-def test_released_tensors_are_back_after_an_error(world: World) -> None:
+async def test_released_tensors_are_back_after_an_error(world: World) -> None:
     first, second, third = world.put(count=3)
-    with suppress(BoomError), world.store.use([second, first], release=True):
-        raise BoomError
+    with suppress(BoomError):
+        async with world.store.use([second, first], release=True):
+            raise BoomError
     assert [tensor.handle for tensor in world.store.page(0, 10)] == [first, second, third]
     assert world.used == (3 * TENSOR_BYTES, 3)
-    with world.store.use([first, second], release=True) as inputs:
+    async with world.store.use([first, second], release=True) as inputs:
         assert set(inputs.arrays) == {first, second}
     assert world.used == (TENSOR_BYTES, 1)
 
 
-def test_released_tensors_that_are_deleted_meanwhile_are_not_back_after_an_error(world: World) -> None:
+async def test_released_tensors_that_are_deleted_meanwhile_are_not_back_after_an_error(world: World) -> None:
     handles = world.put(count=2)
-    with suppress(BoomError), world.store.use(handles, release=True):
-        assert world.store.delete(handles[:1]) == 1
-        assert world.store.delete(handles[:1]) == 0
-        raise BoomError
+    with suppress(BoomError):
+        async with world.store.use(handles, release=True):
+            assert world.store.delete(handles[:1]) == 1
+            assert world.store.delete(handles[:1]) == 0
+            raise BoomError
     assert [tensor.handle for tensor in world.store.page(0, 10)] == handles[1:]
     assert world.used == (TENSOR_BYTES, 1)
 
 
 @pytest.mark.parametrize("release", [False, True])
-def test_an_unknown_handle_among_others_changes_nothing(world: World, release: bool) -> None:
+async def test_an_unknown_handle_among_others_changes_nothing(world: World, release: bool) -> None:
     (handle,) = world.put()
     unknown = pytest.raises(NotFoundError, match="no tensor with the handle 'nowhere'")
-    with unknown, world.store.use([handle, "nowhere"], release=release):
-        pass
-    with world.store.use([handle], release=True) as inputs:
+    with unknown:
+        async with world.store.use([handle, "nowhere"], release=release):
+            pass
+    async with world.store.use([handle], release=True) as inputs:
         assert inputs.exclusive
     assert world.used == (0, 0)
 
 
-def test_nobody_owns_what_somebody_else_uses(world: World) -> None:
+async def test_nobody_owns_what_somebody_else_uses(world: World) -> None:
     (handle,) = world.put()
     (kept,) = keep_now(world.store, [np.zeros(10)], None, shared=True)
-    with world.store.use([handle]), world.store.use([handle], release=True) as inputs:
+    async with world.store.use([handle]), world.store.use([handle], release=True) as inputs:
         assert not inputs.exclusive
-    with world.store.use([kept], release=True) as inputs:
+    async with world.store.use([kept], release=True) as inputs:
         assert not inputs.exclusive
     assert world.used == (0, 0)
 
@@ -256,7 +262,7 @@ ALLOWED_BYTES, ALLOWED_HANDLES = 1000, 5
 
 def receive(world: World, count: int, num_bytes: int) -> None:
     with world.store.receive([TensorSpec(np.dtype(np.uint8), (num_bytes,))] * count, None) as upload:
-        asyncio.run(world.store.store(upload))
+        finished(world.store.store(upload))
 
 
 def keep(world: World, count: int, num_bytes: int) -> None:

@@ -28,7 +28,7 @@ from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.raw_calls import RawCalls
 from tests.servers.runtime import NOT_WARMED_UP
-from tests.tensors.keeping import keep_now
+from tests.tensors.keeping import finished, keep_now
 
 DTYPES = [
     np.dtype(np.float16),
@@ -419,7 +419,7 @@ def store(clock: Clock) -> TensorStore:
 
 def put(store: TensorStore, num_bytes: int = 8, lease: float | None = None) -> str:
     with store.receive([TensorSpec(np.dtype(np.uint8), (num_bytes,))], lease) as upload:
-        (handle,) = asyncio.run(store.store(upload))
+        (handle,) = finished(store.store(upload))
     return handle
 
 
@@ -427,7 +427,7 @@ def remaining(store: TensorStore) -> dict[str, float]:
     return {each.handle: each.lease_remaining for each in store.page(0, 100)}
 
 
-def test_a_lease_ends(store: TensorStore, clock: Clock) -> None:
+async def test_a_lease_ends(store: TensorStore, clock: Clock) -> None:
     put(store)
     put(store, lease=20)
     put(store, lease=1e9)
@@ -438,27 +438,29 @@ def test_a_lease_ends(store: TensorStore, clock: Clock) -> None:
     clock.now += 0.5
     assert store.expire(Turn(100)) == 1
     assert remaining(store) == {"h2": 10, "h3": 90}
-    with pytest.raises(NotFoundError), store.use(["h1"]):
-        pass
+    with pytest.raises(NotFoundError):
+        async with store.use(["h1"]):
+            pass
     clock.now += 1000
     assert store.expire(Turn(100)) == 2
     assert len(store) == 0
 
 
-def test_use_renews_a_lease_and_holds_the_tensor(store: TensorStore, clock: Clock) -> None:
+async def test_use_renews_a_lease_and_holds_the_tensor(store: TensorStore, clock: Clock) -> None:
     handle = put(store)
     clock.now += 9
-    with store.use([handle, handle]) as inputs:
+    async with store.use([handle, handle]) as inputs:
         clock.now += 100
         assert store.expire(Turn(100)) == 0
         assert inputs.arrays[handle].shape == (8,)
     assert remaining(store) == {handle: 10}
     clock.now += 9
-    with contextlib.suppress(RuntimeError), store.use([handle], release=True):
-        assert remaining(store) == {}
-        raise RuntimeError
+    with contextlib.suppress(RuntimeError):
+        async with store.use([handle], release=True):
+            assert remaining(store) == {}
+            raise RuntimeError
     assert remaining(store) == {handle: 10}
-    with store.use([handle], release=True):
+    async with store.use([handle], release=True):
         pass
     assert remaining(store) == {}
 

@@ -28,7 +28,7 @@ class Many:
     async def use(
         self, handles: list[str], *, release: bool = True, during: Callable[[HeldTensors], None] | None = None
     ) -> int:
-        async with self.store.use_many(handles, release=release) as held:
+        async with self.store.use(handles, release=release) as held:
             if during is not None:
                 during(held)
             return len(held.arrays)
@@ -63,7 +63,7 @@ async def test_only_those_that_nobody_else_sees_are_exclusive(many: Many) -> Non
     def note(held: HeldTensors) -> None:
         seen.append(held.exclusive)
 
-    with many.store.use([HANDLES[3]]):
+    async with many.store.use([HANDLES[3]]):
         await many.use(HANDLES[:600], during=note)
     await many.use(HANDLES[600:1200], during=note)
     await many.use(HANDLES[1200:1800], release=False, during=note)

@@ -1,22 +1,29 @@
 """The gradient of a request: checks of its arguments, its arrival beside the message, and its tensors."""
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, SparseSlices, Value
+from gradserve_server.accumulators.gradient import (
+    Array,
+    Contribution,
+    Gradient,
+    OpenGradient,
+    SparseSlices,
+    Value,
+)
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
-from gradserve_server.devices.compute import FEW_PIECES, Compute
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout
+from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError, request_fields
 from gradserve_server.limits import listed, quoted
-from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
-from gradserve_server.tensors.references import Attached, Payload, Reference
+from gradserve_server.tensors.incoming import IncomingTensor, IncomingTensors, TensorOpener
+from gradserve_server.tensors.payload import Payload
 
 _WEIGHT_EXPONENTS = {
     "float16": (-14, 15),
@@ -140,226 +147,76 @@ class components_named:  # noqa: N801
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class GivenDense:
-    """A dense value, not yet opened."""
+@dataclass(frozen=True, slots=True)
+class IncomingComponent:
+    """A component of a request.
 
-    tensor: Reference
+    Attributes:
+        name: Its name; the only component may lack one.
+        value: A dense value, or the rows of a sparse one; None is a mistake.
+        indices: The row numbers of a sparse value; None for a dense one.
+        dense_shape: The shape of the whole tensor of a sparse value, if it is given; see `SparseSlices`.
+    """
 
-
-@dataclass(frozen=True)
-class GivenSparse:
-    """Rows of a larger tensor, not yet opened; see `SparseSlices`."""
-
-    indices: Reference
-    values: Reference
+    name: str
+    value: IncomingTensor | None
+    indices: IncomingTensor | None = None
     dense_shape: tuple[int, ...] | None = None
 
 
-GivenValue: TypeAlias = GivenDense | GivenSparse
-
-
-@dataclass(frozen=True)
-class GivenComponent:
-    """A component of a request. The only one may lack a name; one without a value is a mistake."""
-
-    name: str
-    value: GivenValue | None
-
-
-@dataclass
-class GivenGradient:
-    """A gradient whose tensors are not opened yet; it can be used once.
+@dataclass(slots=True)
+class IncomingGradient:
+    """A gradient whose tensors are not open yet; it can be used once.
 
     Attributes:
         components: The components, in the order of the request; none after the use.
+        tensors: Their tensors; none after the use.
         release: Whether to delete its stored tensors once it is accepted or dropped.
         finite: The names, as in the request, of components whose values are known to be finite.
     """
 
-    components: Sequence[GivenComponent]
+    components: Sequence[IncomingComponent]
+    tensors: IncomingTensors
     release: bool = False
     finite: set[str] = field(default_factory=set)
-
-
-async def use_gradient(
-    opener: TensorOpener,
-    compute: Compute,
-    spec: AccumulatorSpec,
-    place: Place,
-    given: GivenGradient,
-    use: Callable[[Gradient], Awaitable[T]],
-) -> T:
-    """Opens the tensors of a gradient while a function uses them; returns the result of the function.
-
-    The gradient is forgotten afterwards: a push_pull may wait long for others without needing its memory.
-
-    Args:
-        opener: Opens the tensors.
-        compute: Runs work on many components.
-        spec: The accumulator's spec.
-        place: The place of the accumulator, which may take tensors from any memory.
-        given: The gradient.
-        use: The function.
-
-    Raises:
-        InvalidArgumentError: The components are not those of the spec, or a tensor is malformed.
-        NotFoundError: A handle does not exist.
-        MemoryError: There is no memory for tensors that must be copied to the host.
-    """
-    components, given.components = given.components, ()
-    are_few = len(components) <= FEW_PIECES
-    references = _references(components) if are_few else await compute.run_in_thread(_references, components)
-    finite = frozenset([name or spec.components[0].name for name in given.finite])
-    paths = partial(_component_paths, spec, components)
-    with components_named("gradient", components):
-        if are_few:
-            with opener.open(references, release=given.release) as tensors:
-                if not place.takes_from_anywhere and not tensors.is_on_host:
-                    await tensors.bring_to_host()
-                await _copy_rows(tensors, _rows(references))
-                gradient = _gradient(spec, components, references, tensors, finite)
-                with request_fields(paths):
-                    return await use(gradient)
-        async with opener.open_many(references, release=given.release) as tensors:
-            if not place.takes_from_anywhere and not await compute.run_in_thread(lambda: tensors.is_on_host):
-                await tensors.bring_to_host()
-            await _copy_rows(tensors, await compute.run_in_thread(_rows, references))
-            gradient = await compute.run_in_thread(_gradient, spec, components, references, tensors, finite)
-            with request_fields(paths):
-                return await use(gradient)
-
-
-def _rows(references: Iterable[str]) -> list[str]:
-    return [path for path in references if ".sparse." in path]
-
-
-async def _copy_rows(tensors: OpenedTensors, rows: Sequence[str]) -> None:
-    """Copies live indices and rows: checked indices must not change, and rows are read twice."""
-    if rows:
-        await tensors.copy_live(rows)
-
-
-def _references(components: Sequence[GivenComponent]) -> dict[str, Reference]:
-    references: dict[str, Reference] = {}
-    for index, component in enumerate(components):
-        value = component.value
-        if isinstance(value, GivenDense):
-            references[f"gradient[{index}].dense"] = value.tensor
-        elif value is not None:
-            references[f"gradient[{index}].sparse.indices"] = value.indices
-            references[f"gradient[{index}].sparse.values"] = value.values
-    return references
-
-
-def _gradient(
-    spec: AccumulatorSpec,
-    components: Sequence[GivenComponent],
-    references: Iterable[str],
-    tensors: OpenedTensors,
-    finite: frozenset[str],
-) -> Gradient:
-    values = _values(spec, components, tensors)
-    live = any(tensors.is_live(path) for path in references)
-    exclusive = tensors.exclusive
-    memory = tensors.memory if exclusive else ()
-    return Gradient(values, exclusive, memory, live=live, finite=finite, lenders=tensors.lenders)
-
-
-def _component_paths(spec: AccumulatorSpec, components: Sequence[GivenComponent]) -> Mapping[str, str]:
-    """Returns the path in the request for each component of `spec`."""
-    if len(spec.components) == 1:
-        return {spec.components[0].field: "gradient[0]"}
-    fields = {component.name: component.field for component in spec.components}
-    return {fields[given.name]: f"gradient[{index}]" for index, given in enumerate(components)}
-
-
-def _values(spec: AccumulatorSpec, components: Sequence[GivenComponent], tensors: OpenedTensors) -> dict[str, Value]:
-    by_name = spec.by_name
-    values: dict[str, Value] = {}
-    for index, given in enumerate(components):
-        field = f"gradient[{index}]"
-        name = given.name
-        if not name and len(spec.components) == 1:
-            name = spec.components[0].name
-        if name not in by_name:
-            known = listed(sorted(by_name))
-            raise InvalidArgumentError(f"expected components {known}, got {quoted(name)}", field=f"{field}.name")
-        if name in values:
-            raise InvalidArgumentError(f"expected every component once, got {name!r} twice", field=f"{field}.name")
-        values[name] = _value(by_name[name], given.value, tensors, field)
-    if len(values) < len(by_name):
-        missing = sorted(by_name.keys() - values.keys())
-        raise InvalidArgumentError(f"expected every component, got none for {listed(missing)}", field="gradient")
-    return values
-
-
-def _value(component: ComponentSpec, given: GivenValue | None, tensors: OpenedTensors, field: str) -> Value:
-    is_sparse = component.is_sparse
-    if given is None or isinstance(given, GivenSparse) is not is_sparse:
-        kind = "none" if given is None else "sparse" if isinstance(given, GivenSparse) else "dense"
-        expected = "sparse" if is_sparse else "dense"
-        raise InvalidArgumentError(
-            f"expected a {expected} value for component {component.name!r}, got {kind}", field=field
-        )
-    if isinstance(given, GivenDense):
-        dense: Array = tensors.in_place(f"{field}.dense")
-        _check_values_dtype(component, tensors, dense, f"{field}.dense")
-        return dense
-    indices: Array = tensors[f"{field}.sparse.indices"]
-    values: Array = tensors[f"{field}.sparse.values"]
-    _check_dtype(indices, (np.dtype(np.int64), np.dtype(np.int32)), f"{field}.sparse.indices")
-    _check_values_dtype(component, tensors, values, f"{field}.sparse.values")
-    return SparseSlices(indices.astype(np.int64, copy=False), values, given.dense_shape)
-
-
-def _check_values_dtype(component: ComponentSpec, tensors: OpenedTensors, array: Array, path: str) -> None:
-    """Checks a dtype: a stored tensor may be converted, other values must have the dtype of the component."""
-    if not tensors.is_stored(path):
-        _check_dtype(array, (component.dtype,), path)
-    elif array.dtype.kind == "c":
-        raise InvalidArgumentError(
-            f"expected {component.dtype} or another real dtype, got {array.dtype}", field=f"{path}.dtype"
-        )
-
-
-def _check_dtype(array: Array, expected: tuple[np.dtype[np.generic], ...], path: str) -> None:
-    if array.dtype not in expected:
-        raise InvalidArgumentError(
-            f"expected dtype {' or '.join(map(str, expected))}, got {array.dtype}", field=f"{path}.dtype"
-        )
 
 
 _PART_BYTES = 4 << 20
 """The bytes of a tensor that are checked at a time, while they are still in the cache."""
 
 
-class ArrivingGradients:
-    """Waits for gradients that arrive beside their messages, and checks values as they arrive."""
+class GradientReceiver:
+    """Receives the gradients of requests: waits for them, checks their values as they arrive, and opens them."""
 
-    def __init__(self, compute: Compute, reducer: Reducer) -> None:
+    def __init__(self, opener: TensorOpener, compute: Compute, reducer: Reducer) -> None:
+        self._opener = opener
         self._compute = compute
         self._reducer = reducer
 
-    async def receive(self, spec: AccumulatorSpec, given: GivenGradient, payload: Payload) -> None:
+    async def receive(self, spec: AccumulatorSpec, place: Place, gradient: IncomingGradient) -> OpenGradient:
         """Waits until a gradient has arrived, and notes which components have finite values only.
 
         Leaves errors to the user of the gradient, which may be a known one.
 
         Args:
             spec: The accumulator's spec.
-            given: The gradient.
-            payload: The tensors beside the message.
+            place: The place of the accumulator, which may take tensors from any memory.
+            gradient: The gradient.
+
+        Returns:
+            What opens the gradient.
         """
+        payload = gradient.tensors.payload
         if spec.refuse_non_finite:
-            for component in given.components:
+            for component in gradient.components:
                 value = component.value
-                if not isinstance(value, GivenDense) or not isinstance(value.tensor, Attached):
+                if value is None or component.indices is not None or not value.is_own:
                     continue
-                if not await self._is_finite(value.tensor.array, payload):
+                if not await self._is_finite(value.array, payload):
                     break
-                given.finite.add(component.name)
+                gradient.finite.add(component.name)
         await payload.arrived()
+        return partial(self.open, spec, place, gradient)
 
     async def _is_finite(self, values: Array, payload: Payload) -> bool:
         flat = values.reshape(-1)
@@ -370,3 +227,122 @@ class ArrivingGradients:
             if await self._compute.run(part.nbytes, self._reducer.first_non_finite, [part]) is not None:
                 return False
         return True
+
+    async def open(
+        self,
+        spec: AccumulatorSpec,
+        place: Place,
+        gradient: IncomingGradient,
+        use: Callable[[Gradient], Awaitable[T]],
+    ) -> T:
+        """Opens the tensors of a gradient while a function uses them; returns the result of the function.
+
+        The gradient is forgotten afterwards: a push_pull may wait long for others without needing its memory.
+
+        Raises:
+            InvalidArgumentError: The components are not those of the spec, or a tensor is malformed.
+            NotFoundError: A handle does not exist.
+            MemoryError: There is no memory for tensors that must be copied to the host.
+        """
+        components, gradient.components = gradient.components, ()
+        incoming, gradient.tensors = gradient.tensors, IncomingTensors(())
+        finite = frozenset([name or spec.components[0].name for name in gradient.finite])
+        work = PIECE_BYTES * len(components)
+        # Checked indices must not change, and rows are read twice.
+        in_place = await self._compute.run(work, _dense_fields, components)
+        opening = self._opener.open(
+            incoming, release=gradient.release, on_host=not place.takes_from_anywhere, in_place=in_place
+        )
+        with components_named("gradient", components):
+            async with opening as tensors:
+                opened = await self._compute.run(work, _gradient, spec, components, tensors, finite)
+                with request_fields(partial(_component_paths, spec, components)):
+                    return await use(opened)
+
+
+def _dense_fields(components: Sequence[IncomingComponent]) -> frozenset[str]:
+    return frozenset([each.value.field for each in components if each.value is not None and each.indices is None])
+
+
+def _gradient(
+    spec: AccumulatorSpec,
+    components: Sequence[IncomingComponent],
+    tensors: IncomingTensors,
+    finite: frozenset[str],
+) -> Gradient:
+    values = _values(spec, components)
+    exclusive = tensors.exclusive
+    memory = tensors.memory if exclusive else ()
+    return Gradient(values, exclusive, memory, live=tensors.is_live, finite=finite, lenders=tensors.lenders)
+
+
+def _component_paths(spec: AccumulatorSpec, components: Sequence[IncomingComponent]) -> Mapping[str, str]:
+    """Returns the path in the request for each component of `spec`."""
+    if len(spec.components) == 1:
+        return {spec.components[0].field: "gradient[0]"}
+    fields = {component.name: component.field for component in spec.components}
+    return {fields[given.name]: f"gradient[{index}]" for index, given in enumerate(components)}
+
+
+def _values(spec: AccumulatorSpec, components: Sequence[IncomingComponent]) -> dict[str, Value]:
+    by_name = spec.by_name
+    values: dict[str, Value] = {}
+    for index, given in enumerate(components):
+        name = given.name
+        if not name and len(spec.components) == 1:
+            name = spec.components[0].name
+        if name not in by_name:
+            known = listed(sorted(by_name))
+            raise InvalidArgumentError(
+                f"expected components {known}, got {quoted(name)}", field=f"gradient[{index}].name"
+            )
+        if name in values:
+            raise InvalidArgumentError(
+                f"expected every component once, got {name!r} twice", field=f"gradient[{index}].name"
+            )
+        values[name] = _value(by_name[name], given, index)
+    if len(values) < len(by_name):
+        missing = sorted(by_name.keys() - values.keys())
+        raise InvalidArgumentError(f"expected every component, got none for {listed(missing)}", field="gradient")
+    return values
+
+
+def _value(component: ComponentSpec, given: IncomingComponent, index: int) -> Value:
+    value, indices = given.value, given.indices
+    is_sparse = component.layout is Layout.SPARSE
+    if value is None or (indices is not None) is not is_sparse:
+        kind = "none" if value is None else "dense" if indices is None else "sparse"
+        expected = "sparse" if is_sparse else "dense"
+        raise InvalidArgumentError(
+            f"expected a {expected} value for component {component.name!r}, got {kind}", field=f"gradient[{index}]"
+        )
+    if indices is None:
+        if value.fault is not None:
+            raise value.error(value.fault)
+        _check_values_dtype(component, value)
+        dense: Array = value.array
+        return dense
+    rows, values = indices.read(), value.read()
+    _check_dtype(indices, _INDEX_DTYPES)
+    _check_values_dtype(component, value)
+    return SparseSlices(rows.astype(np.int64, copy=False), values, given.dense_shape)
+
+
+_INDEX_DTYPES = (np.dtype(np.int64), np.dtype(np.int32))
+
+
+def _check_values_dtype(component: ComponentSpec, tensor: IncomingTensor) -> None:
+    """Checks a dtype: a stored tensor may be converted, other values must have the dtype of the component."""
+    if not tensor.is_stored:
+        _check_dtype(tensor, (component.dtype,))
+    elif tensor.array.dtype.kind == "c":
+        raise InvalidArgumentError(
+            f"expected {component.dtype} or another real dtype, got {tensor.array.dtype}", field=f"{tensor.field}.dtype"
+        )
+
+
+def _check_dtype(tensor: IncomingTensor, expected: tuple[np.dtype[np.generic], ...]) -> None:
+    if tensor.array.dtype not in expected:
+        raise InvalidArgumentError(
+            f"expected dtype {' or '.join(map(str, expected))}, got {tensor.array.dtype}", field=f"{tensor.field}.dtype"
+        )

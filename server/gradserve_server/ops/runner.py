@@ -3,8 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import attrgetter
@@ -19,8 +19,7 @@ from gradserve_server.errors import ServiceError
 from gradserve_server.ops.operation import AttributesT, Family, InputsT, Op, OutputsT, PlanT
 from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.tensors.eviction import Evictor
-from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
-from gradserve_server.tensors.references import Reference
+from gradserve_server.tensors.incoming import IncomingTensors, TensorOpener
 
 T = TypeVar("T")
 
@@ -31,31 +30,31 @@ class OpenInputs(Generic[InputsT]):
 
     Attributes:
         inputs: Read-only arrays, each in the memory of its device.
-        tensors: The same as opened tensors of the request.
+        tensors: The same as tensors of the request, which are open.
     """
 
     inputs: InputsT
-    tensors: OpenedTensors
+    tensors: IncomingTensors
 
 
-@contextmanager
-def open_inputs(
-    opener: TensorOpener, references: Mapping[str, Reference], kind: type[InputsT]
-) -> Iterator[OpenInputs[InputsT]]:
+@asynccontextmanager
+async def open_inputs(
+    opener: TensorOpener, tensors: IncomingTensors, kind: type[InputsT]
+) -> AsyncIterator[OpenInputs[InputsT]]:
     """Holds the inputs of a call while it uses them.
 
     Args:
         opener: Opens the tensors.
-        references: The references by the names of inputs; "weights[1]" is one of a tuple.
+        tensors: The tensors; their fields are the names of inputs, "weights[1]" for one of a tuple.
         kind: The dataclass of the inputs.
 
     Raises:
         InvalidArgumentError: An input is malformed.
         NotFoundError: A handle does not exist.
     """
-    with ExitStack() as used_by_the_call:
-        with _inputs_named(references):
-            tensors = used_by_the_call.enter_context(opener.open(references))
+    async with AsyncExitStack() as used_by_the_call:
+        with _inputs_named(tensors):
+            await used_by_the_call.enter_async_context(opener.open(tensors))
             arrays = tensors.arrays()
         yield OpenInputs(kind(**joined(kind, arrays)), tensors)
 
@@ -72,12 +71,12 @@ def joined(kind: type[Any], values: Mapping[str, T]) -> dict[str, T | tuple[T, .
 
 
 @contextmanager
-def _inputs_named(names: Iterable[str]) -> Iterator[None]:
+def _inputs_named(tensors: IncomingTensors) -> Iterator[None]:
     """Prefixes the message of an error about an input with the name of the input."""
     try:
         yield
     except ServiceError as error:
-        for name in names:
+        for name in [each.field for each in tensors]:
             if error.field is not None and (error.field == name or error.field.startswith(f"{name}.")):
                 error.message = f"{name}: {error.message}"
         raise

@@ -1,10 +1,16 @@
-"""Tensors on the server: how requests refer to them, how they are opened, stored and delivered.
+"""Tensors on the server: how they come with requests, and how they are stored and delivered.
 
-`rpc/` decodes each tensor of a request to a reference (`references`): inline, stored, beside the message, in the
-client's memory, on the client's GPU, or malformed. Only `opening` looks into references. For the length of a block it
-holds the stored tensors, renews their leases, and hides those that the call releases; they come back if the call fails.
-A call asks the opened tensors for what it needs where it needs it: permission to write, memory that outlasts the block,
-copies on the device or the host.
+`incoming` has the tensors of a request. `rpc/` decodes them once, to `IncomingTensors`; each is an `IncomingTensor` in
+its way of travelling: inline, stored, beside the message, in the client's memory, on the client's GPU, or malformed. A
+`TensorOpener` opens all of them at once, for the length of a block: it holds the stored ones, renews their leases, and
+hides those that the call releases, which come back if the call fails. An open tensor has an array, or a fault that is
+raised when somebody needs the tensor. A call asks for what it needs: tensors on the host, permission to write, memory
+that outlasts the block. Very many tensors, and long copies, take threads or several turns of the event loop; only
+`TensorOpener` and `TensorStore.use` decide about that.
+
+To add a way to travel, such as a codec, write a subclass of `IncomingTensor`, whose `settle` finds the array, and make
+it in `rpc/tensors/messages.decode_tensors`. `payload` is the memory beside a message, in which some tensors are: who
+uses it, whether it has arrived, and whether its client still lends it.
 
 `delivery` takes the request's wish before anything is computed: results inline, or kept under handles. Memory for
 outputs is reserved before they are computed, and whatever is kept takes over that reservation. A call that fails after

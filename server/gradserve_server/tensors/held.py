@@ -3,7 +3,6 @@
 import itertools
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
@@ -14,6 +13,7 @@ from gradserve_server.resources.budget import Purpose, Reservation
 from gradserve_server.resources.leases import Lease
 from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.security.identity import owner_named
+from gradserve_server.tensors.residence import Residence
 
 
 @dataclass(eq=False, slots=True)
@@ -73,17 +73,23 @@ class HeldTensors:
         for entry in self._entries.values():
             entry.shared = True
 
-    @contextmanager
-    def room_on_host(self) -> Iterator[Room]:
-        """Reserves host memory, for the length of a block, for copies of the tensors on the device.
+    async def bring_to_host(self, residence: Residence) -> None:
+        """Moves the tensors to host memory, for this call and later ones.
 
         Raises:
-            ResourceExhaustedError: There is not enough.
+            ResourceExhaustedError: There is not enough memory.
+            MemoryError: Likewise.
         """
+        arrays = list(self.arrays.values())
+        if await residence.is_on_host(arrays):
+            return
         room = self._memory.room_of_call()
-        room.grow(Sizes(self._memory.sizes(self.arrays.values()).device))
+        room.grow(Sizes(self._memory.sizes(arrays).device))
         try:
-            yield room
+            copies = await residence.copy_to_host(arrays)
+            for handle, array, copy in zip(list(self.arrays), arrays, copies, strict=True):
+                if copy is not array:
+                    self.relocate(handle, copy, room)
         finally:
             room.settle()
 

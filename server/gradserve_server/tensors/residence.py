@@ -1,6 +1,6 @@
 """Moves tensors between the memory of the ops' device and the host's."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -26,9 +26,9 @@ class Residence:
         self._compute = compute
         self._device_compute = device_compute or compute
 
-    def is_on_host(self, arrays: Iterable[Array]) -> bool:
+    async def is_on_host(self, arrays: Sequence[Array]) -> bool:
         """Returns True if all the arrays are in host memory."""
-        return all(map(self._host.holds, arrays))
+        return await self._compute.run(PIECE_BYTES * len(arrays) // 4, lambda: all(map(self._host.holds, arrays)))
 
     async def copy_to_host(self, arrays: Sequence[Array]) -> list[NDArray[Any]]:
         """Returns arrays in host memory; copies only those that are elsewhere.
@@ -36,7 +36,7 @@ class Residence:
         Raises:
             MemoryError: There is not enough memory.
         """
-        if await self._compute.run(PIECE_BYTES * len(arrays) // 4, self.is_on_host, arrays):
+        if await self.is_on_host(arrays):
             return list(arrays)
         return await self._device_compute.run_in_thread(lambda: [self._copy(array) for array in arrays])
 
@@ -47,7 +47,7 @@ class Residence:
             MemoryError: There is not enough memory.
         """
         work = max(sum([array.nbytes for array in arrays]), PIECE_BYTES * len(arrays) // 4)
-        if await self._compute.run(PIECE_BYTES * len(arrays) // 4, self.is_on_host, arrays):
+        if await self.is_on_host(arrays):
             return await self._compute.run(work, lambda: [array.copy() for array in arrays])
         return await self._device_compute.run_in_thread(self._copy_each, arrays)
 

@@ -66,6 +66,19 @@ class TensorSpec:
         return count * self.dtype.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A mistake in the description of a tensor.
+
+    Attributes:
+        message: The message of the error.
+        field: The path below the field of the tensor: ".shape"; empty for the tensor itself.
+    """
+
+    message: str
+    field: str = ""
+
+
 def num_bytes_of(specs: Sequence[TensorSpec]) -> int:
     """Returns the size of the elements of all tensors. For very many it takes long."""
     return sum([spec.num_bytes for spec in specs])

@@ -81,7 +81,6 @@ class TensorStore:
     """Stored tensors under leased handles, within budgets of bytes and handles.
 
     Attributes:
-        nothing_held: The empty set of held tensors.
         idle: The unused tensors on the device.
 
     Not thread-safe: used on the event loop only.
@@ -124,7 +123,6 @@ class TensorStore:
         # Also by the owner, where there are several.
         self._of_owner: dict[str, Serials[Entry]] = {}
         self._serials = itertools.count(1)
-        self.nothing_held = HeldTensors(self._memory)
         self.idle = IdleTensors()
 
     def __len__(self) -> int:
@@ -238,16 +236,19 @@ class TensorStore:
             raise InvalidArgumentError(f"expected a positive lease, got {lease:g} s", field="lease")
         return min(lease, self._leases.max_lease_seconds)
 
-    @contextmanager
-    def use(
+    @asynccontextmanager
+    async def use(
         self,
         handles: Sequence[str],
         *,
         release: bool = False,
         fields: Sequence[str] | None = None,
         user: Identity = ANONYMOUS,
-    ) -> Iterator[HeldTensors]:
-        """Holds stored tensors while a call uses them, and renews their leases.
+    ) -> AsyncIterator[HeldTensors]:
+        """Holds stored tensors while a call uses them, and renews their leases; very many in several turns of the loop.
+
+        Other calls can find tensors that are not hidden yet. If one of them deletes such a tensor, this call fails, and
+        the tensors it has hidden reappear.
 
         Args:
             handles: The handles of the tensors; one may occur twice.
@@ -258,37 +259,6 @@ class TensorStore:
 
         Raises:
             NotFoundError: One of them does not exist, or is out of the caller's reach.
-        """
-        entries: dict[str, Entry] = {}
-        for index, handle in enumerate(handles):
-            entries[handle] = self._find(handle, index, fields, user)
-        held = HeldTensors(self._memory, release=release)
-        for entry in entries.values():
-            self._begin_use(entry, held, release=release)
-        keep = True
-        try:
-            yield held
-            keep = not release
-        finally:
-            for entry in entries.values():
-                self._end_use(entry, keep=keep, release=release)
-
-    @asynccontextmanager
-    async def use_many(
-        self,
-        handles: Sequence[str],
-        *,
-        release: bool = False,
-        fields: Sequence[str] | None = None,
-        user: Identity = ANONYMOUS,
-    ) -> AsyncIterator[HeldTensors]:
-        """Does what `use` does for any number of tensors, in several turns of the event loop.
-
-        Other calls can find tensors that are not hidden yet. If one of them deletes such a tensor, this call fails, and
-        the tensors it has hidden reappear.
-
-        Raises:
-            NotFoundError: See `use`.
         """
         entries: list[Entry] = []
         held = HeldTensors(self._memory, release=release)

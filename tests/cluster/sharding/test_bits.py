@@ -13,7 +13,7 @@ from gradserve import DenseSpec, IndexedSlices, SparseSpec
 from gradserve_protocol.arrays import parse_dtype
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_server.rpc.accumulators.requests import decode_gradient
-from gradserve_server.tensors.references import NO_PAYLOAD
+from gradserve_server.tensors.payload import NO_PAYLOAD
 from tests.cluster.servers import addresses_of, running_cluster
 from tests.cluster.sharding.clients import small_pieces
 

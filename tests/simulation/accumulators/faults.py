@@ -20,7 +20,7 @@ from gradserve_server.storage import store as store_module
 from gradserve_server.storage.journal import IdWindow
 from gradserve_server.storage.segments import Segments
 from gradserve_server.storage.store import Change, StateStore
-from gradserve_server.tensors.references import Payload
+from gradserve_server.tensors.payload import Payload
 from tests.simulation.planting import Fault, without
 from tests.simulation.store import SimulatedStore
 

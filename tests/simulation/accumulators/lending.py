@@ -9,11 +9,14 @@ import numpy as np
 from gradserve_protocol.frames import aligned
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices
-from gradserve_server.accumulators.incoming import GivenComponent, GivenDense, GivenGradient, GivenSparse, use_gradient
+from gradserve_server.accumulators.incoming import GradientReceiver
 from gradserve_server.devices.compute import InlineCompute
-from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.tensors.references import Payload, PayloadSegment, Reference
+from gradserve_server.devices.host.kernels import ForkJoin
+from gradserve_server.devices.host.reduction import Reducer
+from gradserve_server.tensors.incoming import IncomingTensor, TensorOpener, tensors_in
+from gradserve_server.tensors.payload import Payload, PayloadSegment
 from gradserve_server.tensors.spec import TensorSpec
+from tests.accumulators.gradients import gradient_of
 
 _SOMETHING_ELSE = 0xFF
 """A byte of no number: whoever reads it gets what nobody has sent."""
@@ -50,32 +53,32 @@ class Lent:
         self._payload = Payload(
             [PayloadSegment(0, self._memory, is_live=True)], None, self._returned, has_left=lambda: lender.has_left
         )
-        self._given = GivenGradient(
-            [
-                GivenComponent(
-                    name,
-                    GivenSparse(self._placed(value.indices), self._placed(value.values))
-                    if isinstance(value, SparseSlices)
-                    else GivenDense(self._placed(value)),
-                )
+        self._given = gradient_of(
+            {
+                name: (self._placed(value.indices), self._placed(value.values))
+                if isinstance(value, SparseSlices)
+                else self._placed(value)
                 for name, value in gradient.values.items()
-            ]
+            },
+            self._payload,
         )
         if lender.has_left:
             self._returned()
 
     def opening(self, accumulator: Accumulator, opener: TensorOpener) -> Callable[..., Awaitable[Any]]:
         """Returns what opens the gradient for an accumulator."""
-        return partial(use_gradient, opener, InlineCompute(), accumulator.sum_spec, accumulator.place, self._given)
+        receiver = GradientReceiver(opener, InlineCompute(), Reducer(ForkJoin(1)))
+        return partial(receiver.open, accumulator.sum_spec, accumulator.place, self._given)
 
     def close(self) -> None:
         """Ends the call."""
         self._payload.close()
 
-    def _placed(self, array: Array) -> Reference:
+    def _placed(self, array: Array) -> IncomingTensor:
         start, self._end = self._end, self._end + aligned(array.nbytes)
         self._memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
-        return self._payload.reference(TensorSpec(array.dtype, array.shape), start)
+        (tensor,) = tensors_in(self._payload, [("", TensorSpec(array.dtype, array.shape), start)])
+        return tensor
 
     def _returned(self) -> None:
         self._memory[:] = _SOMETHING_ELSE

@@ -12,9 +12,11 @@ from gradserve_protocol.messages import encode_duration
 from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.incoming import GivenComponent, GivenDense, GivenGradient, use_gradient
+from gradserve_server.accumulators.incoming import GradientReceiver
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.devices.compute import InlineCompute
+from gradserve_server.devices.host.kernels import ForkJoin
+from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -32,8 +34,9 @@ from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.rpc.batch_norm_layers.service import OutputsGradient, deliver_backward, deliver_forward
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.storage.journal import Durability
-from gradserve_server.tensors.references import Inline, Reference, Stored
+from gradserve_server.tensors.incoming import IncomingTensor, IncomingTensors, Inline, Stored
 from gradserve_server.tensors.spec import TensorSpec
+from tests.accumulators.gradients import gradient_of
 from tests.layers.bench import config_of
 from tests.simulation.clock import Moment
 from tests.simulation.leases.truth import Owned
@@ -252,7 +255,7 @@ class Owner:
         server, truth = self._world.server, self._truth
 
         async def serve() -> None:
-            with server.tensors.use(handles) as held:
+            async with server.tensors.use(handles) as held:
                 contents = {handle: truth.tensors[handle].content for handle in handles}
                 await asyncio.sleep(delay)
                 for handle, array in held.arrays.items():
@@ -295,15 +298,14 @@ class Owner:
         by_handle, release = bool(handles) and self._chance.random() < 0.8, self._chance.random() < 0.5
         self._next += 1
         request = RequestId(self.client_id, self._next, b"")
-        reference: Reference = Stored(handles[0]) if by_handle else Inline(np.ones(_SHAPE, np.float32))
+        tensor: IncomingTensor = Stored("", handles[0]) if by_handle else Inline("", np.ones(_SHAPE, np.float32))
         server = self._world.server
 
         async def serve() -> None:
             with server.accumulators.use(owned.key, owned.incarnation) as accumulator, self._truth.using(owned.leases):
-                given = GivenGradient([GivenComponent("", GivenDense(reference))], release)
-                opening: Any = partial(
-                    use_gradient, server.opener, self._compute, accumulator.spec, accumulator.place, given
-                )
+                given = gradient_of({"": tensor}, release=release)
+                receiver = GradientReceiver(server.opener, self._compute, Reducer(ForkJoin(1)))
+                opening: Any = partial(receiver.open, accumulator.spec, accumulator.place, given)
                 await accumulator.apply(request, Contribution(_NEVER_STALE), opening)
 
         what = f"apply {handles[0] if by_handle else ''}{' and release it' * release} to {owned}"
@@ -346,12 +348,13 @@ class Owner:
                 self._truth.using(owned.leases),
                 self._truth.arriving(),
                 server.deliverer.begin(placement, _CALL) as outgoing,
-                open_inputs(server.opener, {"inputs": Stored(handles[0])}, CallInputs) as opened,
             ):
-                begun = self._world.moment
-                result = await deliver_forward(layer, opened, call, outgoing)
-                self._received(outgoing.handles, [result.outputs], placement, begun)
-                owned.forwards.append(call.forward_id)
+                inputs = IncomingTensors([Stored("inputs", handles[0])])
+                async with open_inputs(server.opener, inputs, CallInputs) as opened:
+                    begun = self._world.moment
+                    result = await deliver_forward(layer, opened, call, outgoing)
+                    self._received(outgoing.handles, [result.outputs], placement, begun)
+                    owned.forwards.append(call.forward_id)
 
         await self._send(serve, f"forward {handles[0]} through {owned}", owned, handles)
 
@@ -369,12 +372,13 @@ class Owner:
                 self._truth.using(owned.leases),
                 self._truth.arriving(),
                 server.deliverer.begin(placement, _CALL) as outgoing,
-                open_inputs(server.opener, {"outputs_gradient": Stored(handles[0])}, OutputsGradient) as opened,
             ):
-                begun = self._world.moment
-                await deliver_backward(layer, opened, forward_id, outgoing, retain=retain)
-                arrays = [server.tensors._entries[handle].array for handle in outgoing.handles]
-                self._received(outgoing.handles, arrays, placement, begun)
+                inputs = IncomingTensors([Stored("outputs_gradient", handles[0])])
+                async with open_inputs(server.opener, inputs, OutputsGradient) as opened:
+                    begun = self._world.moment
+                    await deliver_backward(layer, opened, forward_id, outgoing, retain=retain)
+                    arrays = [server.tensors._entries[handle].array for handle in outgoing.handles]
+                    self._received(outgoing.handles, arrays, placement, begun)
 
         await self._send(serve, f"backward {forward_id} through {owned}", owned, handles, may_be_lost=True)
 

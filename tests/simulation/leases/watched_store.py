@@ -1,7 +1,7 @@
 """A store of tensors that says when they are used."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 from gradserve_server.security.identity import ANONYMOUS, Identity
@@ -30,17 +30,17 @@ class WatchedStore(TensorStore):
 
     watch: Watch | None = None
 
-    @contextmanager
-    def use(
+    @asynccontextmanager
+    async def use(
         self,
         handles: Sequence[str],
         *,
         release: bool = False,
         fields: Sequence[str] | None = None,
         user: Identity = ANONYMOUS,
-    ) -> Iterator[HeldTensors]:
+    ) -> AsyncIterator[HeldTensors]:
         """See `TensorStore`."""
-        with super().use(handles, release=release, fields=fields, user=user) as held:
+        async with super().use(handles, release=release, fields=fields, user=user) as held:
             if self.watch is None:
                 yield held
                 return

@@ -16,7 +16,7 @@ from gradserve_protocol.memory.pool import BufferPool
 from gradserve_protocol.tensors import encode_message
 from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.accumulators.durable.restoring import restore_accumulators
-from gradserve_server.accumulators.incoming import ArrivingGradients
+from gradserve_server.accumulators.incoming import GradientReceiver
 from gradserve_server.accumulators.journal import AccumulatorJournals
 from gradserve_server.config import LeaseConfig
 from gradserve_server.devices.compute import InlineCompute
@@ -39,7 +39,7 @@ from gradserve_server.runtime.timing import ServiceClock
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.storage.directory import StateDirectory
 from gradserve_server.storage.journal import Durability
-from gradserve_server.tensors.opening import TensorOpener
+from gradserve_server.tensors.incoming import TensorOpener
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 from tests.accumulators.bench import Bench
@@ -118,9 +118,8 @@ class Run:
         self._servicers: dict[str, Any] = {
             "AccumulatorService": AccumulatorServicer(
                 self.registry,
-                TensorOpener(tensors, residence),
+                GradientReceiver(TensorOpener(tensors, residence, compute), compute, Reducer(ForkJoin(1))),
                 deliverer,
-                ArrivingGradients(compute, Reducer(ForkJoin(1))),
                 compute,
                 run.incarnation,
                 place,

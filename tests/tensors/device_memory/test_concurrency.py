@@ -67,7 +67,7 @@ class Caller:
         handle = self._random.choice(handles)
         room = world.memory.room_of_call(owner)
         try:
-            with world.store.use([handle], user=owner) as held:
+            async with world.store.use([handle], user=owner) as held:
                 await self._pause()
                 array = held.arrays[handle]
                 if not isinstance(array, SeparateArray):
@@ -92,7 +92,7 @@ class Caller:
             return
         value = self._values.pop(handle)
         try:
-            with world.store.use([handle], release=True, user=owner):
+            async with world.store.use([handle], release=True, user=owner):
                 await self._pause()
         except BaseException:
             self._values[handle] = value

@@ -75,7 +75,7 @@ async def test_who_makes_room(
 
 async def test_what_was_used_last_stays(world: World) -> None:
     first, second, third = (world.keep(30) for _ in range(3))
-    with world.store.use([first]):
+    async with world.store.use([first]):
         pass
     await world.take(40)
     assert [world.is_on_device(each) for each in (first, second, third)] == [True, False, True]
@@ -83,7 +83,7 @@ async def test_what_was_used_last_stays(world: World) -> None:
 
 async def test_what_is_in_use_stays(world: World) -> None:
     first, second = world.keep(50), world.keep(40)
-    with world.store.use([first]):
+    async with world.store.use([first]):
         await world.take(50)
         assert [world.is_on_device(first), world.is_on_device(second)] == [True, False]
         with pytest.raises(ResourceExhaustedError):
@@ -99,7 +99,7 @@ async def test_what_moved_can_come_back_and_move_again(world: World) -> None:
     reservation.settle(0)
     room = world.memory.room_of_call()
     await world.evictor.grow(room.device, 60)
-    with world.store.use([handle]) as held:
+    async with world.store.use([handle]) as held:
         held.relocate(handle, world.array(60, 3), room)
         assert world.used == (0, 60)
         assert room.used == 0
@@ -114,7 +114,7 @@ async def test_another_copy_of_what_is_there_already_counts_for_nobody(world: Wo
     rooms = [world.memory.room_of_call() for _ in range(2)]
     for room in rooms:
         await world.evictor.grow(room.device, 30)
-    with world.store.use(stored) as first, world.store.use(stored) as second:
+    async with world.store.use(stored) as first, world.store.use(stored) as second:
         for held, room in zip((first, second), rooms, strict=True):
             held.relocate(stored[0], world.array(30, 5), room)
         assert world.used == (0, 60)
@@ -157,13 +157,13 @@ class TestMeanwhile:
     async def test_it_is_used(self, world: World) -> None:
         async def use(handle: str) -> None:
             self.using = world.store.use([handle])
-            held = self.using.__enter__()
+            held = await self.using.__aenter__()
             assert world.device.holds(held.arrays[handle])
 
         handle = await self._meanwhile(world, use)
         assert world.is_on_device(handle)
         assert world.used == (0, 60), "who needed room was refused"
-        self.using.__exit__(None, None, None)
+        await self.using.__aexit__(None, None, None)
         await world.take(100)
         assert (world.used, world.value(handle)) == ((60, 100), 9)
 
@@ -172,7 +172,7 @@ class TestMeanwhile:
         world.compute.gate.clear()
         taking = asyncio.create_task(world.take(50))
         await world.compute.is_copying.wait()
-        with world.store.use([used]):
+        async with world.store.use([used]):
             world.compute.gate.set()
             await taking
             assert [world.is_on_device(each) for each in (used, other)] == [True, False]
@@ -180,7 +180,7 @@ class TestMeanwhile:
 
     async def test_it_was_used(self, world: World) -> None:
         async def use(handle: str) -> None:
-            with world.store.use([handle]):
+            async with world.store.use([handle]):
                 await asyncio.sleep(0)
 
         handle = await self._meanwhile(world, use)
@@ -190,7 +190,7 @@ class TestMeanwhile:
         """It is being read, so nobody may write to it."""
 
         async def release(handle: str) -> None:
-            with world.store.use([handle], release=True) as held:
+            async with world.store.use([handle], release=True) as held:
                 assert not held.exclusive
 
         await self._meanwhile(world, release)
@@ -223,7 +223,7 @@ class TestMeanwhile:
 
     async def test_another_copy_takes_its_place(self, world: World) -> None:
         async def replace(handle: str) -> None:
-            with world.store.use([handle]) as held:
+            async with world.store.use([handle]) as held:
                 held.relocate(handle, world.array(60, 4), Room(Reservation(Budget(0, "bytes"))))
 
         handle = await self._meanwhile(world, replace)
@@ -254,7 +254,7 @@ class TestMeanwhile:
         await asyncio.gather(taking, return_exceptions=True)
         assert world.used == (0, 60)
         world.compute.gate.set()
-        with world.store.use([handle], release=True) as held:
+        async with world.store.use([handle], release=True) as held:
             assert held.exclusive
         assert world.used == (0, 0)
 

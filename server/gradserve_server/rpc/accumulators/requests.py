@@ -11,13 +11,7 @@ from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Average, Contribution, RoundParts, Summand, sum_of_weights
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.incoming import (
-    GivenComponent,
-    GivenDense,
-    GivenGradient,
-    GivenSparse,
-    components_named,
-)
+from gradserve_server.accumulators.incoming import IncomingComponent, IncomingGradient, components_named
 from gradserve_server.accumulators.journal import PartKey
 from gradserve_server.accumulators.sharding.home import NUM_BYTES, part_id
 from gradserve_server.accumulators.spec import (
@@ -44,9 +38,10 @@ from gradserve_server.limits import (
 )
 from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.boundary.fields import decode_durability
-from gradserve_server.rpc.tensors.messages import decode_reference
+from gradserve_server.rpc.tensors.messages import decode_tensors
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.references import Attached, Inline, Live, LiveOnGpu, Malformed, Payload, Reference, Stored
+from gradserve_server.tensors.incoming import IncomingTensor
+from gradserve_server.tensors.payload import Payload
 
 # Names and specs
 
@@ -163,20 +158,20 @@ _NEVER_OVER = (1 << 63) - 1
 
 def decode_gradient(
     request: GradientRequest, payload: Payload, user: Identity = ANONYMOUS
-) -> tuple[RequestId | None, Contribution, GivenGradient]:
+) -> tuple[RequestId | None, Contribution, IncomingGradient]:
     """Reads the id of a gradient's call, its step, weight and sender, and its components.
 
     Raises:
         InvalidArgumentError: It has too many parts, or an id is not valid.
     """
     contribution = _contribution(request, user)
-    given = _given_gradient(request, payload, user)
+    given = _incoming_gradient(request, payload, user)
     return _gradient_id(request, contribution, given, user), contribution, given
 
 
 def decode_staged(
     request: messages_pb2.StageGradientRequest, payload: Payload, user: Identity = ANONYMOUS
-) -> tuple[PartKey, Sequence[PartKey], GivenGradient]:
+) -> tuple[PartKey, Sequence[PartKey], IncomingGradient]:
     """Reads the name of a gradient that is to be held for a round, those that its client withdraws, and its components.
 
     Raises:
@@ -188,7 +183,7 @@ def decode_staged(
         PartKey(request.home_incarnation, part_id(RequestId(call.client_id, sequence)))
         for sequence in (call.sequence, *request.withdrawn)
     ]
-    return key, withdrawn, _given_gradient(request, payload, user)
+    return key, withdrawn, _incoming_gradient(request, payload, user)
 
 
 def decode_take_id(request: messages_pb2.TakeGradientRequest, user: Identity = ANONYMOUS) -> RequestId | None:
@@ -218,28 +213,34 @@ def counts_one_per_worker(request: messages_pb2.PushPullRequest) -> bool:
     return request.one_per_worker if request.HasField("one_per_worker") else True
 
 
-def _given_gradient(request: _WithGradient, payload: Payload, user: Identity) -> GivenGradient:
+def _incoming_gradient(request: _WithGradient, payload: Payload, user: Identity) -> IncomingGradient:
     check_count(request.gradient, MAX_COMPONENTS, "components", "gradient")
-    components = [_given(part, payload, user, index) for index, part in enumerate(request.gradient)]
-    return GivenGradient(components, request.release_handles)
-
-
-def _given(part: accumulator_pb2.ComponentGradient, payload: Payload, user: Identity, index: int) -> GivenComponent:
-    kind = part.WhichOneof("value")
-    if kind == "dense":
-        return GivenComponent(part.name, GivenDense(decode_reference(part.dense, payload, user)))
-    if kind is None:
-        return GivenComponent(part.name, None)
-    sparse = part.sparse
-    dense_shape = None
-    if sparse.HasField("dense_shape"):
-        dims = sparse.dense_shape.dims
-        check_count(dims, MAX_DIMENSIONS, "dimensions", f"gradient[{index}].sparse.dense_shape.dims")
-        dense_shape = tuple(dims)
-    value = GivenSparse(
-        decode_reference(sparse.indices, payload, user), decode_reference(sparse.values, payload, user), dense_shape
-    )
-    return GivenComponent(part.name, value)
+    described: list[tuple[str, tensor_pb2.Tensor]] = []
+    kinds: list[tuple[str, str | None, tuple[int, ...] | None]] = []
+    for index, part in enumerate(request.gradient):
+        kind, dense_shape = part.WhichOneof("value"), None
+        if kind == "dense":
+            described.append((f"gradient[{index}].dense", part.dense))
+        elif kind == "sparse":
+            sparse, field = part.sparse, f"gradient[{index}].sparse"
+            described += [(f"{field}.indices", sparse.indices), (f"{field}.values", sparse.values)]
+            if sparse.HasField("dense_shape"):
+                dims = sparse.dense_shape.dims
+                check_count(dims, MAX_DIMENSIONS, "dimensions", f"{field}.dense_shape.dims")
+                dense_shape = tuple(dims)
+        kinds.append((part.name, kind, dense_shape))
+    tensors = decode_tensors(described, payload, user)
+    rest = iter(tensors)
+    components = [
+        IncomingComponent(
+            name,
+            indices=next(rest) if kind == "sparse" else None,
+            value=None if kind is None else next(rest),
+            dense_shape=dense_shape,
+        )
+        for name, kind, dense_shape in kinds
+    ]
+    return IncomingGradient(components, tensors, request.release_handles)
 
 
 def _contribution(request: GradientRequest, user: Identity) -> Contribution:
@@ -276,7 +277,7 @@ def _summand(message: accumulator_pb2.Summand, field: str, user: Identity) -> Su
 
 
 def _gradient_id(
-    request: GradientRequest, contribution: Contribution, given: GivenGradient, user: Identity
+    request: GradientRequest, contribution: Contribution, given: IncomingGradient, user: Identity
 ) -> RequestId | None:
     """Returns the id of an apply or push_pull, None if it has none.
 
@@ -297,39 +298,28 @@ def _gradient_id(
     return _request_id(request.request_id, digest.digest(), user)
 
 
-def _add_gradient(digest: blake2b, given: GivenGradient, *, unread: bool) -> None:
-    by_contents = not unread and _contents_bytes(given) <= _LONGEST_CONTENTS
-    for component in given.components:
+def _add_gradient(digest: blake2b, gradient: IncomingGradient, *, unread: bool) -> None:
+    # What came with the request, beside the message or in it.
+    num_bytes = sum([each.array.nbytes for each in gradient.tensors if each.array is not None and not each.is_on_gpu])
+    by_contents = not unread and num_bytes <= _LONGEST_CONTENTS
+    for component in gradient.components:
         digest.update(component.name.encode() + b"\0")
-        match component.value:
-            case GivenDense(tensor):
-                _add_tensor(digest, tensor, by_contents=by_contents)
-            case GivenSparse(indices, values, dense_shape):
-                _add_tensor(digest, indices, by_contents=by_contents)
-                _add_tensor(digest, values, by_contents=by_contents)
-                digest.update(repr(dense_shape).encode())
+        if component.indices is not None:
+            _add_tensor(digest, component.indices, by_contents=by_contents)
+        if component.value is not None:
+            _add_tensor(digest, component.value, by_contents=by_contents)
+        if component.indices is not None:
+            digest.update(repr(component.dense_shape).encode())
 
 
-def _contents_bytes(given: GivenGradient) -> int:
-    """Returns the size of what came with the request, beside the message or in it."""
-    tensors: list[Reference] = []
-    for component in given.components:
-        match component.value:
-            case GivenDense(tensor):
-                tensors.append(tensor)
-            case GivenSparse(indices, values):
-                tensors += [indices, values]
-    return sum([each.array.nbytes for each in tensors if isinstance(each, (Inline, Attached, Live))])
-
-
-def _add_tensor(digest: blake2b, tensor: Reference, *, by_contents: bool) -> None:
+def _add_tensor(digest: blake2b, tensor: IncomingTensor, *, by_contents: bool) -> None:
     """Adds what very probably differs for different contents, fast even for megabytes: both ends, and all folded."""
-    if isinstance(tensor, (Stored, Malformed)):
-        digest.update(repr(tensor.spec if isinstance(tensor, Stored) else tensor).encode())
-        return
     array = tensor.array
+    if array is None:
+        digest.update(repr(tensor.spec if tensor.fault is None else tensor.fault).encode())
+        return
     digest.update(repr((int(to_data_type(array.dtype)), array.shape)).encode())
-    if not by_contents or isinstance(tensor, LiveOnGpu):
+    if not by_contents or tensor.is_on_gpu:
         return
     content = array.reshape(-1).view(np.uint8)
     if content.size <= 2 * _SUMMARY_BYTES:

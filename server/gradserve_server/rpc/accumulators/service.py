@@ -1,7 +1,6 @@
 """AccumulatorService: decode, call the domain, encode."""
 
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import TypeVar
 
 from gradserve_protocol.tensors import WithContents
@@ -10,12 +9,12 @@ from gradserve_protocol.v1 import accumulator_pb2
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Contribution, OpenGradient
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.incoming import ArrivingGradients, GivenGradient, check_may_add, use_gradient
+from gradserve_server.accumulators.incoming import GradientReceiver, IncomingGradient, check_may_add
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.sharding.home import check_is_of, of_staged
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
+from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.errors import AbortedError, InvalidArgumentError
 from gradserve_server.resources.cluster import Member, check_member
 from gradserve_server.resources.lifetimes import Lifetime
@@ -48,7 +47,6 @@ from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of, wait_timeout
 from gradserve_server.rpc.boundary.messages import Serialized, assembled
 from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
-from gradserve_server.tensors.opening import TensorOpener
 
 _WithInfo = TypeVar("_WithInfo", messages_pb2.CreateAccumulatorResponse, messages_pb2.GetAccumulatorResponse)
 
@@ -59,9 +57,8 @@ class AccumulatorServicer:
     def __init__(
         self,
         registry: AccumulatorRegistry,
-        opener: TensorOpener,
+        receiver: GradientReceiver,
         deliverer: TensorDeliverer,
-        arriving: ArrivingGradients,
         compute: Compute,
         incarnation: str,
         member: Member | None,
@@ -71,8 +68,7 @@ class AccumulatorServicer:
         self._member = member
         self._id = ServerId(incarnation, "" if member is None else member.text)
         self._registry = registry
-        self._opener = opener
-        self._arriving = arriving
+        self._receiver = receiver
         self._compute = compute
         self._deliverer = deliverer
 
@@ -139,7 +135,7 @@ class AccumulatorServicer:
     ) -> messages_pb2.ApplyGradientResponse:
         with self._deciding(request.accumulator, call) as accumulator:
             request_id, contribution, given = await self._decoded(accumulator, request, call)
-            opening = await self._opening(accumulator, given, call, is_sum=bool(contribution.sum_of))
+            opening = await self._opening(accumulator, given, is_sum=bool(contribution.sum_of))
             applied, duplicate = await accumulator.apply(request_id, contribution, opening)
             return encode_applied(applied, duplicate=duplicate, num_rounds=accumulator.rounds.current.number)
 
@@ -176,7 +172,7 @@ class AccumulatorServicer:
             self._deliverer.begin(request.placement, call) as outgoing,
         ):
             request_id, contribution, given = await self._decoded(accumulator, request, call)
-            opening = await self._opening(accumulator, given, call, is_sum=bool(contribution.sum_of))
+            opening = await self._opening(accumulator, given, is_sum=bool(contribution.sum_of))
             applied, average, duplicate = await accumulator.push_pull(
                 request_id,
                 contribution,
@@ -218,7 +214,7 @@ class AccumulatorServicer:
             key, withdrawn, given = await self._compute.run(PIECE_BYTES * len(request.gradient), decode_staged, *sent)
             if withdrawn:
                 await shard.withdraw(withdrawn)
-            opening = await self._opening(shard, given, call, is_sum=request.is_sum)
+            opening = await self._opening(shard, given, is_sum=request.is_sum)
             duplicate = await shard.stage(
                 key,
                 request.local_step,
@@ -271,12 +267,10 @@ class AccumulatorServicer:
 
     async def _decoded(
         self, accumulator: Accumulator, request: GradientRequest, call: Call
-    ) -> tuple[RequestId | None, Contribution, GivenGradient]:
+    ) -> tuple[RequestId | None, Contribution, IncomingGradient]:
         sent = (request, call.payload, call.identity)
-        if len(request.gradient) <= FEW_PIECES:
-            request_id, contribution, given = decode_gradient(*sent)
-        else:
-            request_id, contribution, given = await self._compute.run_in_thread(decode_gradient, *sent)
+        work = PIECE_BYTES * len(request.gradient)
+        request_id, contribution, given = await self._compute.run(work, decode_gradient, *sent)
         if accumulator.spec.num_shards:
             contribution = of_staged(accumulator.name, contribution, request_id, len(given.components))
         return request_id, contribution, given
@@ -303,14 +297,11 @@ class AccumulatorServicer:
             self._registry.check_is_home(key)
         return self._registry.use(key, ref.incarnation)
 
-    async def _opening(
-        self, adding: Accumulator | Shard, given: GivenGradient, call: Call, *, is_sum: bool
-    ) -> OpenGradient:
+    async def _opening(self, adding: Accumulator | Shard, given: IncomingGradient, *, is_sum: bool) -> OpenGradient:
         spec = adding.sum_spec
         if is_sum and spec.components:
             spec = await self._compute.run(PIECE_BYTES * len(spec.components), lambda: adding.sum_spec.of_sums)
-        await self._arriving.receive(spec, given, call.payload)
-        return partial(use_gradient, self._opener, self._compute, spec, adding.place, given)
+        return await self._receiver.receive(spec, adding.place, given)
 
 
 def _shard_of(accumulator: Accumulator) -> Shard:

@@ -1,8 +1,7 @@
 """Conversion of messages about layers, and of their configurations, to domain values and back."""
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,13 +29,13 @@ from gradserve_server.rpc.boundary.fields import (
 )
 from gradserve_server.rpc.boundary.messages import Entries, Piece
 from gradserve_server.rpc.tensors.messages import (
-    decode_reference,
+    decode_tensors,
     encode_spec,
 )
 from gradserve_server.rpc.tensors.outgoing import OutgoingTensors
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.tensors.references import Payload, Reference
+from gradserve_server.tensors.incoming import IncomingTensors, TensorOpener
+from gradserve_server.tensors.payload import Payload
 
 MAX_ENTRIES = 1 << 10
 """The limit of entries in each field of collections, initializers or regularizers."""
@@ -58,14 +57,6 @@ _IMPLEMENTATION_CODES = {
     Implementation.CORE: batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_CORE,
     Implementation.LEGACY: batch_norm_pb2.BATCH_NORM_IMPLEMENTATION_LEGACY,
 }
-
-
-@dataclass(frozen=True)
-class GivenVariable:
-    """A value for a variable."""
-
-    name: str
-    tensor: Reference
 
 
 def decode_key(ref: batch_norm_pb2.BatchNormLayerRef, user: Identity = ANONYMOUS) -> ResourceKey:
@@ -106,10 +97,9 @@ async def decode_config(
             check_length(name, MAX_NAME_BYTES, f"config.{argument}")
     durability = decode_durability(config.durability, "config.durability")
     with request_fields({"activation_fn": "config.activation_fn"}):
-        initializers = {
-            name: await _decode_initializer(initializer, opener, payload, user, f"config.param_initializers[{name}]")
-            for name, initializer in sorted(config.param_initializers.items())
-        }
+        initializers = await open_initializers(
+            opener, *_decode_initializers(sorted(config.param_initializers.items()), payload, user)
+        )
     collections = tuple(config.updates_collections)
     return BatchNormConfig(
         decay=config.decay if config.HasField("decay") else _DEFAULTS.decay,
@@ -187,25 +177,6 @@ def encode_config(config: BatchNormConfig) -> batch_norm_pb2.BatchNormConfig:
     return message
 
 
-async def open_initializer(opener: TensorOpener, tensor: Reference, path: str) -> TensorInitializer:
-    """Returns the initializer of a tensor, whose memory a layer may keep referring to.
-
-    Args:
-        opener: What opens the tensor.
-        tensor: The initial value.
-        path: The path of the tensor in the request.
-
-    Raises:
-        InvalidArgumentError: The tensor is malformed.
-        NotFoundError: The handle does not exist.
-        MemoryError: There is no host memory for the value.
-    """
-    with opener.open({path: tensor}) as tensors:
-        arrays = await tensors.copy_to_host()
-        tensors.share()
-        return TensorInitializer(arrays[path])
-
-
 def num_parts(layer: BatchNormLayer) -> int:
     """Returns the approximate number of parts of a layer's message, in which each variable has its tags."""
     return _TYPICAL_PARTS + _TYPICAL_VARIABLES * len(layer.config.collections)
@@ -268,8 +239,8 @@ def decode_collection(ref: layer_pb2.LayerCollectionRef) -> tuple[str, str]:
 
 def decode_variables(
     variables: Sequence[layer_pb2.NamedTensor], payload: Payload, user: Identity = ANONYMOUS
-) -> list[GivenVariable]:
-    """Reads values for variables.
+) -> tuple[list[str], IncomingTensors]:
+    """Reads values for variables: their names and tensors.
 
     Raises:
         InvalidArgumentError: There are too many, or a name is too long.
@@ -277,7 +248,8 @@ def decode_variables(
     check_count(variables, MAX_VARIABLES, "variables", "variables")
     for index, each in enumerate(variables):
         check_length(each.name, MAX_NAME_BYTES, f"variables[{index}].name")
-    return [GivenVariable(each.name, decode_reference(each.tensor, payload, user)) for each in variables]
+    described = [(f"variables[{index}].tensor", each.tensor) for index, each in enumerate(variables)]
+    return [each.name for each in variables], decode_tensors(described, payload, user)
 
 
 def decode_forward(
@@ -341,9 +313,18 @@ def _given(message: Any, names: Sequence[str]) -> dict[str, float]:
     return {name: getattr(message, name) for name in names if message.HasField(name)}
 
 
-async def _decode_initializer(
-    initializer: layer_pb2.Initializer, opener: TensorOpener, payload: Payload, user: Identity, field: str
-) -> Initializer:
+def _decode_initializers(
+    initializers: Sequence[tuple[str, layer_pb2.Initializer]], payload: Payload, user: Identity
+) -> tuple[dict[str, NamedInitializer | None], IncomingTensors]:
+    """Returns initializers by name, None for a tensor, and the tensors."""
+    named = {name: _decode_initializer(each, f"config.param_initializers[{name}]") for name, each in initializers}
+    tensors = [
+        (f"config.param_initializers[{name}].tensor", each.tensor) for name, each in initializers if named[name] is None
+    ]
+    return named, decode_tensors(tensors, payload, user)
+
+
+def _decode_initializer(initializer: layer_pb2.Initializer, field: str) -> NamedInitializer | None:
     kind = initializer.WhichOneof("kind")
     if kind == "named":
         named = initializer.named
@@ -351,8 +332,32 @@ async def _decode_initializer(
         parameters = _given(named, ("value", "minval", "maxval", "mean", "stddev"))
         return NamedInitializer(named.name, parameters, named.seed if named.HasField("seed") else None)
     if kind == "tensor":
-        return await open_initializer(opener, decode_reference(initializer.tensor, payload, user), f"{field}.tensor")
+        return None
     raise InvalidArgumentError("expected a tensor or a named initializer, got neither", field=field)
+
+
+async def open_initializers(
+    opener: TensorOpener, initializers: Mapping[str, NamedInitializer | None], tensors: IncomingTensors
+) -> dict[str, Initializer]:
+    """Returns initializers by name; a layer may keep referring to the memory of tensors.
+
+    Args:
+        opener: Opens the tensors.
+        initializers: The initializers; None for those that are tensors.
+        tensors: The tensors, in the order of `initializers`.
+
+    Raises:
+        InvalidArgumentError: A tensor is malformed.
+        NotFoundError: A handle does not exist.
+        MemoryError: There is no host memory for the values.
+    """
+    async with opener.open(tensors):
+        arrays = iter(await opener.copy_to_host(tensors))
+        tensors.share()
+        return {
+            name: TensorInitializer(next(arrays)) if initializer is None else initializer
+            for name, initializer in initializers.items()
+        }
 
 
 def _encode_initializer(initializer: Initializer) -> layer_pb2.Initializer:

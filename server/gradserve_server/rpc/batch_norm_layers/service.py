@@ -1,7 +1,7 @@
 """The servicer of BatchNormLayerService: decodes requests, calls the domain and encodes responses."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 from gradserve_protocol.tensors import WithContents
@@ -17,7 +17,6 @@ from gradserve_server.ops.runner import OpenInputs, arrays_of, open_inputs
 from gradserve_server.resources.registry import DEFAULT_CONTAINER
 from gradserve_server.rpc.batch_norm_layers.codec import (
     MAX_VARIABLES,
-    GivenVariable,
     decode_collection,
     decode_config,
     decode_forward,
@@ -36,7 +35,7 @@ from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of
 from gradserve_server.rpc.gradient_ops.service import decode_inputs
 from gradserve_server.rpc.tensors.outgoing import OutgoingTensors, TensorDeliverer
 from gradserve_server.runtime.timing import InTurns
-from gradserve_server.tensors.opening import TensorOpener
+from gradserve_server.tensors.incoming import IncomingTensors, TensorOpener
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class BatchNormLayerServicer:
         with self._using(request.layer, call) as layer, self._deliverer.begin(request.placement, call) as outgoing:
             forward = decode_forward(request, self._lease_seconds, call.identity)
             inputs = decode_inputs(request, CallInputs, call.payload, call.identity)
-            with open_inputs(self._opener, inputs, CallInputs) as opened:
+            async with open_inputs(self._opener, inputs, CallInputs) as opened:
                 result = await deliver_forward(layer, opened, forward, outgoing)
             return await encode_forward(result, outgoing)
 
@@ -124,7 +123,7 @@ class BatchNormLayerServicer:
         forward_id, retain = call.identity.own(request.forward_id), request.retain_forward
         with self._using(request.layer, call) as layer, self._deliverer.begin(request.placement, call) as outgoing:
             inputs = decode_inputs(request, OutputsGradient, call.payload, call.identity)
-            with open_inputs(self._opener, inputs, OutputsGradient) as opened:
+            async with open_inputs(self._opener, inputs, OutputsGradient) as opened:
                 names = await deliver_backward(layer, opened, forward_id, outgoing, retain=retain)
             return await encode_gradients(names, outgoing)
 
@@ -162,11 +161,10 @@ class BatchNormLayerServicer:
     async def SetBatchNormVariables(
         self, request: messages_pb2.SetBatchNormVariablesRequest, call: Call
     ) -> messages_pb2.SetBatchNormVariablesResponse:
-        with (
-            self._using(request.layer, call) as layer,
-            open_variables(self._opener, decode_variables(request.variables, call.payload, call.identity)) as values,
-        ):
-            await layer.set_variables(values)
+        with self._using(request.layer, call) as layer:
+            names, tensors = decode_variables(request.variables, call.payload, call.identity)
+            async with open_variables(self._opener, names, tensors) as values:
+                await layer.set_variables(values)
         return messages_pb2.SetBatchNormVariablesResponse()
 
     def _using(self, ref: batch_norm_pb2.BatchNormLayerRef, call: Call) -> AbstractContextManager[BatchNormLayer]:
@@ -215,24 +213,26 @@ async def deliver_backward(
     return list(arrays_of(computed.outputs))
 
 
-@contextmanager
-def open_variables(opener: TensorOpener, variables: Sequence[GivenVariable]) -> Iterator[dict[str, Array]]:
+@asynccontextmanager
+async def open_variables(
+    opener: TensorOpener, names: Sequence[str], tensors: IncomingTensors
+) -> AsyncIterator[dict[str, Array]]:
     """Yields values by name for setting variables, which keep referring to the memory of the values.
 
     Raises:
         InvalidArgumentError: There are no values, or one is malformed or given twice.
         NotFoundError: A handle does not exist.
     """
-    if not variables:
+    if not names:
         raise InvalidArgumentError("expected at least one variable, got none", field="variables")
-    paths: dict[str, str] = {}
-    for index, variable in enumerate(variables):
-        if variable.name in paths:
+    known: set[str] = set()
+    for index, name in enumerate(names):
+        if name in known:
             raise InvalidArgumentError(
-                f"expected each variable once, got {variable.name!r} twice", field=f"variables[{index}].name"
+                f"expected each variable once, got {name!r} twice", field=f"variables[{index}].name"
             )
-        paths[variable.name] = f"variables[{index}].tensor"
-    with opener.open({paths[each.name]: each.tensor for each in variables}) as tensors:
-        values = {name: tensors[path] for name, path in paths.items()}
+        known.add(name)
+    async with opener.open(tensors):
+        values = dict(zip(names, tensors.arrays().values(), strict=True))
         tensors.share()
         yield values

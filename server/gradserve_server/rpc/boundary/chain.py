@@ -15,7 +15,7 @@ from gradserve_protocol.tensors import Serializable
 from gradserve_server.errors import ServiceError
 from gradserve_server.observe.calls import Origin, nowhere
 from gradserve_server.security.identity import ANONYMOUS, Credentials, Identity, PeerCertificate, no_credentials
-from gradserve_server.tensors.references import NO_PAYLOAD, Payload
+from gradserve_server.tensors.payload import NO_PAYLOAD, Payload
 
 _REQUEST_ID = "x-request-id"
 

@@ -17,11 +17,11 @@ from gradserve_server.ops.operation import AnyOp
 from gradserve_server.ops.runner import OpRunner, arrays_of, check_call, open_inputs
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.messages import Entries, Piece
-from gradserve_server.rpc.tensors.messages import decode_reference
+from gradserve_server.rpc.tensors.messages import decode_tensors
 from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.opening import TensorOpener
-from gradserve_server.tensors.references import Payload, Reference
+from gradserve_server.tensors.incoming import IncomingTensors, TensorOpener
+from gradserve_server.tensors.payload import Payload
 
 AttributesT = TypeVar("AttributesT")
 SERVICE = gradient_ops_service_pb2.DESCRIPTOR.services_by_name["GradientOpsService"]
@@ -60,7 +60,7 @@ class GradientOpsServicer:
         with self._deliverer.begin(request.placement, call) as outgoing:
             work = PIECE_BYTES * num_parts(request, op.inputs)
             inputs = await self._compute.run(work, decode_inputs, request, op.inputs, call.payload, call.identity)
-            with open_inputs(self._opener, inputs, op.inputs) as opened:
+            async with open_inputs(self._opener, inputs, op.inputs) as opened:
                 checked = await self._compute.run(work, check_call, op, opened.inputs, attributes)
                 keeps = outgoing.keeps(checked.output_bytes)
                 computed = await self._runner.run(checked, on_host=not keeps, room=outgoing.room)
@@ -96,23 +96,21 @@ def num_parts(request: Any, kind: type[Any]) -> int:
     return sum(len(getattr(request, field.name)) for field in fields(kind) if declared[field.name].is_repeated)
 
 
-def decode_inputs(request: Any, kind: type[Any], payload: Payload, user: Identity = ANONYMOUS) -> dict[str, Reference]:
-    """Returns the references of required and given inputs, by name; "weights[1]" for a repeated field.
+def decode_inputs(request: Any, kind: type[Any], payload: Payload, user: Identity = ANONYMOUS) -> IncomingTensors:
+    """Returns the required and given inputs, by name; "weights[1]" for one of a repeated field.
 
     Raises:
         InvalidArgumentError: There are too many.
     """
-    references: dict[str, Reference] = {}
+    described: list[tuple[str, tensor_pb2.Tensor]] = []
     for field in fields(kind):
         value = getattr(request, field.name)
         if request.DESCRIPTOR.fields_by_name[field.name].is_repeated:
             check_count(value, MAX_NETWORK_PARTS, "tensors", field.name)
-            references |= {
-                f"{field.name}[{index}]": decode_reference(tensor, payload, user) for index, tensor in enumerate(value)
-            }
+            described += [(f"{field.name}[{index}]", tensor) for index, tensor in enumerate(value)]
         elif request.HasField(field.name) or field.default is MISSING:
-            references[field.name] = decode_reference(value, payload, user)
-    return references
+            described.append((field.name, value))
+    return decode_tensors(described, payload, user)
 
 
 def _pieces(outputs: Any, tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[Piece]:

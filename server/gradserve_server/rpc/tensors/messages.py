@@ -1,8 +1,8 @@
-"""Tensors in messages: references of requests, handles and specs of replies."""
+"""Tensors in messages: tensors of requests, handles and specs of replies."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -11,10 +11,20 @@ from gradserve_protocol.tensors import to_data_type, to_dtype
 from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.limits import MAX_ARRAY_DIMENSIONS, check_count
+from gradserve_server.limits import MAX_ARRAY_DIMENSIONS
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.references import Inline, Malformed, Payload, Reference, Stored
-from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.incoming import (
+    IncomingTensor,
+    IncomingTensors,
+    Inline,
+    Malformed,
+    Stored,
+    tensors_in,
+)
+from gradserve_server.tensors.payload import Payload
+from gradserve_server.tensors.spec import Fault, TensorSpec
+
+_DTYPES: dict[int, np.dtype[Any]] = {code: to_dtype(code) for code in tensor_pb2.DataType.values() if code}
 
 
 def decode_spec(data_type: tensor_pb2.DataType, shape: Sequence[int], field: str) -> TensorSpec:
@@ -23,55 +33,66 @@ def decode_spec(data_type: tensor_pb2.DataType, shape: Sequence[int], field: str
     Raises:
         InvalidArgumentError: No tensor can have them.
     """
-    try:
-        dtype = to_dtype(data_type)
-    except ValueError as error:
-        raise InvalidArgumentError(str(error), field=f"{field}.dtype") from None
-    check_count(shape, MAX_ARRAY_DIMENSIONS, "dimensions", f"{field}.shape")
-    sizes = tuple(shape)
+    spec = _described(data_type, shape)
+    if isinstance(spec, Fault):
+        raise InvalidArgumentError(spec.message, field=field + spec.field)
+    return spec
+
+
+def _described(data_type: tensor_pb2.DataType, shape: Sequence[int]) -> TensorSpec | Fault:
+    dtype, sizes = _DTYPES.get(data_type), tuple(shape)
+    if dtype is None:
+        return Fault(f"expected a known DataType, got {data_type}", ".dtype")
+    if len(sizes) > MAX_ARRAY_DIMENSIONS:
+        return Fault(f"expected at most {MAX_ARRAY_DIMENSIONS} dimensions, got {len(sizes)}", ".shape")
+    num_bytes = dtype.itemsize
     for size in sizes:
         if size < 0:
-            raise InvalidArgumentError(f"expected dimensions of at least 0, got {size}", field=f"{field}.shape")
-    # NumPy multiplies the nonzero sizes, so even an empty tensor can overflow.
-    if math.prod(size or 1 for size in sizes) * dtype.itemsize >= 1 << 63:
-        raise InvalidArgumentError(
-            f"expected less than 2^63 bytes, got shape {list(sizes)} of {dtype}", field=f"{field}.shape"
-        )
+            return Fault(f"expected dimensions of at least 0, got {size}", ".shape")
+        num_bytes *= size or 1  # NumPy multiplies the nonzero sizes, so even an empty tensor can overflow
+    if num_bytes >= 1 << 63:
+        return Fault(f"expected less than 2^63 bytes, got shape {list(sizes)} of {dtype}", ".shape")
     return TensorSpec(dtype, sizes)
 
 
-def decode_reference(tensor: tensor_pb2.Tensor, payload: Payload, user: Identity = ANONYMOUS) -> Reference:
-    """Returns the reference of a tensor in a request. Errors in its description are raised when it is opened.
+def decode_tensors(
+    described: Sequence[tuple[str, tensor_pb2.Tensor]], payload: Payload, user: Identity = ANONYMOUS
+) -> IncomingTensors:
+    """Returns tensors of a request. Errors in a description are raised when the tensor is needed.
 
     Args:
-        tensor: The message of the tensor.
+        described: The field of each tensor in the request, and its message.
         payload: The payload beside the request.
         user: The caller, who can only refer to tensors within reach.
     """
-    data = tensor.WhichOneof("data")
-    if data == "handle":
-        return Stored(tensor.handle, _described(tensor) if tensor.dtype else None, user)
-    if data is None:
-        return Malformed("expected content or a handle, got neither")
-    spec = _described(tensor)
-    if isinstance(spec, Malformed):
-        return spec
-    if data == "payload_offset":
-        return payload.reference(spec, tensor.payload_offset)
-    content = tensor.content
-    if len(content) != spec.num_bytes:
-        return Malformed(
-            f"expected {spec.num_bytes} bytes for shape {list(spec.shape)} of {spec.dtype}, got {len(content)}",
-            ".content",
-        )
-    return Inline(np.frombuffer(content, spec.dtype).reshape(spec.shape))
+    tensors: list[IncomingTensor | None] = []
+    beside: list[tuple[str, TensorSpec, int]] = []
+    for path, message in described:
+        data = message.WhichOneof("data")
+        spec = _described(message.dtype, message.shape)
+        if data == "handle":
+            if isinstance(spec, TensorSpec):
+                tensors.append(Stored(path, message.handle, spec))
+            else:  # without a dtype, there is no description
+                tensors.append(Stored(path, message.handle, fault=spec if message.dtype else None))
+        elif data is None:
+            tensors.append(Malformed(path, fault=Fault("expected content or a handle, got neither")))
+        elif isinstance(spec, Fault):
+            tensors.append(Malformed(path, fault=spec))
+        elif data == "payload_offset":
+            beside.append((path, spec, message.payload_offset))
+            tensors.append(None)
+        else:
+            tensors.append(_inline(path, spec, message.content))
+    found = iter(tensors_in(payload, beside))
+    return IncomingTensors([next(found) if each is None else each for each in tensors], payload, user)
 
 
-def _described(tensor: tensor_pb2.Tensor) -> TensorSpec | Malformed:
-    try:
-        return decode_spec(tensor.dtype, tensor.shape, "")
-    except InvalidArgumentError as error:
-        return Malformed(error.message, error.field or "")
+def _inline(field: str, spec: TensorSpec, content: bytes) -> IncomingTensor:
+    if len(content) == spec.num_bytes:
+        return Inline(field, np.frombuffer(content, spec.dtype).reshape(spec.shape))
+    fault = f"expected {spec.num_bytes} bytes for shape {list(spec.shape)} of {spec.dtype}, got {len(content)}"
+    return Malformed(field, fault=Fault(fault, ".content"))
 
 
 def encode_spec(spec: TensorSpec | Array) -> tensor_pb2.TensorSpec:

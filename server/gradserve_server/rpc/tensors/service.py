@@ -2,9 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, contextmanager
-from functools import partial
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
@@ -13,7 +12,7 @@ from gradserve_protocol.frames import ALIGNMENT
 from gradserve_protocol.messages import encode_duration
 from gradserve_protocol.tensors import Chunk, Contents, PartDecoder, WithContents, cut, encode_part
 from gradserve_protocol.v1 import tensor_messages_pb2 as messages_pb2
-from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES, Compute
+from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array, Device
 from gradserve_server.errors import (
     DeadlineExceededError,
@@ -29,8 +28,8 @@ from gradserve_server.rpc.boundary.fields import decode_duration, page_of
 from gradserve_server.rpc.boundary.messages import Entries, Serialized, assembled
 from gradserve_server.rpc.tensors.messages import (
     StreamedContents,
-    decode_reference,
     decode_spec,
+    decode_tensors,
     encode_handle,
     encode_spec,
 )
@@ -39,9 +38,9 @@ from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
 from gradserve_server.runtime.timing import InTurns
 from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.held import HeldTensors
+from gradserve_server.tensors.incoming import IncomingTensors, TensorOpener
 from gradserve_server.tensors.inflight import InFlight, TooSlowError
-from gradserve_server.tensors.opening import OpenedTensors, TensorOpener
-from gradserve_server.tensors.references import Attached, LiveOnGpu, Payload, Reference, Stored
+from gradserve_server.tensors.payload import Payload
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec, num_bytes_of
 from gradserve_server.tensors.store import StoredTensor, TensorStore
@@ -162,11 +161,11 @@ class TensorServicer:
     ) -> AsyncIterator[messages_pb2.GetTensorsResponse | Serialized | Chunk]:
         _check_some(request.handles, "handle")
         handles, work = list(request.handles), PIECE_BYTES * len(request.handles)
-        async with self._store.use_many(handles, release=request.release, user=call.identity) as inputs:
+        async with self._store.use(handles, release=request.release, user=call.identity) as inputs:
             arrays = await self._compute.run(work, _arrays_of, inputs, handles)
             header = ("header", [Entries("tensors", map(encode_spec, arrays))])
             yield await assembled(self._compute, len(arrays), messages_pb2.GetTensorsResponse(), [header])
-            if await self._compute.run(work // 4, self._residence.is_on_host, arrays):
+            if await self._residence.is_on_host(arrays):
                 chunks = cut(map(buffer_of, arrays))
                 while (chunk := await self._compute.run(work, next, chunks, None)) is not None:
                     yield chunk
@@ -183,42 +182,37 @@ class TensorServicer:
         lease = decode_duration(request, "lease")
         device = self._uploads.device(request.device, "device")
         work = PIECE_BYTES * len(request.tensors)
-        references = await self._compute.run(work, _decode_references, request, call.payload)
-        put: Callable[[OpenedTensors, int, float | None, Call], Awaitable[tuple[Sequence[Array], list[str]]]]
-        if await self._compute.run(work, _are_partly_on_gpu, references):
-            put = partial(self._stored_from_gpu, request.device, device)
-        elif device is self._uploads.host:
-            put = self._stored
-        else:
-            put = partial(self._brought, device, references)
-        if len(references) <= FEW_PIECES:
-            with self._opener.open(references) as opened:
-                arrays, handles = await put(opened, work, lease, call)
-        else:
-            async with self._opener.open_many(references) as opened:
-                arrays, handles = await put(opened, work, lease, call)
+        tensors = await self._compute.run(work, _decode_tensors, request, call.payload)
+        is_for_host = device is self._uploads.host
+        arrives = not is_for_host and tensors.is_one_payload
+        if not arrives:
+            await call.payload.arrived()
+        on_host = is_for_host and bool(request.device)
+        async with self._opener.open(tensors, on_host=on_host):
+            arrays: Sequence[Array] = list((await self._compute.run(work, tensors.arrays)).values())
+            if tensors.is_partly_on_gpu and not on_host:
+                arrays, handles = await self._copied(arrays, lease, call, stay=is_for_host)
+            elif is_for_host:
+                arrays, handles = await self._stored(arrays, tensors, lease, call)
+            else:
+                handles = await self._brought(
+                    arrays, device, call.payload.arrived if arrives else _is_there, lease, call
+                )
         return await self._answered(messages_pb2.StoreTensorsResponse, arrays, handles)
 
     async def _stored(
-        self, opened: OpenedTensors, work: int, lease: float | None, call: Call
+        self, arrays: Sequence[Array], tensors: IncomingTensors, lease: float | None, call: Call
     ) -> tuple[Sequence[Array], list[str]]:
-        await call.payload.arrived()
-        arrays = await self._owned(list((await self._compute.run(work, opened.arrays)).values()))
-        memory = next(iter(await self._compute.run(work, lambda: opened.memory)), None)
+        arrays = await self._owned(arrays)
+        memory = next(iter(await self._compute.run(PIECE_BYTES * len(arrays), lambda: tensors.memory)), None)
         room = None if memory is None else Room(memory)
         handles = await self._store.keep(arrays, lease, shared=False, room=room, owner=call.identity)
         return arrays, handles
 
-    async def _stored_from_gpu(
-        self, wanted: str, device: Device, opened: OpenedTensors, work: int, lease: float | None, call: Call
+    async def _copied(
+        self, arrays: Sequence[Array], lease: float | None, call: Call, *, stay: bool
     ) -> tuple[Sequence[Array], list[str]]:
-        """Copies tensors, some of them in the client's GPU memory: on the GPU, unless the host is wanted."""
-        await call.payload.arrived()
-        if wanted and device is self._uploads.host:
-            await opened.bring_to_host()
-            return await self._stored(opened, work, lease, call)
-        arrays = list((await self._compute.run(work, opened.arrays)).values())
-        stay = device is self._uploads.host
+        """Copies tensors, some of them in the client's GPU memory, on the GPU; those on the host may stay there."""
         gpu = self._uploads.device("auto", "device")
         num_bytes = sum([array.nbytes for array in arrays if not stay or gpu.holds(array)])
         async with self._uploads.room(gpu, num_bytes, call.identity) as room:
@@ -227,27 +221,17 @@ class TensorServicer:
         return copies, handles
 
     async def _brought(
-        self,
-        device: Device,
-        references: Mapping[str, Reference],
-        opened: OpenedTensors,
-        work: int,
-        lease: float | None,
-        call: Call,
-    ) -> tuple[Sequence[Array], list[str]]:
+        self, arrays: Sequence[Array], device: Device, arrived: Arrived, lease: float | None, call: Call
+    ) -> list[str]:
         """Copies tensors to a device; tensors of a large payload while the rest is arriving."""
-        arrived: Arrived = call.payload.arrived
-        if not await self._compute.run(work, _are_in_filled_payload, references):
-            await call.payload.arrived()
-            arrived = _is_there
-        arrays = list((await self._compute.run(work, opened.arrays)).values())
+        work = PIECE_BYTES * len(arrays)
         specs = await self._compute.run(work, lambda: [TensorSpec(array.dtype, array.shape) for array in arrays])
         num_bytes = await self._compute.run(work, num_bytes_of, specs)
         async with self._uploads.room(device, num_bytes, call.identity) as room:
             receiving = self._store.receive(specs, lease, owner=call.identity, allocate=device.empty, given=room)
             with receiving as upload:
                 await self._uploads.bring(upload, arrays, arrived)
-                return arrays, await self._store.store(upload)
+                return await self._store.store(upload)
 
     async def _owned(self, arrays: Sequence[Array]) -> Sequence[Array]:
         """Returns arrays that nobody else refers to, and that can be deleted one by one.
@@ -262,16 +246,13 @@ class TensorServicer:
         _check_some(request.handles, "handle")
         handles, work = list(request.handles), PIECE_BYTES * len(request.handles)
         async with AsyncExitStack() as using:
-            if len(handles) <= FEW_PIECES:
-                held = using.enter_context(self._store.use(handles, release=request.release, user=call.identity))
-            else:
-                held = await using.enter_async_context(
-                    self._store.use_many(handles, release=request.release, user=call.identity)
-                )
+            held = await using.enter_async_context(
+                self._store.use(handles, release=request.release, user=call.identity)
+            )
             arrays = await self._compute.run(work, _arrays_of, held, handles)
             if request.into:
                 return await self._write(arrays, request, call)
-            if call.streams_results and not await self._compute.run(work // 4, self._residence.is_on_host, arrays):
+            if call.streams_results and not await self._residence.is_on_host(arrays):
                 reply = await self._streamed(arrays, using)
                 call.endings.append(_Ending(using.pop_all(), self._tasks))
                 return reply
@@ -311,17 +292,17 @@ class TensorServicer:
             raise InvalidArgumentError(
                 f"expected one place for each of the {len(arrays)} handles, got {len(request.into)}", field="into"
             )
-        places = {f"into[{index}]": decode_reference(each, call.payload) for index, each in enumerate(request.into)}
-        async with self._opener.open_many(places) as opened:
-            targets = list(opened.arrays().values())
-            for (path, place), array, target in zip(places.items(), arrays, targets, strict=True):
-                if not isinstance(place, LiveOnGpu):
-                    raise InvalidArgumentError("expected a place in memory of the GPU", field=path)
+        described = [(f"into[{index}]", each) for index, each in enumerate(request.into)]
+        async with self._opener.open(decode_tensors(described, call.payload)) as places:
+            targets = list(places.arrays().values())
+            for place, array, target in zip(places, arrays, targets, strict=True):
+                if not place.is_on_gpu:
+                    raise InvalidArgumentError("expected a place in memory of the GPU", field=place.field)
                 if (target.dtype, target.shape) != (array.dtype, array.shape):
                     raise InvalidArgumentError(
                         f"expected a place for shape {list(array.shape)} of {array.dtype}, got one for "
                         f"{list(target.shape)} of {target.dtype}",
-                        field=path,
+                        field=place.field,
                     )
             call.payload.check_lender()
             await self._residence.fill(targets, arrays)
@@ -385,20 +366,12 @@ def _arrays_of(held: HeldTensors, handles: Iterable[str]) -> list[Array]:
     return [held.arrays[handle] for handle in handles]
 
 
-def _decode_references(request: messages_pb2.StoreTensorsRequest, payload: Payload) -> dict[str, Reference]:
-    references = {f"tensors[{index}]": decode_reference(each, payload) for index, each in enumerate(request.tensors)}
-    for path, reference in references.items():
-        if isinstance(reference, Stored):
-            raise InvalidArgumentError("expected the elements of a tensor, got a handle", field=f"{path}.handle")
-    return references
-
-
-def _are_in_filled_payload(references: Mapping[str, Reference]) -> bool:
-    return all(isinstance(each, Attached) and each.payload.is_filled for each in references.values())
-
-
-def _are_partly_on_gpu(references: Mapping[str, Reference]) -> bool:
-    return any(isinstance(each, LiveOnGpu) for each in references.values())
+def _decode_tensors(request: messages_pb2.StoreTensorsRequest, payload: Payload) -> IncomingTensors:
+    tensors = decode_tensors([(f"tensors[{index}]", each) for index, each in enumerate(request.tensors)], payload)
+    if tensors.stored:
+        field = f"{tensors.stored[0].field}.handle"
+        raise InvalidArgumentError("expected the elements of a tensor, got a handle", field=field)
+    return tensors
 
 
 async def _is_there(_part: Array) -> None:

@@ -14,19 +14,17 @@ from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2
 from gradserve_server.accumulators.closing import ClosingRule
-from gradserve_server.accumulators.gradient import Average, Gradient
+from gradserve_server.accumulators.gradient import Average, Gradient, OpenGradient
 from gradserve_server.accumulators.incoming import (
-    ArrivingGradients,
-    GivenGradient,
+    GradientReceiver,
     check_contribution,
-    use_gradient,
 )
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.rounds import Applied
 from gradserve_server.accumulators.sharding.home import is_incarnation, is_of_earlier
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.sums.checking import Check
-from gradserve_server.devices.compute import FEW_PIECES, PIECE_BYTES
+from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -55,7 +53,6 @@ from gradserve_server.rpc.upstream.forwarding import Aggregated, Forwarding, Gra
 from gradserve_server.rpc.upstream.messages import Answer, Pulled, waiting_request, without_tensors
 from gradserve_server.rpc.upstream.shards import UpstreamShards, shard_if_wanted
 from gradserve_server.security.identity import ANONYMOUS
-from gradserve_server.tensors.opening import TensorOpener
 from gradserve_server.upstream.batches import Batches, ForwardingRule
 from gradserve_server.upstream.latest import LatestAverage, LatestAverages
 from gradserve_server.upstream.leaf import Leaf
@@ -85,9 +82,8 @@ class AggregatingServicer:
         rule: ForwardingRule,
         local: AccumulatorServicer,
         registry: AccumulatorRegistry,
-        opener: TensorOpener,
+        receiver: GradientReceiver,
         deliverer: TensorDeliverer,
-        arriving: ArrivingGradients,
     ) -> None:
         """Makes a servicer. Averages count in the memory of sums for as long as they are kept."""
         self._forwarding = forwarding
@@ -99,9 +95,8 @@ class AggregatingServicer:
         self._rule = rule
         self._local = local
         self._registry = registry
-        self._opener = opener
+        self._receiver = receiver
         self._deliverer = deliverer
-        self._arriving = arriving
         self._latest = LatestAverages(forwarding.memory)
         self._known: OrderedDict[tuple[str, str], Aggregated] = OrderedDict()
 
@@ -240,19 +235,19 @@ class AggregatingServicer:
         spec = accumulator.spec
         if request.sum_of:
             spec = await self._compute.run(PIECE_BYTES * len(spec.components), lambda: accumulator.spec.of_sums)
-        decode = partial(decode_gradient, request, call.payload, call.identity)
-        few = len(request.gradient) <= FEW_PIECES
-        request_id, contribution, given = decode() if few else await self._compute.run_in_thread(decode)
+        work = PIECE_BYTES * len(request.gradient)
+        sent = (request, call.payload, call.identity)
+        request_id, contribution, given = await self._compute.run(work, decode_gradient, *sent)
         check_contribution(accumulator.name, accumulator.spec, contribution)
         self._counts.gradients += contribution.num_gradients
-        await self._arriving.receive(spec, given, call.payload)
+        opening = await self._receiver.receive(spec, self._place, given)
         leaf = accumulator.under_way.find(request_id)
         is_repeated = leaf is not None
         if leaf is None:
             leaf = Leaf(without_tensors(request, call.identity), contribution)
             accumulator.begin(request_id, leaf)
         leaf.bring()
-        self._tasks.begin(self._bring(accumulator, spec, leaf, given, is_repeated=is_repeated))
+        self._tasks.begin(self._bring(accumulator, spec, leaf, opening, is_repeated=is_repeated))
         return await leaf.wait(timeout), is_repeated
 
     async def _bring(
@@ -260,7 +255,7 @@ class AggregatingServicer:
         accumulator: Aggregated,
         spec: AccumulatorSpec,
         leaf: GradientLeaf,
-        given: GivenGradient,
+        opening: OpenGradient,
         *,
         is_repeated: bool,
     ) -> None:
@@ -276,7 +271,7 @@ class AggregatingServicer:
             await returned
 
         try:
-            await use_gradient(self._opener, self._compute, spec, self._place, given, lend)
+            await opening(lend)
         except Exception as error:
             if is_repeated:
                 if not isinstance(error, ServiceError | MemoryError):

@@ -46,7 +46,7 @@ from gradserve_server.rpc.sockets.service import Grant
 from gradserve_server.runtime.tasks import EagerCall
 from gradserve_server.security.identity import Credentials, no_credentials
 from gradserve_server.tensors.inflight import TooSlowError
-from gradserve_server.tensors.references import NO_PAYLOAD
+from gradserve_server.tensors.payload import NO_PAYLOAD
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from gradserve_server.resources.budget import Purpose, Reservation
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.regions import ClientRegions
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
-from gradserve_server.tensors.references import NO_PAYLOAD, Arrival, Payload, PayloadSegment
+from gradserve_server.tensors.payload import NO_PAYLOAD, Arrival, Payload, PayloadSegment
 
 EARLY_BYTES = 4 << 20
 """The least size of a payload whose call may begin before all of it has arrived."""

@@ -1,13 +1,10 @@
-"""References to tensors in requests and replies, and the payload beside a message to which some of them refer.
-
-A new way for tensors to travel needs another kind of reference here, and code in `opening` that opens it.
-"""
+"""The payload beside a message: its memory, which parts of it tensors take, and its arrival."""
 
 import asyncio
 from bisect import bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +13,7 @@ from gradserve_protocol.frames import ALIGNMENT
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import AbortedError
 from gradserve_server.resources.budget import Reservation
-from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.spec import TensorSpec
+from gradserve_server.tensors.spec import Fault, TensorSpec
 
 
 class Arrival:
@@ -68,87 +64,6 @@ class Arrival:
 def _address(array: NDArray[Any]) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
-
-
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """An invalid description of a tensor. Opening it raises the error, so that checks keep their order.
-
-    Attributes:
-        message: What is wrong with it.
-        field: The path below the field of the tensor: ".shape"; empty for the tensor itself.
-    """
-
-    message: str
-    field: str = ""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Inline:
-    """A tensor in the message itself.
-
-    Attributes:
-        array: The array, in host memory. Read-only if it came with a request.
-    """
-
-    array: NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor stored on the server.
-
-    Attributes:
-        handle: Its handle.
-        spec: Its description in the message, which may be wrong in a request. None if there is none.
-        user: The identity that refers to it.
-    """
-
-    handle: str
-    spec: TensorSpec | Malformed | None = None
-    user: Identity = ANONYMOUS
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Attached:
-    """A tensor beside the message, in memory that the call owns and may keep.
-
-    Attributes:
-        array: The array, in host memory, or on the ops' device if it was copied there from the client's memory.
-        payload: The memory that it is part of.
-    """
-
-    array: Array
-    payload: "Payload"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Live:
-    """A tensor in the client's host memory, which the client can change at any time.
-
-    Attributes:
-        array: The array, read-only, in host memory.
-        payload: The memory that it is part of.
-    """
-
-    array: NDArray[Any]
-    payload: "Payload"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LiveOnGpu:
-    """A tensor in the client's memory on the ops' GPU, which the client can change at any time.
-
-    Attributes:
-        array: The array, on that device.
-        payload: The memory that it is part of.
-    """
-
-    array: Array
-    payload: "Payload"
-
-
-Reference: TypeAlias = Inline | Stored | Attached | Live | LiveOnGpu | Malformed
 
 
 _MAX_OUT_OF_ORDER = 4096
@@ -211,32 +126,50 @@ class Payload:
         self._arrival = arrival
         self._has_left = has_left
 
-    def reference(self, spec: TensorSpec, offset: int) -> Reference:
-        """Returns a reference to a tensor in the payload, or a malformed one if it cannot be there."""
+    def take(self, places: Sequence[tuple[TensorSpec, int]]) -> list[tuple[Array, PayloadSegment] | Fault]:
+        """Returns the arrays of tensors in the payload, each with its segment, or why it cannot be there.
+
+        Args:
+            places: The specs of tensors, and the first byte of each.
+        """
+        return [self._take(spec, offset) for spec, offset in places]
+
+    def _take(self, spec: TensorSpec, offset: int) -> tuple[Array, PayloadSegment] | Fault:
         end = offset + spec.num_bytes
         if offset % ALIGNMENT:
-            return Malformed(f"expected a multiple of {ALIGNMENT}, got {offset}", ".payload_offset")
+            return Fault(f"expected a multiple of {ALIGNMENT}, got {offset}", ".payload_offset")
         index = bisect_right(self._starts, offset) - 1
         segment = self._segments[index] if index >= 0 else None
         if segment is None or end > segment.start + segment.memory.size:
             size = 0 if segment is None else segment.start + segment.memory.size
-            return Malformed(
+            return Fault(
                 f"expected {spec.num_bytes} bytes within one segment of the payload, got an offset of {offset} "
                 f"where the segment ends at {size}",
                 ".payload_offset",
             )
-        fault = self._take(offset, end)
-        if fault is not None:
-            return Malformed(fault, ".payload_offset")
-        memory = segment.memory[offset - segment.start : end - segment.start]
+        if self._taken and self._taken[-1][1] > offset:
+            fault = self._take_out_of_order(offset, end)
+            if fault is not None:
+                return Fault(fault, ".payload_offset")
+        else:
+            self._taken.append((offset, end))
         self._unopened += 1
         if not segment.is_live:
             self._num_own += 1
             self._own_bytes += spec.num_bytes
-        array: Array = memory.view(spec.dtype).reshape(spec.shape)
-        if not segment.is_live:
-            return Attached(array, self)
-        return LiveOnGpu(array, self) if segment.on_gpu else Live(array, self)
+        memory = segment.memory[offset - segment.start : end - segment.start]
+        return memory.view(spec.dtype).reshape(spec.shape), segment
+
+    def _take_out_of_order(self, start: int, end: int) -> str | None:
+        """Notes a range that is not behind all others; returns what is wrong with it, if anything is."""
+        self._out_of_order += 1
+        if self._out_of_order > _MAX_OUT_OF_ORDER:
+            return f"expected at most {_MAX_OUT_OF_ORDER} tensors that are not in the order of the payload"
+        index = bisect_right(self._taken, (start, end))
+        if (index and self._taken[index - 1][1] > start) or (index < len(self._taken) and self._taken[index][0] < end):
+            return "expected tensors that do not overlap in the payload"
+        insort(self._taken, (start, end))
+        return None
 
     @property
     def num_bytes(self) -> int:
@@ -251,7 +184,7 @@ class Payload:
     def replace(self, copies: Mapping[int, PayloadSegment]) -> None:
         """Replaces segments by copies that the call owns and `memory` counts.
 
-        Call it before anything refers to the payload.
+        Call it before tensors take parts of the payload.
 
         Args:
             copies: The copies by the start of the segment.
@@ -320,20 +253,6 @@ class Payload:
             done, self._done = self._done, None
             self._segments = ()
             done()
-
-    def _take(self, start: int, end: int) -> str | None:
-        """Notes a range; returns what is wrong with it, if anything is."""
-        if not self._taken or self._taken[-1][1] <= start:
-            self._taken.append((start, end))
-            return None
-        self._out_of_order += 1
-        if self._out_of_order > _MAX_OUT_OF_ORDER:
-            return f"expected at most {_MAX_OUT_OF_ORDER} tensors that are not in the order of the payload"
-        index = bisect_right(self._taken, (start, end))
-        if (index and self._taken[index - 1][1] > start) or (index < len(self._taken) and self._taken[index][0] < end):
-            return "expected tensors that do not overlap in the payload"
-        insort(self._taken, (start, end))
-        return None
 
 
 NO_PAYLOAD = Payload((), None)
