@@ -170,7 +170,7 @@ class Expiry:
         Raises:
             ExceptionGroup: Some of it could not be ended; everything else is.
         """
-        everything = {what: partial(_expire_all, expire) for what, expire in self._in_turns.items()}
+        everything = {what: partial(expire_all, expire) for what, expire in self._in_turns.items()}
         failures = []
         for what, expire_all in (everything | dict(self._as_a_whole)).items():
             try:
@@ -186,7 +186,7 @@ def _report(what: str, count: int) -> None:
         _log.info("%d %s expired", count, what)
 
 
-async def _expire_all(expire: Callable[[Turn], int]) -> int:
+async def expire_all(expire: Callable[[Turn], int]) -> int:
     """Deletes everything that has expired, a few at a time; returns how much it was."""
     ended = 0
     while True:

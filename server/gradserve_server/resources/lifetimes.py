@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gradserve_server.errors import InvalidArgumentError, ServiceError
 from gradserve_server.limits import MAX_ID_BYTES, check_length
-from gradserve_server.resources.leases import Lease, LeaseQueue
+from gradserve_server.resources.leases import Lease, LeaseQueue, expire_all
 from gradserve_server.runtime.timing import Turn
 
 _LONGEST_SECONDS = 315_576_000_000.0
@@ -153,9 +153,7 @@ class ClientLeases:
         """
         _check_id(client_id)
         count = self._end(client_id, "it was private to a client that was closed")
-        while self._ending:
-            self.delete_some(Turn())
-            await asyncio.sleep(0)
+        await expire_all(self.delete_some)
         return count
 
     def delete_some(self, turn: Turn) -> int:
