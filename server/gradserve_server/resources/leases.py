@@ -172,9 +172,9 @@ class Expiry:
         """
         everything = {what: partial(expire_all, expire) for what, expire in self._in_turns.items()}
         failures = []
-        for what, expire_all in (everything | dict(self._as_a_whole)).items():
+        for what, expire in (everything | dict(self._as_a_whole)).items():
             try:
-                _report(what, await expire_all())
+                _report(what, await expire())
             except Exception as error:
                 failures.append(error)
         if failures:
