@@ -126,7 +126,7 @@ class Forwarding:
     def __init__(self, link: UpstreamLink, place: Place, memory: Budget, ids: RequestIds, counts: Counts) -> None:
         self.link = link
         self.place = place
-        """Where sums are computed."""
+        """The memory in which sums are computed."""
         self.memory = memory
         """The budget of sums while they are forwarded."""
         self.counts = counts
