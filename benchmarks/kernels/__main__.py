@@ -1,9 +1,9 @@
 """`python -m benchmarks.kernels`: the time of the host's kernels without parts of their tool chain, beside the whole.
 
 Each kernel is compiled once as it is, and once for each part that can be replaced by what `njit(parallel=True)` has.
-All are then measured in alternation, many short times, so that other work on the machine affects them alike. The figure
-of one is the median of the least times of several groups; a ratio above 1 says how much longer a kernel takes without
-the part.
+All are then measured in alternation, in many short groups of calls, so that other work affects all alike.
+There are two figures of each: the median of the least times of the groups, and the median of all times, which shows
+what happens when others use the processors. A ratio above 1 says how much longer a kernel takes without the part.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -104,6 +105,7 @@ def _few(table: Any, *dtypes: Any) -> Any:
     return replace(table, types={dtype: table.types[dtype] for dtype in dtypes})
 
 
+_PAUSE_SECONDS = 0.02
 _POOL = BufferPool(1 << 30)
 
 
@@ -170,13 +172,15 @@ def cases(parallel: Any) -> dict[str, Callable[[], object]]:
     return calls
 
 
-def _least_seconds(call: Callable[[], object], repeats: int) -> float:
-    least = float("inf")
+def _seconds(call: Callable[[], object], repeats: int) -> list[float]:
+    # OpenMP's threads spin for some milliseconds after each loop; they must not disturb others.
+    time.sleep(_PAUSE_SECONDS)
+    found = []
     for _ in range(repeats):
         start = time.perf_counter()
         call()
-        least = min(least, time.perf_counter() - start)
-    return least
+        found.append(time.perf_counter() - start)
+    return found
 
 
 def main() -> None:
@@ -197,18 +201,19 @@ def main() -> None:
             compiled[way] = cases(threads(arguments.threads))
             for call in compiled[way].values():
                 call()
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, list[float]]] = {}
     print(f"{'milliseconds, and ratios without':50}", *(f"{way:>15}" for way in ways))
     for name in compiled["whole"]:
-        least: dict[str, list[float]] = {way: [] for way in ways}
+        groups: dict[str, list[list[float]]] = {way: [] for way in ways}
         for _ in range(arguments.groups):
             for way in ways:
-                least[way].append(_least_seconds(compiled[way][name], arguments.repeats))
-        medians = {way: statistics.median(seconds) for way, seconds in least.items()}
-        whole = medians.pop("whole")
-        found[name] = {"milliseconds": round(whole * 1e3, 3)}
-        found[name] |= {way: round(seconds / whole, 2) for way, seconds in medians.items()}
-        print(f"{name:50}", *(f"{number:15.2f}" for number in found[name].values()), flush=True)
+                groups[way].append(_seconds(compiled[way][name], arguments.repeats))
+        least = {way: statistics.median(map(min, each)) for way, each in groups.items()}
+        median = {way: statistics.median(chain.from_iterable(each)) for way, each in groups.items()}
+        whole, usual = least.pop("whole"), median.pop("whole")
+        found[name] = {"milliseconds": [round(whole * 1e3, 3), round(usual * 1e3, 3)]}
+        found[name] |= {way: [round(least[way] / whole, 2), round(median[way] / usual, 2)] for way in least}
+        print(f"{name:50}", *(f"{first:8.2f} {second:6.2f}" for first, second in found[name].values()), flush=True)
     if arguments.write:
         machine = {"processor": _processor(), "threads": arguments.threads, "numba": numba.__version__}
         RESULTS.write_text(json.dumps({"machine": machine, "without": PARTS, "ratios": found}, indent=1) + "\n")

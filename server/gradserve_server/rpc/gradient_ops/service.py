@@ -1,7 +1,7 @@
 """GradientOpsService: decodes a call, runs the op, and encodes its outputs."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -12,16 +12,14 @@ from google.protobuf.message import Message
 from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.v1 import gradient_ops_service_pb2, tensor_pb2
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
-from gradserve_server.limits import MAX_NAME_BYTES, MAX_NETWORK_PARTS, check_count, check_length
+from gradserve_server.limits import MAX_NAME_BYTES, check_length
 from gradserve_server.ops.operation import AnyOp
 from gradserve_server.ops.runner import OpRunner, arrays_of, check_call, open_inputs
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.messages import Entries, Piece
-from gradserve_server.rpc.tensors.messages import decode_tensors
+from gradserve_server.rpc.tensors.messages import decode_inputs
 from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
-from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.incoming import IncomingTensors, TensorOpener
-from gradserve_server.tensors.payload import Payload
+from gradserve_server.tensors.incoming import TensorOpener
 
 AttributesT = TypeVar("AttributesT")
 SERVICE = gradient_ops_service_pb2.DESCRIPTOR.services_by_name["GradientOpsService"]
@@ -94,23 +92,6 @@ def num_parts(request: Any, kind: type[Any]) -> int:
     """Returns the number of tensors in the repeated fields of a request."""
     declared = request.DESCRIPTOR.fields_by_name
     return sum(len(getattr(request, field.name)) for field in fields(kind) if declared[field.name].is_repeated)
-
-
-def decode_inputs(request: Any, kind: type[Any], payload: Payload, user: Identity = ANONYMOUS) -> IncomingTensors:
-    """Returns the required and given inputs, by name; "weights[1]" for one of a repeated field.
-
-    Raises:
-        InvalidArgumentError: There are too many.
-    """
-    described: list[tuple[str, tensor_pb2.Tensor]] = []
-    for field in fields(kind):
-        value = getattr(request, field.name)
-        if request.DESCRIPTOR.fields_by_name[field.name].is_repeated:
-            check_count(value, MAX_NETWORK_PARTS, "tensors", field.name)
-            described += [(f"{field.name}[{index}]", tensor) for index, tensor in enumerate(value)]
-        elif request.HasField(field.name) or field.default is MISSING:
-            described.append((field.name, value))
-    return decode_tensors(described, payload, user)
 
 
 def _pieces(outputs: Any, tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[Piece]:

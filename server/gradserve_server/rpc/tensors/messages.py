@@ -1,7 +1,7 @@
 """Tensors in messages: tensors of requests, handles and specs of replies."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from gradserve_protocol.tensors import to_data_type, to_dtype
 from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.limits import MAX_ARRAY_DIMENSIONS
+from gradserve_server.limits import MAX_ARRAY_DIMENSIONS, MAX_NETWORK_PARTS, check_count
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.incoming import (
     IncomingTensor,
@@ -129,3 +129,20 @@ class StreamedContents:
         self.arrays.append(array)
         self.num_bytes = offset + array.nbytes
         return tensor_pb2.Tensor(dtype=dtype, shape=array.shape, payload_offset=offset)
+
+
+def decode_inputs(request: Any, kind: type[Any], payload: Payload, user: Identity = ANONYMOUS) -> IncomingTensors:
+    """Returns the required and given inputs, by name; "weights[1]" for one of a repeated field.
+
+    Raises:
+        InvalidArgumentError: There are too many.
+    """
+    described: list[tuple[str, tensor_pb2.Tensor]] = []
+    for each in fields(kind):
+        value = getattr(request, each.name)
+        if request.DESCRIPTOR.fields_by_name[each.name].is_repeated:
+            check_count(value, MAX_NETWORK_PARTS, "tensors", each.name)
+            described += [(f"{each.name}[{index}]", tensor) for index, tensor in enumerate(value)]
+        elif request.HasField(each.name) or each.default is MISSING:
+            described.append((each.name, value))
+    return decode_tensors(described, payload, user)
