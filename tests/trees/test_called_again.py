@@ -183,5 +183,5 @@ class TestLeaf:
         borrowing = asyncio.create_task(leaf.borrowed().__aenter__())
         await asyncio.sleep(0)
         leaf.brought()
-        with pytest.raises(AbortedError, match="the caller has gone"):
+        with pytest.raises(AbortedError, match="the caller left"):
             await borrowing

@@ -1,7 +1,7 @@
 """All budgets of a server, and the memory of the host and the device that one holder takes."""
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.device import Array
@@ -21,7 +21,7 @@ _NO_DEVICE = Reservation(Budget(0, "bytes of no device"))
 
 
 class Room:
-    """One holder's share of host memory and device memory.
+    """One holder's reservations of host memory and device memory. At the end of a block they are given back.
 
     Attributes:
         host: The reservation of host memory.
@@ -35,6 +35,14 @@ class Room:
         self.host = host
         self.device = _NO_DEVICE if device is None else device
         self.owner = owner
+
+    def __enter__(self) -> Self:
+        """Returns the room."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Gives everything back."""
+        self.settle()
 
     @property
     def used(self) -> int:

@@ -83,15 +83,12 @@ class HeldTensors:
         arrays = list(self.arrays.values())
         if await residence.is_on_host(arrays):
             return
-        room = self._memory.room_of_call()
-        room.grow(Sizes(self._memory.sizes(arrays).device))
-        try:
+        with self._memory.room_of_call() as room:
+            room.grow(Sizes(self._memory.sizes(arrays).device))
             copies = await residence.copy_to_host(arrays)
             for handle, array, copy in zip(list(self.arrays), arrays, copies, strict=True):
                 if copy is not array:
                     self.relocate(handle, copy, room)
-        finally:
-            room.settle()
 
     def relocate(self, handle: str, array: Array, giver: Room) -> None:
         """Replaces a tensor by a copy private to this call, unless another call has installed a copy first.

@@ -172,17 +172,15 @@ class TensorStore:
         Raises:
             ResourceExhaustedError: They do not fit, or would be too much for their owner.
         """
-        places = _Places(self._memory.room(Purpose.STORED, owner), self._handles.reserve(owner=owner))
-        try:
-            places.handles.grow(num_handles)
+        with (
+            self._handles.reserve(num_handles, owner=owner) as handles,
+            self._memory.room(Purpose.STORED, owner) as room,
+        ):
             if given is None:
-                places.room.grow(sizes)
+                room.grow(sizes)
             else:
-                places.room.take_over(sizes, given)
-            yield places
-        finally:
-            places.handles.settle(0)
-            places.room.settle()
+                room.take_over(sizes, given)
+            yield _Places(room, handles)
 
     async def store(self, upload: Upload) -> list[str]:
         """Makes the tensors of an upload visible, in several turns if they are many; returns their handles."""

@@ -257,12 +257,9 @@ class Uploads:
         if device is self.host or self._evictor is None:
             yield None
             return
-        room = self._memory.room_of_call(owner)
-        try:
+        with self._memory.room_of_call(owner) as room:
             await self._evictor.grow(room.device, num_bytes, owner)
             yield room
-        finally:
-            room.settle()
 
     @asynccontextmanager
     async def land(self, upload: Upload, device: Device) -> AsyncIterator[Landing]:

@@ -8,7 +8,6 @@ import pytest
 
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.layers.batch_norm.registry import LayerRegistry
-from gradserve_server.resources.budget import Purpose
 from gradserve_server.resources.leases import Lease, LeaseQueue
 from gradserve_server.resources.lifetimes import SHARED, ClientLeases
 from gradserve_server.rpc.tensors.outgoing import OutgoingTensors
@@ -75,7 +74,7 @@ def keep_the_memory_of_a_broken_upload(patch: pytest.MonkeyPatch) -> None:
             try:
                 yield places
             except BaseException:
-                places.room, places.handles = self._memory.room(Purpose.STORED), self._handles.reserve()
+                places.room.another().host.grow(places.room.host.used)
                 raise
 
     real: Any = TensorStore._reserved
