@@ -35,7 +35,7 @@ async def test_items_come_in_order_with_turns_of_others_in_between(count: int) -
     async def work() -> None:
         found.extend([each async for each in InTurns(range(count))])
 
-    assert await turns_of_others(work) == count // SLICE_ITEMS
+    assert await turns_of_others(work) == max(count - 1, 0) // SLICE_ITEMS
     assert found == list(range(count))
 
 
@@ -54,17 +54,3 @@ def test_batches(count: int) -> None:
     found = list(batched(range(count)))
     assert [each for some in found for each in some] == list(range(count))
     assert len(found) == -(-count // SLICE_ITEMS)
-
-
-async def test_what_a_cancelled_loop_has_not_reached_is_still_there() -> None:
-    items = iter(range(3 * SLICE_ITEMS))
-    found: list[int] = []
-
-    async def work() -> None:
-        found.extend([each async for each in InTurns(items)])
-
-    task = asyncio.create_task(work())
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait([task])
-    assert next(items) == SLICE_ITEMS

@@ -45,8 +45,8 @@ class Turn:
 
     __slots__ = ("_left", "is_over")
 
-    def __init__(self, items: int = SLICE_ITEMS) -> None:
-        self._left = items
+    def __init__(self, items: int | None = None) -> None:
+        self._left = SLICE_ITEMS if items is None else items
         self.is_over = False
 
     def look(self) -> bool:
@@ -70,17 +70,18 @@ class InTurns(AsyncIterator[ItemT]):
 
     def __init__(self, items: Iterable[ItemT]) -> None:
         self._items = iter(items)
-        self._turn = Turn(SLICE_ITEMS)
+        self._turn = Turn()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> ItemT:
-        await self._turn.spend()
         try:
-            return next(self._items)
+            item = next(self._items)
         except StopIteration:
             raise StopAsyncIteration from None
+        await self._turn.spend()
+        return item
 
 
 def batched(items: Iterable[ItemT]) -> Iterator[list[ItemT]]:

@@ -270,15 +270,18 @@ class TensorStore:
             yield held
             keep = not release
         finally:
-            await self._end_uses(iter(entries), keep=keep, release=release)
+            await self._end_uses(entries[::-1], keep=keep, release=release)
 
-    async def _end_uses(self, entries: Iterator[Entry], *, keep: bool, release: bool) -> None:
+    async def _end_uses(self, entries: list[Entry], *, keep: bool, release: bool) -> None:
+        """Ends the uses of entries, the last one first."""
+        turn = Turn()
         try:
-            async for entry in InTurns(entries):
-                self._end_use(entry, keep=keep, release=release)
+            while entries:
+                await turn.spend()
+                self._end_use(entries.pop(), keep=keep, release=release)
         finally:
-            for entry in entries:  # if it was cancelled
-                self._end_use(entry, keep=keep, release=release)
+            while entries:  # if it was cancelled
+                self._end_use(entries.pop(), keep=keep, release=release)
 
     def _find(self, handle: str, index: int, fields: Sequence[str] | None, user: Identity) -> Entry:
         entry = self._entries.get(handle)
