@@ -72,6 +72,13 @@ def averaging_layer(client: gradserve.Client, **arguments: Any) -> Any:
     return client.batch_norm(param_initializers=START, dtype="float64", input_shape=(None, 2), **arguments)
 
 
+def test_several_large_initial_values(client: gradserve.Client) -> None:
+    """They come beside the message, in one payload."""
+    values = {name: np.full(8192, value, np.float32) for value, name in enumerate(("beta", "gamma", "moving_mean"))}
+    bn = client.batch_norm(scale=True, param_initializers=values, input_shape=(None, 8192), dtype="float32")
+    assert {name: float(bn.variables[name].mean()) for name in values} == {"beta": 0, "gamma": 1, "moving_mean": 2}
+
+
 class TestManyCallers:
     def test_updates_in_place_are_in_some_order(self, client: gradserve.Client, threads: ThreadPoolExecutor) -> None:
         numbers = range(1, 7)
