@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -121,7 +122,7 @@ class Contents:
             else:
                 offset = self.num_bytes + -self.num_bytes % ALIGNMENT
                 if isinstance(array, HOST_ARRAYS):
-                    self.buffers[offset] = buffer_of(array)
+                    self.buffers[offset] = array.reshape(-1).view(np.uint8).data
                 else:
                     self.elsewhere[offset] = array
                 self.num_bytes = offset + array.nbytes
