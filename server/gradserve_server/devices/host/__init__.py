@@ -12,7 +12,7 @@ plain `njit(parallel=True)`; `benchmarks/kernels/results.json` has all figures. 
 * without `sharing` and `kernels.ForkJoin`: half as long at best, and often several times as long. OpenMP's threads
   spin for milliseconds after each loop, so they begin sooner than helpers that sleep; but they cut a loop into equal
   parts and wait for all of them, so it takes 5 to 20 ms when another process has one of the cores. With ForkJoin
-  nobody waits for a part that has not begun, so a call hardly ever takes longer than on one thread. Each calling
+  nobody waits for a part that has not begun, so a call takes about as long as on one thread in that case. Each calling
   thread also has OpenMP threads of its own, and processes that are forked afterwards must not use them.
 
 `jit` is no matter of speed: it finds symbols that the process does not have before LLVM ends the process, and its cache
