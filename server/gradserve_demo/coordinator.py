@@ -67,13 +67,7 @@ def run_demo(options: DemoOptions, *, console: Console | None = None) -> DemoRep
             distributed, workers = _train_with_workers(options, plan, digits, address, progress)
         bar = progress.add_task("in one process", total=plan.num_steps, loss=np.nan)
         single = _train_in_one_process(
-            digits,
-            plan.batches,
-            plan.weights,
-            plan.local_layer(),
-            num_steps=plan.num_steps,
-            learning_rate=options.learning_rate,
-            on_step=lambda step, loss: progress.update(bar, completed=step, loss=loss),
+            options, plan, digits, lambda step, loss: progress.update(bar, completed=step, loss=loss)
         )
     plot = options.output / PLOT_NAME
     save_plot(plot, distributed, single, num_workers=options.num_processes, num_required=options.workers)
@@ -130,7 +124,10 @@ def _train_with_workers(
     name = f"{options.num_processes} workers" + (f" ({options.workers} needed)" if options.backup else "")
     bar = progress.add_task(f"with {name}", total=plan.num_steps, loss=np.nan)
     run_name = f"demo-{uuid.uuid4().hex}"
-    tasks = _tasks(options, plan, digits, address, run_name)
+    tasks = [
+        WorkerTask(index, options, address, run_name, plan.num_steps, plan.weights, digits, plan.batches)
+        for index in range(options.num_processes)
+    ]
     course = _Course(options, plan, digits, progress, bar)
     with _resources(options, plan, address, run_name), WorkerPool(tasks, options.timeout) as pool:
         num_ready = 0
@@ -143,28 +140,6 @@ def _train_with_workers(
             else:
                 course.add(index, message)
     return course.result(), course.worker_results(tasks)
-
-
-def _tasks(options: DemoOptions, plan: _Plan, digits: Digits, address: str, run_name: str) -> list[WorkerTask]:
-    return [
-        WorkerTask(
-            index=index,
-            worker_id=f"worker-{index}",
-            address=address,
-            run_name=run_name,
-            num_required=options.workers,
-            batch_norm=plan.batch_norm,
-            num_steps=plan.num_steps,
-            learning_rate=options.learning_rate,
-            keep_averages=options.keep_averages,
-            timeout=options.timeout,
-            pause=options.slow_seconds if options.backup and index == options.num_processes - 1 else 0.0,
-            weights=plan.weights,
-            digits=digits,
-            batches=plan.batches,
-        )
-        for index in range(options.num_processes)
-    ]
 
 
 @contextmanager
@@ -236,7 +211,7 @@ class _Course:
         return tuple(
             WorkerResult(
                 worker_id=task.worker_id,
-                slow=task.pause > 0,
+                slow=task.is_slow,
                 contributed=self._finished[task.index].contributed,
                 stale=self._finished[task.index].stale,
                 snapshots_loaded=self._finished[task.index].snapshots_loaded,
@@ -264,26 +239,10 @@ class _Course:
 
 
 def _train_in_one_process(
-    digits: Digits,
-    batches: Batches,
-    weights: Weights,
-    layer: HiddenLayer,
-    *,
-    num_steps: int,
-    learning_rate: float,
-    on_step: Callable[[int, float], None],
+    options: DemoOptions, plan: _Plan, digits: Digits, on_step: Callable[[int, float], object]
 ) -> TrainingResult:
-    """Trains on the joint batches of all workers.
-
-    Args:
-        digits: The data.
-        batches: Determines the examples of each step.
-        weights: The initial weights.
-        layer: The hidden layer.
-        num_steps: Steps to take.
-        learning_rate: Step size of plain gradient descent.
-        on_step: Called after every step with the steps taken so far and the loss of the batch.
-    """
+    """Trains on the joint batches of all workers; calls `on_step` with the steps taken so far and the batch's loss."""
+    weights, batches, layer = plan.weights, plan.batches, plan.local_layer()
 
     def test_accuracy() -> float:
         return accuracy(weights | layer.state(), digits.test_images, digits.test_labels, layer)
@@ -291,11 +250,11 @@ def _train_in_one_process(
     losses: list[float] = []
     accuracies = [AccuracyPoint(0, test_accuracy())]
     begin = time.perf_counter()
-    for step in range(num_steps):
+    for step in range(plan.num_steps):
         examples = batches.joint(step)
         images, labels = digits.train_images[examples], digits.train_labels[examples]
         loss, gradients = loss_and_gradients(weights, images, labels, layer)
-        weights = descend(weights, gradients, learning_rate)
+        weights = descend(weights, gradients, options.learning_rate)
         layer.end_step(weights)
         losses.append(loss)
         if (step + 1) % batches.steps_per_epoch == 0:

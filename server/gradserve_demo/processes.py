@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeAlias, cast
 
 from gradserve_demo import worker
@@ -73,12 +72,7 @@ class ServerProcess:
             self._resources = resources.pop_all()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        exc_traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
         with self._resources:
             self._process.terminate()
             try:
@@ -90,7 +84,7 @@ class ServerProcess:
                     return
                 problem = f"ended with exit code {code}"
             # An error inside the context is kept as this one's context: it may be a consequence of it.
-            if exc_value is None or isinstance(exc_value, Exception):
+            if error is None or isinstance(error, Exception):
                 raise self._error(problem)
 
     def _wait_for_address(self, address_file: Path) -> str:
@@ -157,14 +151,9 @@ class WorkerPool:
             self._resources = resources.pop_all()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        exc_traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
         with self._resources:
-            if exc_value is not None:
+            if error is not None:
                 return
             for process in self._processes:
                 process.join(self._timeout)

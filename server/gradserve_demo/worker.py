@@ -11,7 +11,7 @@ from typing import TypeAlias
 import gradserve
 from gradserve_demo.digits import Batches, Digits
 from gradserve_demo.network import TANH, HiddenLayer, Weights, accuracy, loss_and_gradients
-from gradserve_demo.options import DemoError
+from gradserve_demo.options import DemoError, DemoOptions
 from gradserve_demo.replica import Replica, ServedBatchNormLayer
 
 
@@ -22,8 +22,8 @@ class WorkerTask:
     index: int
     """The index of the worker's share of every joint batch."""
 
-    worker_id: str
-    """Its name on the server."""
+    options: DemoOptions
+    """The options of the demo."""
 
     address: str
     """The address of the server."""
@@ -31,26 +31,8 @@ class WorkerTask:
     run_name: str
     """Prefix of the names of everything that this run has on the server."""
 
-    num_required: int
-    """Gradients that complete a round."""
-
-    batch_norm: bool
-    """True if the hidden layer is batch normalization on the server."""
-
     num_steps: int
     """Steps until the training is over."""
-
-    learning_rate: float
-    """Step size of plain gradient descent."""
-
-    keep_averages: int
-    """Averages of past rounds that the server keeps."""
-
-    timeout: float
-    """Seconds that any single wait may take."""
-
-    pause: float
-    """Seconds to sleep before every push, to be artificially slow; 0 for none."""
 
     weights: Weights
     """The initial weights."""
@@ -60,6 +42,16 @@ class WorkerTask:
 
     batches: Batches
     """Determines the worker's examples at every step."""
+
+    @property
+    def worker_id(self) -> str:
+        """Its name on the server."""
+        return f"worker-{self.index}"
+
+    @property
+    def is_slow(self) -> bool:
+        """True if it is artificially slow, as the last of the backup workers is."""
+        return self.options.backup > 0 and self.index == self.options.num_processes - 1
 
 
 @dataclass(frozen=True)
@@ -134,26 +126,28 @@ def main(task: WorkerTask, connection: WorkerConnection) -> None:
 
 
 def _train(task: WorkerTask, connection: WorkerConnection) -> None:
-    with gradserve.connect(task.address, timeout=task.timeout) as client:
+    options = task.options
+    with gradserve.connect(task.address, timeout=options.timeout) as client:
         replica = Replica(
             client,
             task.run_name,
             task.weights,
             worker_id=task.worker_id,
-            num_required=task.num_required,
-            learning_rate=task.learning_rate,
-            keep_averages=task.keep_averages,
-            timeout=task.timeout,
+            num_required=options.workers,
+            learning_rate=options.learning_rate,
+            keep_averages=options.keep_averages,
+            timeout=options.timeout,
         )
         with replica:
             _train_replica(task, connection, replica, _hidden_layer(client, task))
 
 
 def _train_replica(task: WorkerTask, connection: WorkerConnection, replica: Replica, layer: HiddenLayer) -> None:
+    options = task.options
     connection.send(Ready())
     # The signal to start comes when the slowest process is ready.
-    if not connection.poll(task.timeout):
-        raise DemoError(f"no word to start within {task.timeout:g} seconds")
+    if not connection.poll(options.timeout):
+        raise DemoError(f"no word to start within {options.timeout:g} seconds")
     connection.recv()
 
     while replica.step < task.num_steps:
@@ -161,7 +155,8 @@ def _train_replica(task: WorkerTask, connection: WorkerConnection, replica: Repl
         examples = task.batches.share(step, task.index)
         images, labels = task.digits.train_images[examples], task.digits.train_labels[examples]
         loss, gradients = loss_and_gradients(replica.weights, images, labels, layer)
-        time.sleep(task.pause)  # 0 for all but the artificially slow worker.
+        if task.is_slow:
+            time.sleep(options.slow_seconds)
         accepted = replica.push(gradients)
         layer.end_step(replica.weights)
         steps_per_epoch = task.batches.steps_per_epoch
@@ -175,7 +170,7 @@ def _train_replica(task: WorkerTask, connection: WorkerConnection, replica: Repl
 
 
 def _hidden_layer(client: gradserve.Client, task: WorkerTask) -> HiddenLayer:
-    if not task.batch_norm:
+    if not task.options.batch_norm:
         return TANH
     units = len(task.weights["gamma"])
-    return ServedBatchNormLayer(client, task.run_name, units, worker=task.index, num_workers=task.num_required)
+    return ServedBatchNormLayer(client, task.run_name, units, worker=task.index, num_workers=task.options.workers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,15 @@ from ray.util import list_named_actors
 from gradserve.discovery.ray import NAMESPACE, directory_name
 from gradserve_protocol.lasting import lasting_thread
 from gradserve_ray.directory import ClusterError, ClusterPlan, LocalRay, MemberRecord
-from gradserve_ray.states.mark import DecidedSize, ResizeMark
-from gradserve_ray.states.member_state import Contents, MemberState, PartDigests
+from gradserve_ray.states.mark import DecidedSize
+from gradserve_ray.states.member_state import Contents, MemberState
 from gradserve_ray.supervision import Place, Supervisor
-from gradserve_server.accumulators.durable.movable import Key, MovableAccumulator, Rows, Slices
-from gradserve_server.accumulators.journal import PartKey, Staged
 from gradserve_server.accumulators.round_hold import HeldRounds
 from gradserve_server.storage.directory import StateError
 
 REPLY_SECONDS = 30.0
+_WITHOUT_STATE = {"contents": Contents({}, 0), "decide": None, "cancel": None, "settle": None}
+"""The answers of a server that is not durable: nothing moves there."""
 _log = logging.getLogger(__name__)
 
 
@@ -49,11 +49,9 @@ class Member:
         self._state = None
         if state_dir is not None:
             self._state = MemberState(state_dir / str(index), self._directory.first_says if index else None)
-        state = () if state_dir is None else ("--state-dir", str(state_dir / str(index)))
-        prepare = _nothing if self._state is None else self._state.settle
+            flags = (*flags, "--state-dir", str(self._state.path))
         node = host or ray.util.get_node_ip_address()
-        decided = self._decided if index == 0 and self._state is not None else _nothing_decided
-        self._place = Place(index, node, (*flags, *state), prepare, decided)
+        self._place = Place(index, node, flags, partial(self.on_state, "settle"), self._decided)
         self._supervisor: Supervisor | None = None
         self._thread: threading.Thread | None = None
         self.start()
@@ -88,73 +86,18 @@ class Member:
         if self._supervisor is not None:
             self._supervisor.release_rounds()
 
-    # The state directory, while the server does not run
-
-    def contents(self, *, incoming: bool = False) -> Contents:
-        return Contents({}, 0) if self._state is None else self._state.contents(incoming=incoming)
-
-    def read(self, key: Key) -> MovableAccumulator:
-        return self._given().read(key)
-
-    def read_parts(
-        self, key: Key, parts: Collection[PartKey], wanted: Mapping[str, tuple[int, Rows]]
-    ) -> dict[PartKey, Slices]:
-        return self._given().read_parts(key, parts, wanted)
-
-    def part_digests(
-        self,
-        key: Key,
-        parts: Collection[PartKey],
-        held: Mapping[str, Rows],
-        cuts: Mapping[str, Collection[int]],
-        *,
-        incoming: bool,
-    ) -> PartDigests:
-        return self._given().part_digests(key, parts, held, cuts, incoming=incoming)
-
-    def note_number(self, number: int) -> None:
-        self._given().note_number(number)
-
-    def begin(self, mark: ResizeMark) -> None:
-        self._given().begin(mark)
-
-    def add(self, moved: MovableAccumulator, spec: str | None = None, *, is_home: bool = True) -> None:
-        self._given().add(moved, spec, is_home=is_home)
-
-    def add_parts(
-        self, key: Key, parts: Mapping[PartKey, Staged], names: Sequence[str], *given: Mapping[PartKey, Slices]
-    ) -> None:
-        self._given().add_parts(key, parts, names, *given)
-
-    def make_whole(self, key: Key) -> None:
-        self._given().make_whole(key)
-
-    def decide(self, change: str, size: DecidedSize | None = None) -> None:
-        if self._state is not None:
-            self._state.decide(change, size)
-
-    def holds(self, change: str) -> bool:
-        return self._given().holds(change)
+    def on_state(self, method: str, *args: Any, **options: Any) -> Any:
+        """Calls a method of the `MemberState`, while the server does not run."""
+        if self._state is None:
+            return _WITHOUT_STATE[method]
+        return getattr(self._state, method)(*args, **options)
 
     def decided_size(self) -> DecidedSize | None:
-        plan = self._directory.plan()
-        return None if self._state is None else self._state.decided_size(plan.id)
-
-    def cancel(self, change: str) -> None:
-        if self._state is not None:
-            self._state.cancel(change)
-
-    def settle(self, size: int) -> None:
-        if self._state is not None:
-            self._state.settle(size)
+        return None if self._state is None else self._state.decided_size(self._directory.plan().id)
 
     def _decided(self) -> tuple[int, int]:
-        found = self.decided_size()
+        found = self.decided_size() if self._place.index == 0 else None
         return (0, 0) if found is None else (found.epoch, found.servers)
-
-    def _given(self) -> MemberState:
-        assert self._state is not None, "without a state directory nothing moves"
-        return self._state
 
 
 class _RemoteDirectory:
@@ -183,7 +126,7 @@ class _RemoteDirectory:
         """
         try:
             first = ray.get_actor(member_name(self.plan().name, 0), namespace=NAMESPACE)
-            holds: bool = ray.get(first.holds.remote(change), timeout=REPLY_SECONDS)
+            holds: bool = ray.get(first.on_state.remote("holds", change), timeout=REPLY_SECONDS)
         except (RayError, ValueError) as error:  # ValueError: there is no such actor.
             raise StateError(
                 f"server 0 does not say whether a change of the number of servers was decided: {error}"
@@ -251,12 +194,3 @@ def inherited_local_ray() -> LocalRay | None:
         if local:
             return local
     return None
-
-
-def _nothing_decided() -> tuple[int, int]:
-    """Knows no change of the cluster's size."""
-    return 0, 0
-
-
-def _nothing(_size: int) -> None:
-    """Prepares nothing, as there is no state directory."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -26,17 +27,14 @@ from gradserve_ray.cluster import (
 from gradserve_ray.directory import ClusterError, ClusterPlan
 from gradserve_ray.local_ray import LOOPBACK
 from gradserve_ray.member import REPLY_SECONDS, directory_of, find_actor, member_name
-from gradserve_ray.states.mark import DecidedSize, ResizeMark
+from gradserve_ray.states.mark import DecidedSize
 from gradserve_ray.states.member_state import (
     AnnouncementError,
-    Contents,
+    MemberState,
     MoveError,
-    PartDigests,
     UnknownOutcomeError,
 )
 from gradserve_ray.states.moving import Move, move_accumulators
-from gradserve_server.accumulators.durable.movable import Key, Rows
-from gradserve_server.accumulators.journal import PartKey, Staged
 from gradserve_server.accumulators.round_hold import HeldRounds
 
 _LOOK_SECONDS = 0.1
@@ -92,7 +90,7 @@ def resize_cluster(name: str, servers: int, timeout: float, *, drop_volatile: bo
         _held(members, timeout, drop_volatile=drop_volatile) as lost,
         _stopped(members, added, directory, timeout, change),
     ):
-        states = [RemoteState(each) for each in (*members, *added)]
+        states = [cast(MemberState, _RemoteState(each)) for each in (*members, *added)]
 
         def announce() -> None:
             change.is_decided = True
@@ -178,7 +176,7 @@ def _added(place: MemberPlace, before: int, timeout: float, change: _Change) -> 
             groups.append(member_name(name, index))
             group = reserve(place.plan, 1, groups[-1])
             actors.append(start_member(place, index, group, 0))
-        _answered([each.contents.remote() for each in actors], timeout, "further servers")
+        _answered([each.on_state.remote("contents") for each in actors], timeout, "further servers")
         yield actors
     except BaseException:
         if not change.is_decided:
@@ -266,7 +264,7 @@ def _stop(members: Sequence[Any], timeout: float) -> None:
 def _forget(name: str, removed: Sequence[Any], servers: int, before: int) -> None:
     """Ends the actors of servers that are gone, after what has moved was removed from their state directories."""
     with suppress(RayError):  # What is left is removed when such a server comes back.
-        ray.get([each.settle.remote(servers) for each in removed], timeout=REPLY_SECONDS)
+        ray.get([each.on_state.remote("settle", servers) for each in removed], timeout=REPLY_SECONDS)
     for each in removed:
         kill(each)
     for index in range(servers, before):
@@ -288,63 +286,18 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-class RemoteState:
-    """The state directory of an actor. Accumulators go from actor to actor directly, not through this process."""
+class _RemoteState:
+    """Has the methods of an actor's `MemberState`.
+
+    `read` and `read_parts` return references: accumulators go from actor to actor, not through this process.
+    """
 
     def __init__(self, member: Any) -> None:
         self._member = member
 
-    def contents(self, *, incoming: bool = False) -> Contents:
-        found: Contents = _reply(self._member.contents.remote(incoming=incoming))
-        return found
-
-    def read(self, key: Key) -> Any:
-        """Returns a reference to what `MemberState` returns."""
-        return self._member.read.remote(key)
-
-    def read_parts(self, key: Key, parts: Collection[PartKey], wanted: Mapping[str, tuple[int, Rows]]) -> Any:
-        """Returns a reference to what `MemberState` returns."""
-        return self._member.read_parts.remote(key, parts, wanted)
-
-    def part_digests(
-        self,
-        key: Key,
-        parts: Collection[PartKey],
-        held: Mapping[str, Rows],
-        cuts: Mapping[str, Collection[int]],
-        *,
-        incoming: bool,
-    ) -> PartDigests:
-        found: PartDigests = _reply(self._member.part_digests.remote(key, parts, held, cuts, incoming=incoming))
-        return found
-
-    def note_number(self, number: int) -> None:
-        _reply(self._member.note_number.remote(number))
-
-    def begin(self, mark: ResizeMark) -> None:
-        _reply(self._member.begin.remote(mark))
-
-    def add(self, moved: Any, spec: str | None = None, *, is_home: bool = True) -> None:
-        _reply(self._member.add.remote(moved, spec, is_home=is_home))
-
-    def add_parts(self, key: Key, parts: Mapping[PartKey, Staged], names: Sequence[str], *given: Any) -> None:
-        _reply(self._member.add_parts.remote(key, parts, names, *given))
-
-    def make_whole(self, key: Key) -> None:
-        _reply(self._member.make_whole.remote(key))
-
-    def decide(self, change: str, size: DecidedSize | None = None) -> None:
-        _reply(self._member.decide.remote(change, size))
-
-    def holds(self, change: str) -> bool:
-        holds: bool = _reply(self._member.holds.remote(change))
-        return holds
-
-    def cancel(self, change: str) -> None:
-        _reply(self._member.cancel.remote(change))
-
-    def settle(self, size: int) -> None:
-        _reply(self._member.settle.remote(size))
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        ask = partial(self._member.on_state.remote, method)
+        return ask if method in ("read", "read_parts") else lambda *args, **options: _reply(ask(*args, **options))
 
 
 def _reply(reference: Any) -> Any:

@@ -56,7 +56,7 @@ def leave_server(index: int) -> None:
     with connected_to_ray():
         where: Any = {"name": member_name(NAME, index), "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
         member = ray.remote(Member).options(**where).remote(directory_of(NAME), index, None, (), None)
-        ray.get(member.contents.remote())
+        ray.get(member.on_state.remote("contents"))
 
 
 def check_none_is_left() -> None:

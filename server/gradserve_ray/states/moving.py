@@ -5,61 +5,19 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from gradserve_protocol.placement import home_of
 from gradserve_ray.states.mark import DecidedSize, ResizeMark
 from gradserve_ray.states.member_state import (
     AnnouncementError,
     Contents,
+    MemberState,
     MoveError,
     PartDigests,
     UnknownOutcomeError,
 )
 from gradserve_ray.states.resharding import Division, Resharding, reshardings
-from gradserve_server.accumulators.durable.movable import Key, Rows
-from gradserve_server.accumulators.journal import PartKey, Staged
-
-
-class StateAccess(Protocol):
-    """A `MemberState`, wherever it is.
-
-    What `read` and `read_parts` return goes to another one, and is not looked into.
-    """
-
-    def contents(self, *, incoming: bool = False) -> Contents: ...
-
-    def read(self, key: Key) -> Any: ...
-
-    def read_parts(self, key: Key, parts: Collection[PartKey], wanted: Mapping[str, tuple[int, Rows]]) -> Any: ...
-
-    def part_digests(
-        self,
-        key: Key,
-        parts: Collection[PartKey],
-        held: Mapping[str, Rows],
-        cuts: Mapping[str, Collection[int]],
-        *,
-        incoming: bool,
-    ) -> PartDigests: ...
-
-    def note_number(self, number: int) -> None: ...
-
-    def begin(self, mark: ResizeMark) -> None: ...
-
-    def add(self, moved: Any, spec: str | None = None, *, is_home: bool = True) -> None: ...
-
-    def add_parts(self, key: Key, parts: Mapping[PartKey, Staged], names: Sequence[str], *given: Any) -> None: ...
-
-    def make_whole(self, key: Key) -> None: ...
-
-    def decide(self, change: str, size: DecidedSize | None = None) -> None: ...
-
-    def holds(self, change: str) -> bool: ...
-
-    def cancel(self, change: str) -> None: ...
-
-    def settle(self, size: int) -> None: ...
+from gradserve_server.accumulators.durable.movable import Key
 
 
 @dataclass(frozen=True)
@@ -119,7 +77,7 @@ def moves_between(contents: Mapping[int, Contents], before: int, after: int) -> 
 
 
 def move_accumulators(
-    states: Sequence[StateAccess],
+    states: Sequence[MemberState],
     before: int,
     after: int,
     announce: Callable[[], object] = lambda: None,
@@ -175,7 +133,7 @@ def move_accumulators(
     return [*moving.moves, *[Move(each.key, each.source, each.target, shards) for each in moving.reshardings]]
 
 
-def _holds(first: StateAccess, change: str, before: int, after: int, error: BaseException) -> bool:
+def _holds(first: MemberState, change: str, before: int, after: int, error: BaseException) -> bool:
     """Returns whether a change holds whose decision has failed with an error."""
     try:
         return first.holds(change)
@@ -195,7 +153,7 @@ class _Moving:
 
     def __init__(
         self,
-        states: Sequence[StateAccess],
+        states: Sequence[MemberState],
         old: Mapping[int, Contents],
         moves: Sequence[Move],
         changed: Sequence[Resharding],
@@ -320,7 +278,7 @@ def _check_digests(index: int, found: Mapping[Key, str], expected: Mapping[Key, 
             )
 
 
-def _cancel(states: Iterable[StateAccess], change: str) -> None:
+def _cancel(states: Iterable[MemberState], change: str) -> None:
     """Undoes an uncommitted change on all servers that can be reached now."""
     for each in states:
         with suppress(Exception):

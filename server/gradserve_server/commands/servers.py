@@ -1,28 +1,27 @@
 """The servers at an address: options to name and reach them, and questions that each answers or fails on its own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from gradserve_server.commands.exit_codes import ExitCode
+from gradserve_server.commands.wording import tell_problem
 from gradserve_server.config.settings import SettingsError
 from gradserve_server.runtime.process import silence_grpc
 
 if TYPE_CHECKING:
     import gradserve
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic
-
-from gradserve_server.commands.wording import tell_problem
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 DEFAULT_ADDRESS = "localhost:50051"
+_MOST_THREADS = 64
 _ARGUMENT, _OPTION = "gradserve_protocol.address.argument", "gradserve_protocol.address.option"
 """The keys under which the callbacks of a command keep the values of ADDRESS and of --address."""
 
@@ -145,11 +144,6 @@ def connected(address: str, timeout: float, **options: Any) -> Iterator["gradser
         raise SettingsError(str(error)) from None
     except gradserve.GradserveError as error:
         raise click.ClickException(f"{address}: {error}") from None
-
-
-T = TypeVar("T")
-
-_MOST_THREADS = 64
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,17 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gradserve_protocol.printing import visible, visible_lines
+
 if TYPE_CHECKING:  # imported late: other commands do not need it, and start sooner
     from gradserve_server.storage.store import StateStore
-
-from collections.abc import Iterable
-
-from gradserve_protocol.printing import visible, visible_lines
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
 

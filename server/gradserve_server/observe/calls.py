@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
-from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
 
 _CURRENT: ContextVar[CallRecord | None] = ContextVar("gradserve_call", default=None)
 _ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,64}", re.ASCII)
@@ -155,6 +154,7 @@ class Calls:
             self._errors.popitem(last=False)
 
 
+@dataclass(slots=True, eq=False)
 class MethodCalls:
     """The calls of one method.
 
@@ -168,16 +168,13 @@ class MethodCalls:
         waiting: Seconds that calls waited for other workers; only of those that did.
     """
 
-    __slots__ = ("handled", "kind", "method", "service", "started", "waiting", "working")
-
-    def __init__(self, service: str, method: str, kind: str) -> None:
-        self.service = service
-        self.method = method
-        self.kind = kind
-        self.started = 0
-        self.handled: dict[str, int] = {}
-        self.working = Histogram(CALL_SECONDS)
-        self.waiting = Histogram(ROUND_SECONDS)
+    service: str
+    method: str
+    kind: str
+    started: int = 0
+    handled: dict[str, int] = field(default_factory=dict)
+    working: Histogram = field(default_factory=lambda: Histogram(CALL_SECONDS))
+    waiting: Histogram = field(default_factory=lambda: Histogram(ROUND_SECONDS))
 
     @property
     def in_progress(self) -> int:
@@ -186,10 +183,7 @@ class MethodCalls:
 
     def copy(self) -> Self:
         """Returns the counts so far."""
-        made = type(self)(self.service, self.method, self.kind)
-        made.started, made.handled = self.started, dict(self.handled)
-        made.working, made.waiting = self.working.copy(), self.waiting.copy()
-        return made
+        return replace(self, handled=dict(self.handled), working=self.working.copy(), waiting=self.waiting.copy())
 
     def end(self, code: str, seconds: float, waited: float) -> None:
         """Counts the end of a call.

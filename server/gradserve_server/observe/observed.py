@@ -66,20 +66,6 @@ def wanted_tracer(provider: "TracerProvider | None", version: str, *, is_wanted:
     return (provider or trace.get_tracer_provider()).get_tracer(_TRACER_NAME, version)
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Counts since the server started."""
-
-    calls: int
-    failed: int
-    rounds: int
-    accepted: int
-    stale: int
-    refused: int
-    received_bytes: int
-    sent_bytes: int
-
-
 class Summary:
     """Logs a line every minute in which there were calls."""
 
@@ -98,34 +84,31 @@ class Summary:
         """Logs a summary since the last line; nothing if there were no calls."""
         last, now = self._last, self._counts()
         self._last = now
-        if now.calls == last.calls:
+        if now["calls"] == last["calls"]:
             return
-        in_use = next((each for each in self._memory()), None)
-        num_waiting = sum(each.in_progress for each in self._observed.calls)
-        differences = {name: getattr(now, name) - getattr(last, name) for name in Counts.__dataclass_fields__}
+        fields = {name: count - last[name] for name, count in now.items()}
+        fields["in_progress"] = sum(each.in_progress for each in self._observed.calls)
+        fields["memory_bytes"] = next((each.num_bytes for each in self._memory()), 0)
         _log.info(
             "last minute: %(calls)d calls, %(failed)d failed; %(rounds)d rounds; gradients: %(accepted)d accepted, "
             "%(stale)d stale, %(refused)d refused; %(received_bytes)d bytes received, %(sent_bytes)d sent; "
             "now %(in_progress)d calls under way, %(memory_bytes)d bytes of tensors",
-            fields := {
-                **differences,
-                "in_progress": num_waiting,
-                "memory_bytes": 0 if in_use is None else in_use.num_bytes,
-            },
+            fields,
             extra={"fields": fields},
         )
 
-    def _counts(self) -> Counts:
+    def _counts(self) -> dict[str, int]:
+        """Returns counts since the server started."""
         observed, totals = self._observed, self._observed.histories.totals
         calls = [each for each in observed.calls if not each.service.startswith("grpc.")]
         ways = observed.traffic.by_name().values()
-        return Counts(
-            calls=sum(each.started for each in calls),
-            failed=sum(count for each in calls for code, count in each.handled.items() if code != "OK"),
-            rounds=totals.rounds.count,
-            accepted=totals.accepted,
-            stale=totals.stale,
-            refused=totals.refused,
-            received_bytes=sum(way.received for way in ways),
-            sent_bytes=sum(way.sent for way in ways),
-        )
+        return {
+            "calls": sum(each.started for each in calls),
+            "failed": sum(count for each in calls for code, count in each.handled.items() if code != "OK"),
+            "rounds": totals.rounds.count,
+            "accepted": totals.accepted,
+            "stale": totals.stale,
+            "refused": totals.refused,
+            "received_bytes": sum(way.received for way in ways),
+            "sent_bytes": sum(way.sent for way in ways),
+        }

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Self
 
@@ -286,6 +286,7 @@ def median_seconds(rounds: Sequence[RoundRecord]) -> float:
     return median([each.ended - each.began for each in rounds]) if rounds else 0.0
 
 
+@dataclass(slots=True, eq=False)
 class Totals:
     """Counts of gradients and rounds since the server started, over all accumulators. Used on the event loop only.
 
@@ -304,42 +305,27 @@ class Totals:
             `MOST_WORKERS` count together as `OTHERS`.
     """
 
-    __slots__ = (
-        "accepted",
-        "accepted_bytes",
-        "clock",
-        "duplicate",
-        "gathering",
-        "refused",
-        "rounds",
-        "stale",
-        "stale_bytes",
-        "staleness",
-        "waited_for",
-    )
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self.accepted = self.stale = self.duplicate = self.refused = 0
-        self.accepted_bytes = self.stale_bytes = 0
-        self.rounds = Histogram(ROUND_SECONDS)
-        self.gathering = Histogram(ROUND_SECONDS)
-        self.staleness = Histogram(STEPS)
-        self.waited_for: dict[str, float] = {}
+    clock: Callable[[], float]
+    accepted: int = 0
+    stale: int = 0
+    duplicate: int = 0
+    refused: int = 0
+    accepted_bytes: int = 0
+    stale_bytes: int = 0
+    rounds: Histogram = field(default_factory=lambda: Histogram(ROUND_SECONDS))
+    gathering: Histogram = field(default_factory=lambda: Histogram(ROUND_SECONDS))
+    staleness: Histogram = field(default_factory=lambda: Histogram(STEPS))
+    waited_for: dict[str, float] = field(default_factory=dict)
 
     def copy(self) -> Self:
         """Returns the counts so far."""
-        made = type(self)(self.clock)
-        made.accepted, made.stale, made.duplicate, made.refused = (
-            self.accepted,
-            self.stale,
-            self.duplicate,
-            self.refused,
+        return replace(
+            self,
+            rounds=self.rounds.copy(),
+            gathering=self.gathering.copy(),
+            staleness=self.staleness.copy(),
+            waited_for=dict(self.waited_for),
         )
-        made.accepted_bytes, made.stale_bytes = self.accepted_bytes, self.stale_bytes
-        made.rounds, made.gathering, made.staleness = self.rounds.copy(), self.gathering.copy(), self.staleness.copy()
-        made.waited_for = dict(self.waited_for)
-        return made
 
     def wait_for(self, worker_id: str, seconds: float) -> None:
         """Counts how long a round waited for its last worker alone."""

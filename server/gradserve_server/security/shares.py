@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.security.identity import Identity
@@ -58,14 +58,7 @@ class ContainerLimits:
 NO_CONTAINER_LIMITS = ContainerLimits()
 
 
-def _no_limits(_name: str) -> OwnLimits:
-    return NO_LIMITS
-
-
-def _no_container_limits(_container: str) -> ContainerLimits:
-    return NO_CONTAINER_LIMITS
-
-
+@dataclass(eq=False)
 class ShareRules:
     """Rules for how much of a common limit an identity or a container may hold.
 
@@ -77,19 +70,11 @@ class ShareRules:
         are_in_force: Whether anything is refused.
     """
 
-    def __init__(
-        self,
-        reserved: float = 0.0,
-        of_identity: Callable[[str], OwnLimits] = _no_limits,
-        of_container: Callable[[str], ContainerLimits] = _no_container_limits,
-        *,
-        has_identities: bool = True,
-    ) -> None:
-        self.reserved = reserved
-        self.of_identity = of_identity
-        self.of_container = of_container
-        self.has_identities = has_identities
-        self.are_in_force = True
+    reserved: float = 0.0
+    of_identity: Callable[[str], OwnLimits] = lambda _name: NO_LIMITS
+    of_container: Callable[[str], ContainerLimits] = lambda _container: NO_CONTAINER_LIMITS
+    has_identities: bool = field(default=True, kw_only=True)
+    are_in_force: bool = field(default=True, init=False)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:

@@ -50,10 +50,6 @@ class Request:
         return next(iter(self.headers.get(name, ())), "")
 
 
-def _nothing() -> None:
-    """Does nothing."""
-
-
 @dataclass(frozen=True)
 class Answer:
     """An answer.
@@ -72,7 +68,7 @@ class Answer:
     content_type: str = "text/plain; charset=utf-8"
     headers: Mapping[str, str] = field(default_factory=dict)
     more: AsyncIterator[bytes] | None = None
-    end: Callable[[], object] = _nothing
+    end: Callable[[], object] = lambda: None
 
 
 class Exchange:

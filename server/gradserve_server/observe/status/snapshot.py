@@ -50,7 +50,7 @@ class Snapshot:
 
     async def picture(self, request: StatusRequest) -> ServerStatus:
         """Returns what a request asks for. Other tasks get turns while it is made."""
-        found = [each async for each in InTurns(self.accumulators) if _is_asked_for(each, request)]
+        found = [each async for each in InTurns(self.accumulators) if request.asks_for(each.key, each.owner)]
         shown, ranking = [], WorkerRanking()
         turn = Turn()
         for each in _ordered(found, request):
@@ -75,10 +75,6 @@ class Snapshot:
         if found is None:
             found = self._described[name] = accumulator.described(self.started, max_rounds)
         return found
-
-
-def _is_asked_for(accumulator: AccumulatorSnapshot, request: StatusRequest) -> bool:
-    return request.asks_for(accumulator.key, accumulator.owner)
 
 
 def _ordered(found: Sequence[AccumulatorSnapshot], request: StatusRequest) -> Sequence[AccumulatorSnapshot]:
@@ -272,11 +268,8 @@ class WorkerRanking:
             seen.times_last += 1
             seen.waited_for += in_time[-1].after - in_time[-2].after
         if described.ended:
-            self._add_missing(described.missing)
-
-    def _add_missing(self, workers: Iterable[str]) -> None:
-        for worker_id in workers:
-            self._of(worker_id).missed += 1
+            for worker_id in described.missing:
+                self._of(worker_id).missed += 1
 
     def _of(self, worker_id: str) -> _Seen:
         return self._workers.setdefault(worker_id, _Seen())

@@ -17,7 +17,7 @@ from gradserve_protocol.server_status import (
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.observe.calls import MethodCalls, Way
 from gradserve_server.observe.observed import Observed
-from gradserve_server.observe.rounds import Histories, History, Totals
+from gradserve_server.observe.rounds import Histories, Totals
 from gradserve_server.observe.status.request import StatusRequest, run_of
 from gradserve_server.observe.status.snapshot import LayerSnapshot, Snapshot, snapshot_of
 from gradserve_server.resources.cluster import Member
@@ -65,12 +65,7 @@ class ServerFacts:
 class StatusSource:
     """Takes snapshots of the server. Used on the server's event loop only."""
 
-    def __init__(
-        self,
-        facts: ServerFacts,
-        registry: AccumulatorRegistry,
-        observed: Observed,
-    ) -> None:
+    def __init__(self, facts: ServerFacts, registry: AccumulatorRegistry, observed: Observed) -> None:
         self.facts = facts
         self._registry = registry
         self._observed = observed
@@ -219,6 +214,7 @@ class Figures:
 def accumulator_figures(histories: Histories) -> tuple[AccumulatorFigures, ...]:
     """Returns the metrics of the accumulators whose rounds began or ended last."""
     now = histories.totals.clock()
+    of_users = (each for each in histories.latest() if run_of(each.key.name) is None)
     return tuple(
         [
             AccumulatorFigures(
@@ -230,10 +226,6 @@ def accumulator_figures(histories: Histories) -> tuple[AccumulatorFigures, ...]:
                 now - each.times[0] if each.times else 0.0,
                 each.median_round_seconds,
             )
-            for each in islice(filter(_is_of_users, histories.latest()), MOST_ACCUMULATORS)
+            for each in islice(of_users, MOST_ACCUMULATORS)
         ]
     )
-
-
-def _is_of_users(history: History) -> bool:
-    return run_of(history.key.name) is None
