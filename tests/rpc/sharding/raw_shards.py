@@ -174,7 +174,7 @@ class RawShards:
         """Returns the blobs in the state directory of a server."""
 
         def look(running: Any) -> list[int]:
-            return list(running._state._store.blobs)
+            return list(running._state.store.blobs)
 
         return self.servers[server].inspect(look)
 
