@@ -20,7 +20,6 @@ from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.round_hold import RoundHold
 from gradserve_server.config import ServerConfig
 from gradserve_server.devices.compute import InThreads
-from gradserve_server.devices.device import Device
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.devices.host.shared_blocks import Readers, SharedAverages, SharedMemory
 from gradserve_server.devices.processors import Processors
@@ -113,7 +112,7 @@ class Server:
         self._processors = processors = Processors.of(
             config.runtime,
             lambda host: parts.choose_device(config.runtime.device, host, parts.inventory),
-            parts.share_gpu if config.listen.gpu_sharing != "off" else _share_nothing,
+            parts.share_gpu if config.listen.gpu_sharing != "off" else lambda _device: None,
             on_failure,
         )
         device = processors.device
@@ -371,7 +370,7 @@ class Server:
             traffic=self.observed.traffic,
             refuse=self._services.observed.refuse,
             gpu=GpuAccess(processors.sharing, config.listen.gpu_sharing),
-            user_key=_no_key if self.access is None else self.access.user_key,
+            user_key=(lambda _credentials: "") if self.access is None else self.access.user_key,
             on_fault=processors.watch.suspect,
         )
         return SocketListener(
@@ -480,12 +479,3 @@ class Server:
         if self._state is not None:
             self._state.store.close()
         self._processors.close()
-
-
-def _share_nothing(_device: Device) -> None:
-    """Opens no memory of clients."""
-
-
-def _no_key(_credentials: Credentials) -> str:
-    """Returns no key: nobody needs one."""
-    return ""

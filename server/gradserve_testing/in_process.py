@@ -173,8 +173,8 @@ class InProcessServer(ServerThread):
     with InProcessServer() as server, gradserve.connect(server.address) as client:
         server.faults.drop_reply("PushPull")
 
-    Only clients of this process can connect to its address, with `gradserve.connect` and `gradserve.aio.connect`. Calls
-    pass all of the server but what listens, and have the messages that gRPC would carry.
+    Only clients of this process can connect to its address, "in-process:NAME", with `gradserve.connect` and
+    `gradserve.aio.connect`. Calls pass all of the server but what listens, and have the messages that gRPC would carry.
 
     Attributes:
         faults: The faults of this server; none until some are planted.
@@ -192,8 +192,3 @@ class InProcessServer(ServerThread):
             InvalidArgumentError: There is no such setting, or its value is not valid.
         """
         super().__init__(**{"bulk_listen": "off", "shared_memory_socket": "off", **settings})
-
-    @property
-    def address(self) -> str:
-        """The address for clients: "in-process:NAME"."""
-        return super().address

@@ -46,6 +46,17 @@ def ray_errors() -> Iterator[None]:
         raise click.ClickException(f"clusters need Ray; install it with: {install_command('ray')}") from None
 
 
+@contextmanager
+def _cluster_on_ray(name: str | None, address: str | None) -> Iterator[str]:
+    """Connects to Ray for a block; yields the name of the cluster, by default that of the only one."""
+    with ray_errors():
+        from gradserve_ray.cluster import command_on_ray
+        from gradserve_ray.member import only_cluster
+
+        with command_on_ray(address):
+            yield name or only_cluster()
+
+
 @click.group()
 def cluster() -> None:
     """Run several servers as a cluster on Ray, which starts them again when they end.
@@ -149,16 +160,13 @@ def down(name: str | None, timeout: float, address: str | None) -> None:
 
     A Ray that was started by `gradserve cluster up` ends with its last cluster. State directories stay.
     """
-    with ray_errors():
-        from gradserve_ray.cluster import command_on_ray, stop_cluster
+    with _cluster_on_ray(name, address) as name:
+        from gradserve_ray.cluster import stop_cluster
         from gradserve_ray.local_ray import stop_local_ray
-        from gradserve_ray.member import only_cluster
 
-        with command_on_ray(address):
-            name = name or only_cluster()
-            local_ray = stop_cluster(name, timeout)
-        if local_ray is not None:
-            stop_local_ray(local_ray)
+        local_ray = stop_cluster(name, timeout)
+    if local_ray is not None:
+        stop_local_ray(local_ray)
     tell(f"{name} has ended" + (", and its Ray" if local_ray is not None else ""))
 
 
@@ -184,14 +192,10 @@ def resize(name: str | None, servers: int, timeout: float, drop_volatile: bool, 
     the cluster goes on as before.
     """
     make_config({"cluster": Setting("x", "NAME"), "cluster_size": Setting(servers, "--servers")})
-    with ray_errors():
-        from gradserve_ray.cluster import command_on_ray
-        from gradserve_ray.member import only_cluster
+    with _cluster_on_ray(name, address) as name:
         from gradserve_ray.resizing import resize_cluster
 
-        with command_on_ray(address):
-            name = name or only_cluster()
-            done = resize_cluster(name, servers, timeout, drop_volatile=drop_volatile)
+        done = resize_cluster(name, servers, timeout, drop_volatile=drop_volatile)
     for move in done.moves:
         tell(f"{'/'.join(move.key)}: {move}")
     for lost in done.lost:
@@ -212,13 +216,10 @@ def status(name: str | None, as_json: bool, address: str | None, timeout: float,
     Exits with 0 if all of them serve, otherwise with 1.
     """
     silence_grpc()
-    with ray_errors():
-        from gradserve_ray.cluster import command_on_ray, look_at_cluster
-        from gradserve_ray.member import only_cluster
+    with _cluster_on_ray(name, address) as name:
+        from gradserve_ray.cluster import look_at_cluster
 
-        with command_on_ray(address):
-            name = name or only_cluster()
-            seen = look_at_cluster(name)
+        seen = look_at_cluster(name)
     files = tls_of(**tls)
     with ThreadPoolExecutor(max_workers=min(32, len(seen))) as threads:
         rows = list(threads.map(lambda each: _health_of(each, timeout, files), seen))

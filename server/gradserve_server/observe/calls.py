@@ -35,14 +35,6 @@ class Origin:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-_NOWHERE = Origin()
-
-
-def nowhere() -> Origin:
-    """Returns the origin of a call about which nothing is known."""
-    return _NOWHERE
-
-
 class CallRecord:
     """The record of a call while it is answered.
 
@@ -58,7 +50,7 @@ class CallRecord:
 
     __slots__ = ("_request_id", "began", "has_ended", "identity", "method", "origin", "span", "waited")
 
-    def __init__(self, method: str, began: float, origin: Callable[[], Origin] = nowhere) -> None:
+    def __init__(self, method: str, began: float, origin: Callable[[], Origin] = Origin) -> None:
         """Makes the record the current one of this context."""
         self.method = method
         self.began = began

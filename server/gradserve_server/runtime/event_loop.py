@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from gradserve_protocol.lasting import lasting_thread
@@ -144,10 +144,7 @@ class GcTuner:
         gc.callbacks.append(self._collected)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Ends it."""
+    def __exit__(self, *_: object) -> None:
         gc.callbacks.remove(self._collected)
         gc.unfreeze()
 

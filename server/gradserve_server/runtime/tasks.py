@@ -93,11 +93,11 @@ class BackgroundTasks:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_retrieve)
+        task.add_done_callback(retrieve)
         return task
 
 
-def _retrieve(done: asyncio.Future[Any]) -> None:
+def retrieve(done: asyncio.Future[Any]) -> None:
     """Retrieves an exception that nobody may be waiting for."""
     if not done.cancelled():
         done.exception()

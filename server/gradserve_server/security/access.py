@@ -37,13 +37,8 @@ class Access:
     def __init__(self, path: Path, keys: UserKeys, clock: Callable[[], float] = time.monotonic) -> None:
         """Reads the file.
 
-        Args:
-            path: The file.
-            keys: The keys of users.
-            clock: A monotonic clock in seconds.
-
         Raises:
-            AccessFileError: The file is not valid.
+            AccessFileError: It is not valid.
         """
         self._path = path
         self._keys = keys

@@ -116,11 +116,6 @@ class Credentials:
 NO_CREDENTIALS = Credentials()
 
 
-def no_credentials() -> Credentials:
-    """Returns the credentials of a caller that shows none."""
-    return NO_CREDENTIALS
-
-
 def in_authorization(values: Sequence[str]) -> Credentials:
     """Returns what a caller shows in the metadata `authorization`, or in the HTTP header of that name.
 

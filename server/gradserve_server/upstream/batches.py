@@ -52,16 +52,8 @@ class Batches(Generic[LeafT]):
     completes the earlier one.
     """
 
-    def __init__(self, num_gradients: int, grace: float, forward: Callable[[list[LeafT]], object]) -> None:
-        """Makes empty batches.
-
-        Args:
-            num_gradients: The number of gradients in a full batch.
-            grace: The most seconds that the first of them waits for others.
-            forward: Forwards the gradients of a batch.
-        """
-        self._num_gradients = num_gradients
-        self._grace = grace
+    def __init__(self, rule: ForwardingRule, forward: Callable[[list[LeafT]], object]) -> None:
+        self._rule = rule
         self._forward = forward
         self._batches: dict[Hashable, _Batch[LeafT]] = {}
         self._closed: ServiceError | None = None
@@ -82,11 +74,11 @@ class Batches(Generic[LeafT]):
         batch = self._batches.setdefault(key, _Batch())
         batch.count += count
         batch.leaves.append(leaf)
-        if batch.count >= self._num_gradients:
+        if batch.count >= self._rule.num_gradients:
             del self._batches[key]
             self._flush(batch)
         elif batch.timer is None:
-            batch.timer = asyncio.get_running_loop().call_later(self._grace, self._flush_late, batch)
+            batch.timer = asyncio.get_running_loop().call_later(self._rule.grace, self._flush_late, batch)
 
     def close(self, error: ServiceError | None = None) -> list[LeafT]:
         """Removes and returns the waiting gradients.

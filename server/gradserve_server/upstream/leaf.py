@@ -7,6 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.errors import AbortedError
+from gradserve_server.runtime.tasks import retrieve
 
 RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
@@ -40,7 +41,7 @@ class Leaf(Generic[RequestT, AnswerT]):
         self.contribution = contribution
         self.deadline: float | None = loop.time()
         self.answer: asyncio.Future[AnswerT] = loop.create_future()
-        self.answer.add_done_callback(_retrieve)
+        self.answer.add_done_callback(retrieve)
         self._loans: list[_Loan] = []
         self._lent = asyncio.Event()
         self._num_bringing = 0
@@ -152,9 +153,3 @@ class Leaf(Generic[RequestT, AnswerT]):
                 future.set_result(None)
             else:
                 future.set_exception(error)
-
-
-def _retrieve(done: asyncio.Future[AnswerT]) -> None:
-    """Retrieves an exception for which nobody may be waiting."""
-    if not done.cancelled():
-        done.exception()

@@ -1,8 +1,9 @@
 """Pictures of servers at work: those of a cluster joined to one, and the panels of a picture as text."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import TypeVar
 
 from gradserve_protocol.printing import visible
 from gradserve_protocol.server_status import (
@@ -18,6 +19,8 @@ from gradserve_protocol.server_status import (
 )
 from gradserve_server.commands.servers import Answer
 from gradserve_server.commands.wording import block, duration, size, table
+
+PartT = TypeVar("PartT", GradientTotals, MemoryStatus, MethodStatus, TrafficStatus, WorkerStatus)
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,8 @@ def whole(picture: Picture, order: str = "latest") -> ServerStatus:
         num_accumulators=sum(status.num_accumulators for status in statuses),
         accumulators=_sorted([each for status in statuses for each in status.accumulators], order),
         workers=_workers(each for status in statuses for each in status.workers),
-        traffic=_traffic(each for status in statuses for each in status.traffic),
-        memory=_memory(each for status in statuses for each in status.memory),
+        traffic=_sums((each for status in statuses for each in status.traffic), "way"),
+        memory=_sums((each for status in statuses for each in status.memory), "purpose"),
         layers=tuple(each for status in statuses for each in status.layers),
         methods=_methods(each for status in statuses for each in status.methods),
         errors=_errors(shifted),
@@ -101,10 +104,20 @@ def whole(picture: Picture, order: str = "latest") -> ServerStatus:
 
 def totals(statuses: Iterable[ServerStatus]) -> GradientTotals:
     """Returns the gradients and rounds of several servers."""
-    parts = [status.totals for status in statuses]
-    return GradientTotals(
-        **{each.name: sum(getattr(part, each.name) for part in parts) for each in fields(GradientTotals)}
-    )
+    return _sum([GradientTotals(), *(status.totals for status in statuses)])
+
+
+def _grouped(parts: Iterable[PartT], *keys: str) -> Iterable[list[PartT]]:
+    groups: dict[tuple[object, ...], list[PartT]] = defaultdict(list)
+    for each in parts:
+        groups[tuple(getattr(each, key) for key in keys)].append(each)
+    return groups.values()
+
+
+def _sum(parts: Sequence[PartT], *other: str) -> PartT:
+    """Returns the first of some parts with the sums of their fields, but for the other fields, which stay its own."""
+    names = [each.name for each in fields(parts[0]) if each.name not in other]
+    return replace(parts[0], **{name: sum(getattr(part, name) for part in parts) for name in names})
 
 
 def _shifted(status: ServerStatus, by: float) -> ServerStatus:
@@ -135,64 +148,27 @@ def _sorted(accumulators: list[AccumulatorStatus], order: str) -> tuple[Accumula
     return tuple(sorted(accumulators, key=keys[order]))
 
 
+def _sums(parts: Iterable[PartT], key: str) -> tuple[PartT, ...]:
+    return tuple(_sum(each, key) for each in _grouped(parts, key))
+
+
 def _workers(workers: Iterable[WorkerStatus]) -> tuple[WorkerStatus, ...]:
-    by_id: dict[str, list[WorkerStatus]] = defaultdict(list)
-    for each in workers:
-        by_id[each.worker_id].append(each)
-    merged = [
-        WorkerStatus(
-            worker_id=worker_id,
-            rounds=sum(part.rounds for part in parts),
-            mean_lateness=sum(part.mean_lateness * part.rounds for part in parts)
-            / max(sum(part.rounds for part in parts), 1),
-            times_last=sum(part.times_last for part in parts),
-            waited_for=sum(part.waited_for for part in parts),
-            stale=sum(part.stale for part in parts),
-            missed=sum(part.missed for part in parts),
-            last_seen=max(part.last_seen for part in parts),
-        )
-        for worker_id, parts in by_id.items()
-    ]
+    merged = []
+    for parts in _grouped(workers, "worker_id"):
+        worker = _sum(parts, "worker_id", "mean_lateness", "last_seen")
+        lateness = sum(part.mean_lateness * part.rounds for part in parts) / max(worker.rounds, 1)
+        merged.append(replace(worker, mean_lateness=lateness, last_seen=max(part.last_seen for part in parts)))
     return tuple(sorted(merged, key=lambda each: -each.waited_for))
 
 
-def _traffic(traffic: Iterable[TrafficStatus]) -> tuple[TrafficStatus, ...]:
-    merged: dict[str, TrafficStatus] = {}
-    for each in traffic:
-        before = merged.get(each.way, TrafficStatus(each.way))
-        merged[each.way] = replace(
-            before,
-            received_bytes=before.received_bytes + each.received_bytes,
-            sent_bytes=before.sent_bytes + each.sent_bytes,
-            calls=before.calls + each.calls,
-        )
-    return tuple(merged.values())
-
-
-def _memory(memory: Iterable[MemoryStatus]) -> tuple[MemoryStatus, ...]:
-    merged: dict[str, MemoryStatus] = {}
-    for each in memory:
-        before = merged.get(each.purpose, MemoryStatus(each.purpose))
-        merged[each.purpose] = replace(
-            before, num_bytes=before.num_bytes + each.num_bytes, max_bytes=before.max_bytes + each.max_bytes
-        )
-    return tuple(merged.values())
-
-
 def _methods(methods: Iterable[MethodStatus]) -> tuple[MethodStatus, ...]:
-    merged: dict[tuple[str, str], MethodStatus] = {}
-    for each in methods:
-        before = merged.get((each.service, each.method), MethodStatus(each.service, each.method))
-        codes = (*before.handled, *each.handled)
-        merged[each.service, each.method] = replace(
-            before,
-            started=before.started + each.started,
-            in_progress=before.in_progress + each.in_progress,
-            handled={code: before.handled.get(code, 0) + each.handled.get(code, 0) for code in codes},
-            working_seconds=before.working_seconds + each.working_seconds,
-            waiting_seconds=before.waiting_seconds + each.waiting_seconds,
-        )
-    return tuple(merged.values())
+    merged = []
+    for parts in _grouped(methods, "service", "method"):
+        handled = Counter[str]()
+        for part in parts:
+            handled.update(part.handled)
+        merged.append(replace(_sum(parts, "service", "method", "handled"), handled=dict(handled)))
+    return tuple(merged)
 
 
 def _errors(statuses: list[tuple[int, ServerStatus]]) -> tuple[ErrorStatus, ...]:

@@ -135,14 +135,7 @@ class HttpConnection:
         respond: Callable[[Request], Awaitable[Answer]],
         unsent: UnsentBodies,
     ) -> None:
-        """Takes over an accepted socket.
-
-        Args:
-            sock: The socket.
-            tls: The TLS context; None without encryption.
-            respond: Returns the answer to a request; raises HeadError.
-            unsent: Counts the answers that are being sent.
-        """
+        """Takes over an accepted socket; `respond` may raise HeadError."""
         self._sock = sock
         self._tls = tls
         self._respond = respond

@@ -149,13 +149,6 @@ class Guard:
     def __init__(
         self, identify: Callable[[Credentials], Identity], *, asks_for_token: bool, hosts: tuple[str, ...]
     ) -> None:
-        """Takes how to identify callers.
-
-        Args:
-            identify: Returns the identity of credentials; raises UnauthenticatedError.
-            asks_for_token: Whether requests must carry a token.
-            hosts: The names of this server that Host headers may contain, besides localhost.
-        """
         self._identify = identify
         self._asks_for_token = asks_for_token
         self._hosts = frozenset(name.casefold().rstrip(".") for name in (*hosts, "localhost"))

@@ -13,8 +13,8 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from gradserve_protocol.tensors import Serializable
 from gradserve_server.errors import ServiceError
-from gradserve_server.observe.calls import Origin, nowhere
-from gradserve_server.security.identity import ANONYMOUS, Credentials, Identity, PeerCertificate, no_credentials
+from gradserve_server.observe.calls import Origin
+from gradserve_server.security.identity import ANONYMOUS, Credentials, Identity, PeerCertificate
 from gradserve_server.tensors.payload import NO_PAYLOAD, Payload
 
 _REQUEST_ID = "x-request-id"
@@ -46,9 +46,9 @@ class Call:
     streams_results: bool = False
     peer: PeerCertificate | None = None
     endings: list[AbstractContextManager[object]] = field(default_factory=list)
-    credentials: Callable[[], Credentials] = no_credentials
+    credentials: Callable[[], Credentials] = Credentials
     identity: Identity = ANONYMOUS
-    origin: Callable[[], Origin] = nowhere
+    origin: Callable[[], Origin] = Origin
     prepare: Callable[[], Awaitable[None]] | None = None
     may_only_open: ServiceError | None = None
 

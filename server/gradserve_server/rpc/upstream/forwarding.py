@@ -65,10 +65,6 @@ class Aggregated:
         latest: LatestAverage,
         shards: UpstreamShards | None,
     ) -> None:
-        """Takes what the server upstream says of it, what collects gradients, and what is on which server.
-
-        `latest` has no average yet.
-        """
         self.name = f"{info.accumulator.container}/{info.accumulator.name}"
         self.incarnation = info.accumulator.incarnation
         self.spec = spec

@@ -453,7 +453,7 @@ class AggregatingServicer:
         return sent
 
     def _new_batches(self, accumulator: Aggregated) -> Batches[GradientLeaf]:
-        return Batches(self._rule.num_gradients, self._rule.grace, partial(self._forwarding.forward, accumulator))
+        return Batches(self._rule, partial(self._forwarding.forward, accumulator))
 
 
 def _no_shard(ref: accumulator_pb2.AccumulatorRef) -> InvalidArgumentError:

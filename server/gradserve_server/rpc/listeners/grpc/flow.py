@@ -54,14 +54,6 @@ class ArrivingRequests:
     """
 
     def __init__(self, limit: int, longest: int, idle_seconds: float, connections: Connections) -> None:
-        """Starts with no request.
-
-        Args:
-            limit: The memory for slow requests.
-            longest: The length of the longest request.
-            idle_seconds: How long a request may take.
-            connections: Ends connections.
-        """
         self._max_slow = max(limit // longest, 1)
         self._idle_seconds = idle_seconds
         self._connections = connections

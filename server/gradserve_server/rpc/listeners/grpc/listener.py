@@ -68,17 +68,6 @@ class GrpcListener:
         keepalive: ClientKeepalive = ClientKeepalive(),
         loopbacks: Sequence[str] = LOOPBACKS,
     ) -> None:
-        """Makes an unbound listener.
-
-        Args:
-            services: The services.
-            admission: Admits calls until the server drains.
-            limits: The limits of connections, calls and messages.
-            certificates: The certificates of connections over TCP; None if they are not encrypted.
-            way: Counts calls and bytes.
-            keepalive: When clients are asked for a sign of life.
-            loopbacks: The addresses of localhost.
-        """
         self._arrivals = Arrivals(admission)
         asks_clients = certificates is not None and certificates.current().ca is not None
         self.traffic = Traffic.within(limits, way)

@@ -44,7 +44,7 @@ from gradserve_server.rpc.listeners.sockets.regions import ClientRegions, Server
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
 from gradserve_server.rpc.sockets.service import Grant
 from gradserve_server.runtime.tasks import EagerCall
-from gradserve_server.security.identity import Credentials, no_credentials
+from gradserve_server.security.identity import Credentials
 from gradserve_server.tensors.inflight import TooSlowError
 from gradserve_server.tensors.payload import NO_PAYLOAD
 
@@ -64,13 +64,7 @@ class Connection:
     """Serves a connection until its client leaves or breaks the rules."""
 
     def __init__(self, stream: FrameStream, context: SocketContext, *, has_regions: bool) -> None:
-        """Takes over a stream of frames.
-
-        Args:
-            stream: The stream.
-            context: The parts that all connections share.
-            has_regions: Whether client and server can read each other's memory in place.
-        """
+        """Takes over a stream; with `has_regions`, client and server can read each other's memory in place."""
         self._stream = stream
         self._context = context
         self._has_regions = has_regions
@@ -80,7 +74,7 @@ class Connection:
         """The identity for which the connection counts, once it is open."""
         self._server_regions = ServerRegions()
         self._grant: Grant | None = None
-        self._credentials: Callable[[], Credentials] = no_credentials
+        self._credentials: Callable[[], Credentials] = Credentials
         self._gpu: GpuSharing | None = None
         """Opens the client's GPU memory; None if it may not hand over any."""
         self._gave_up = False

@@ -51,14 +51,7 @@ class SocketListener:
         *,
         max_connections: int = 10_000,
     ) -> None:
-        """Makes a listener that is not bound yet.
-
-        Args:
-            context: The parts that all connections share.
-            idle_seconds: How long a payload may go without progress.
-            certificates: The certificates of connections over TCP; None if they are not encrypted.
-            max_connections: The most connections. Beyond it, clients make their calls over gRPC.
-        """
+        """Makes an unbound listener. Clients beyond `max_connections` make their calls over gRPC."""
         self._max_connections = max_connections
         self._context = context
         self._certificates = certificates
