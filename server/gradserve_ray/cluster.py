@@ -184,7 +184,7 @@ class MemberPlace:
 def start_member(place: MemberPlace, index: int, group: Any, bundle: int) -> Any:
     """Starts the actor of a server in a bundle of a placement group; returns its handle.
 
-    The actor starts the server if the directory knows that the cluster has so many.
+    The actor starts the server once the directory counts it as part of the cluster.
     """
     plan = place.plan
     actor = ray.remote(Member).options(

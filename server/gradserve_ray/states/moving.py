@@ -134,7 +134,7 @@ def move_accumulators(
 
 
 def _holds(first: MemberState, change: str, before: int, after: int, error: BaseException) -> bool:
-    """Returns whether a change holds whose decision has failed with an error."""
+    """Returns whether a change holds although committing it raised an error."""
     try:
         return first.holds(change)
     except Exception:
@@ -195,7 +195,7 @@ class _Moving:
         self._states[0].decide(change, size)
 
     def _outgoing(self) -> dict[int, list[Key]]:
-        """Returns what goes from each server: of sharded accumulators everything, which may come again."""
+        """Returns what leaves each server: whole accumulators that move, and all shards, which may return."""
         found: dict[int, list[Key]] = defaultdict(list)
         for move in self.moves:
             found[move.source].append(move.key)
@@ -214,7 +214,7 @@ class _Moving:
         return found
 
     def _reshard(self, each: Resharding) -> None:
-        """Brings what each server is to have of a sharded accumulator there, some gradients after the others."""
+        """Sends each server its shard of an accumulator, in batches of gradients."""
         states, key = self._states, each.key
         for server in each.servers:
             states[server].add(states[each.source].read(key), each.spec, is_home=server == each.target)
@@ -237,7 +237,7 @@ class _Moving:
         return found
 
     def _check_parts(self, each: Resharding, before: PartDigests, after: PartDigests) -> None:
-        """Checks that all rows of gradients have the digests that they had, wherever they are now."""
+        """Checks that the digests of all rows of gradients are unchanged."""
         for part, digests in before.items():
             for (name, start), digest in digests.items():
                 there = after[part].get((name, start))
@@ -251,7 +251,7 @@ class _Moving:
             raise MoveError(f"accumulator '{'/'.join(each.key)}' has got more gradients than it had")
 
     def _check(self, incoming: Mapping[int, Collection[Key]]) -> None:
-        """Checks that each server has what it had, and what was to come, with the same digests."""
+        """Checks by digests that each server still has its accumulators, and has received those that move to it."""
         expected: dict[int, dict[Key, str]] = defaultdict(dict)
         for move in self.moves:
             expected[move.target][move.key] = self._old[move.source].digests[move.key]
@@ -261,7 +261,7 @@ class _Moving:
             _check_digests(index, state.contents().digests, self._old[index].digests)
             come = state.contents(incoming=True)
             if come.digests.keys() != set(incoming.get(index, ())):
-                raise MoveError(f"server {index} has not what was to come: {sorted(come.digests)}")
+                raise MoveError(f"server {index} has not received what it should have, but: {sorted(come.digests)}")
             _check_digests(index, come.digests, expected[index])
             for each in self.reshardings:
                 found = come.sharded.get(each.key)

@@ -15,7 +15,7 @@ from gradserve_server.accumulators.records import spec_of
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 
 _BATCH_BYTES = 256 << 20
-"""So much of gradients is on its way at a time."""
+"""The most bytes of gradients that travel together."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Resharding:
     num_bytes: int
 
     def batches(self) -> Iterator[dict[PartKey, Staged]]:
-        """Yields the gradients in groups of so many bytes that they fit into memory, or of one."""
+        """Yields the gradients in groups of up to 256 MiB, or one at a time if they are larger."""
         left = list(self.parts.items())
         count = max(1, _BATCH_BYTES // max(1, self.num_bytes))
         for start in range(0, len(left), count):

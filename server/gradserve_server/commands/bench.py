@@ -62,7 +62,7 @@ def bench(
 ) -> None:
     """Measure how fast the server at ADDRESS answers from here, by each way, beside what this machine can do.
 
-    Times are those of this client, with whatever else the server and the machine do meanwhile. What the benchmark makes
+    Times are measured at this client, beside other work of the server and the machine. What the benchmark makes
     on the server is deleted at its end.
     """
     from gradserve_server.commands.benchmark import BenchResult, Way, measure_host, measure_way

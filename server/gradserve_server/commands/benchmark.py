@@ -136,7 +136,7 @@ def measure_way(client: gradserve.Client, way: str, num_bytes: int, seconds: flo
 
 
 def measure_host(num_bytes: int, seconds: float) -> Host:
-    """Measures this machine without a server, for so many seconds each."""
+    """Measures this machine without a server; each figure takes `seconds`."""
     source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
     copying = statistics.median(_times(lambda: np.copyto(target, source), seconds))
     return Host(num_bytes / copying, num_bytes / statistics.median(_socket_times(num_bytes, seconds)))
@@ -156,7 +156,7 @@ def _round_times(client: gradserve.Client, num_bytes: int, seconds: float, conta
 
 
 def _times(work: Callable[[], object], seconds: float) -> list[float]:
-    """Returns how long some work took each time, for about so many seconds, without the first few times."""
+    """Returns how long each repetition took, for about `seconds`, after a warm-up."""
     for _ in range(_WARM_UP_CALLS):
         work()
     times: list[float] = []

@@ -131,12 +131,12 @@ class Forecast:
 
 
 def simulate(deployment: Deployment, num_rounds: int = 20, seed: int = 0) -> Forecast:
-    """Returns the forecast of a deployment from so many rounds, after some that do not count.
+    """Returns the forecast of a deployment from `num_rounds` rounds after a warm-up.
 
     With several workers on a host, an aggregator there sends one gradient for all of them, and receives one average;
     what is within a host takes no time.
 
-    A worker computes, sends its gradient, waits for the average of the round, receives it, and begins anew. The round
+    A worker computes, sends its gradient, waits for the average of the round, receives it, and starts again. The round
     ends when enough gradients are in. A gradient for a round that has ended is dropped, and its worker gets the newest
     average at once.
     """
@@ -242,9 +242,9 @@ class _Simulation:
 
 
 class Hosts:
-    """The aggregators of all hosts: each passes gradients on when all of its workers have come, or after the grace.
+    """The aggregators of all hosts, which forward gradients once all workers have sent theirs, or after a grace period.
 
-    A gradient that comes after the others have gone is passed on by itself.
+    A gradient that comes after that is forwarded alone.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -266,7 +266,7 @@ class Hosts:
         return group, is_first, is_complete
 
     def let_go(self, group: Group) -> bool:
-        """Passes a group on whose grace is over; returns False if it has gone already."""
+        """Forwards a group whose grace period is over; returns False if it was already forwarded."""
         batch = self._batches.get((group.workers[0] // self._per_host, group.step))
         if batch is None or batch.waiting is not group:
             return False

@@ -400,7 +400,7 @@ def rm(
 ) -> None:
     """Delete accumulators or layers by name, or tensors by handle.
 
-    Whoever waits on an accumulator gets an error. Exits with 1 if something was not there; the rest is deleted.
+    Calls that wait on an accumulator fail. Exits with 1 if something was not there; the rest is deleted.
     """
     if not yes:
         what = kind.removesuffix("s") if len(names) == 1 else f"{len(names)} {kind}"

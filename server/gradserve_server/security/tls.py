@@ -72,10 +72,9 @@ def unprotected(addresses: Sequence[Address], *, is_encrypted: bool) -> str:
         is_encrypted: Whether connections over TCP are encrypted.
     """
     public = [str(each) for each in addresses if each.host and not _is_private(each.host)]
-    missing = [] if is_encrypted else ["encryption (--tls-certificate, --tls-key)"]
-    if not public or not missing:
+    if is_encrypted or not public:
         return ""
-    return f"other machines may reach {', '.join(public)}, and there is no {' and no '.join(missing)}"
+    return f"other machines may reach {', '.join(public)}, and there is no encryption (--tls-certificate, --tls-key)"
 
 
 def explicit_bulk_address(config: ListenConfig) -> list[Address]:

@@ -64,7 +64,7 @@ class Rates:
 
 
 Picture = Sequence[Answer[ServerStatus]]
-"""The pictures of the servers, as far as they have answered, in the order of the servers."""
+"""The answers of all servers, in the order of the servers."""
 
 
 def whole(picture: Picture, order: str = "latest") -> ServerStatus:
@@ -115,13 +115,13 @@ def _grouped(parts: Iterable[PartT], *keys: str) -> Iterable[list[PartT]]:
 
 
 def _sum(parts: Sequence[PartT], *other: str) -> PartT:
-    """Returns the first of some parts with the sums of their fields, but for the other fields, which stay its own."""
+    """Returns the sum of some parts; the `other` fields are those of the first."""
     names = [each.name for each in fields(parts[0]) if each.name not in other]
     return replace(parts[0], **{name: sum(getattr(part, name) for part in parts) for name in names})
 
 
 def _shifted(status: ServerStatus, by: float) -> ServerStatus:
-    """Returns a picture whose times are those of a server that has started so many seconds earlier."""
+    """Returns a status whose times are `by` seconds later, as those of a server that started earlier."""
 
     def later(described: RoundStatus) -> RoundStatus:
         ended = described.ended + by if described.ended else 0.0

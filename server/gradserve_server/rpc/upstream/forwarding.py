@@ -273,7 +273,7 @@ class _MakeRequest(Protocol):
     def __call__(
         self, values: Mapping[str, Value], tensors: Sequence[tensor_pb2.Tensor], timeout: float | None, /
     ) -> GradientRequest:
-        """Returns a request for values and the messages of their arrays, which waits for so many seconds."""
+        """Returns a request with values and the messages of their arrays; it waits for `timeout` seconds."""
         ...
 
 

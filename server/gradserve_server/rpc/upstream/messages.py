@@ -75,7 +75,7 @@ def without_tensors(request: GradientRequest, user: Identity) -> GradientRequest
 
 
 def waiting_request(request: _Waits, user: Identity, timeout: float | None) -> _Waits:
-    """Returns a take or a read that waits for so many seconds, None for any time, and brings the average here."""
+    """Returns a take or a read that brings the average here; it waits for `timeout` seconds, None for no limit."""
     sent = type(request)()
     sent.CopyFrom(request)
     if isinstance(sent, messages_pb2.TakeGradientRequest):
