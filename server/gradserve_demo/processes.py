@@ -23,19 +23,14 @@ _LOG_TAIL = 2000
 class ServerProcess:
     """Runs a server on a free port of this machine while the context lasts.
 
-    Leaving the context asks the server to shut down, and raises `DemoError` if it does not shut
-    down cleanly.
+    Leaving the context asks the server to shut down, and raises `DemoError` if it does not shut down cleanly. Starting
+    and stopping may each take `timeout` seconds.
 
     Attributes:
         address: The address it listens on; set inside the context.
     """
 
     def __init__(self, timeout: float) -> None:
-        """Starts nothing yet.
-
-        Args:
-            timeout: Seconds that starting may take, and stopping too.
-        """
         self.address = ""
         self._timeout = timeout
         self._resources = ExitStack()
@@ -120,16 +115,11 @@ _GRACE_SECONDS = 10.0
 class WorkerPool:
     """Spawned processes, one for each task, that live as long as the context.
 
-    Every wait here is bounded; a worker that fails, dies or falls silent raises `DemoError`.
+    Every wait here is bounded, a little more loosely than the workers' own, which end after `timeout` seconds. A worker
+    that fails, dies or falls silent raises `DemoError`.
     """
 
     def __init__(self, tasks: Sequence[WorkerTask], timeout: float) -> None:
-        """Starts nothing yet.
-
-        Args:
-            tasks: One for each process.
-            timeout: Seconds after which the workers' own waits end.
-        """
         self._tasks = tasks
         self._timeout = timeout + _GRACE_SECONDS
         self._processes: list[SpawnProcess] = []

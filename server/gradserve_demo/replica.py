@@ -8,6 +8,7 @@ import numpy as np
 import gradserve
 from gradserve.training import State, Worker
 from gradserve_demo.network import DECAY, EPSILON, Backward, FloatArray, Weights, descend
+from gradserve_demo.options import DemoOptions
 
 _WEIGHTS = ("beta", "gamma")
 
@@ -33,38 +34,23 @@ class Replica:
         client: gradserve.Client,
         run_name: str,
         weights: Mapping[str, FloatArray],
-        *,
         worker_id: str,
-        num_required: int,
-        learning_rate: float,
-        keep_averages: int,
-        timeout: float,
+        options: DemoOptions,
     ) -> None:
-        """Finds or begins the training run.
-
-        Args:
-            client: Connection to the server.
-            run_name: Name of the run, the same for all of its workers.
-            weights: The initial weights, the same for all workers.
-            worker_id: Name of this worker, different for all workers.
-            num_required: Gradients that complete a round.
-            learning_rate: Step size of plain gradient descent.
-            keep_averages: Averages of past rounds that the server keeps.
-            timeout: Seconds that any single wait may take.
-        """
+        """Finds or begins the training run of a name; all of its workers have the same initial weights."""
         self.weights: Weights = dict(weights)
         self.contributed = 0
         self.stale = 0
         self.snapshots_loaded = 0
-        self._learning_rate = learning_rate
+        self._learning_rate = options.learning_rate
         self.worker = Worker(
             client,
             weights,
             name=run_name,
-            num_required=num_required,
+            num_required=options.workers,
             worker_id=worker_id,
-            keep_averages=keep_averages,
-            timeout=timeout,
+            keep_averages=options.keep_averages,
+            timeout=options.timeout,
             # The same gradients give the same average, in whatever order they arrive.
             deterministic=True,
         )

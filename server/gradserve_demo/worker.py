@@ -127,46 +127,34 @@ def main(task: WorkerTask, connection: WorkerConnection) -> None:
 
 def _train(task: WorkerTask, connection: WorkerConnection) -> None:
     options = task.options
-    with gradserve.connect(task.address, timeout=options.timeout) as client:
-        replica = Replica(
-            client,
-            task.run_name,
-            task.weights,
-            worker_id=task.worker_id,
-            num_required=options.workers,
-            learning_rate=options.learning_rate,
-            keep_averages=options.keep_averages,
-            timeout=options.timeout,
-        )
-        with replica:
-            _train_replica(task, connection, replica, _hidden_layer(client, task))
+    with (
+        gradserve.connect(task.address, timeout=options.timeout) as client,
+        Replica(client, task.run_name, task.weights, task.worker_id, options) as replica,
+    ):
+        layer = _hidden_layer(client, task)
+        connection.send(Ready())
+        # The signal to start comes when the slowest process is ready.
+        if not connection.poll(options.timeout):
+            raise DemoError(f"no word to start within {options.timeout:g} seconds")
+        connection.recv()
 
-
-def _train_replica(task: WorkerTask, connection: WorkerConnection, replica: Replica, layer: HiddenLayer) -> None:
-    options = task.options
-    connection.send(Ready())
-    # The signal to start comes when the slowest process is ready.
-    if not connection.poll(options.timeout):
-        raise DemoError(f"no word to start within {options.timeout:g} seconds")
-    connection.recv()
-
-    while replica.step < task.num_steps:
-        step = replica.step
-        examples = task.batches.share(step, task.index)
-        images, labels = task.digits.train_images[examples], task.digits.train_labels[examples]
-        loss, gradients = loss_and_gradients(replica.weights, images, labels, layer)
-        if task.is_slow:
-            time.sleep(options.slow_seconds)
-        accepted = replica.push(gradients)
-        layer.end_step(replica.weights)
-        steps_per_epoch = task.batches.steps_per_epoch
-        epoch_ended = replica.step // steps_per_epoch > step // steps_per_epoch
-        test_accuracy = None
-        if task.index == 0 and epoch_ended:
-            test_accuracy = accuracy(replica.weights, task.digits.test_images, task.digits.test_labels, layer)
-        connection.send(Stepped(replica.step, loss, accepted, test_accuracy))
-    weights = replica.weights | layer.state()
-    connection.send(Finished(weights, replica.contributed, replica.stale, replica.snapshots_loaded))
+        while replica.step < task.num_steps:
+            step = replica.step
+            examples = task.batches.share(step, task.index)
+            images, labels = task.digits.train_images[examples], task.digits.train_labels[examples]
+            loss, gradients = loss_and_gradients(replica.weights, images, labels, layer)
+            if task.is_slow:
+                time.sleep(options.slow_seconds)
+            accepted = replica.push(gradients)
+            layer.end_step(replica.weights)
+            steps_per_epoch = task.batches.steps_per_epoch
+            epoch_ended = replica.step // steps_per_epoch > step // steps_per_epoch
+            test_accuracy = None
+            if task.index == 0 and epoch_ended:
+                test_accuracy = accuracy(replica.weights, task.digits.test_images, task.digits.test_labels, layer)
+            connection.send(Stepped(replica.step, loss, accepted, test_accuracy))
+        weights = replica.weights | layer.state()
+        connection.send(Finished(weights, replica.contributed, replica.stale, replica.snapshots_loaded))
 
 
 def _hidden_layer(client: gradserve.Client, task: WorkerTask) -> HiddenLayer:

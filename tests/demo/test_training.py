@@ -133,16 +133,8 @@ class TestReplica:
 
     @staticmethod
     def make(client: gradserve.Client, run_name: str, worker_id: str, keep_averages: int) -> Replica:
-        return Replica(
-            client,
-            run_name,
-            {"w": np.zeros(3, np.float32)},
-            worker_id=worker_id,
-            num_required=1,
-            learning_rate=0.1,
-            keep_averages=keep_averages,
-            timeout=PATIENCE_SECONDS,
-        )
+        options = DemoOptions(workers=1, learning_rate=0.1, keep_averages=keep_averages, timeout=PATIENCE_SECONDS)
+        return Replica(client, run_name, {"w": np.zeros(3, np.float32)}, worker_id, options)
 
     @pytest.mark.parametrize(
         ("missed", "snapshots_loaded"),
