@@ -18,6 +18,7 @@ FOLDERS = ("client", "server", "benchmarks", "deploy", "examples")
 GENERATED = ("client/gradserve/v1/", "client/gradserve_protocol/v1/")
 _CLAUSE = re.compile(r"(What|Whether|Of|Those|Whoever|How|Which|Where|When|Who)\b")
 _REFERENCE = re.compile(r"See [`\w]")
+_STIFF = re.compile(r"(?i)\b(anew|for good|whoever|those who|(is|are) told|to be had|passe[sd] on|all the same)\b")
 _REPEATED = re.compile(r"Takes (the|its|an?|what)\b[^\n]*\Z")
 
 
@@ -27,6 +28,8 @@ def problem_of(docstring: str, *, is_constructor: bool = False) -> str | None:
         return f"opens with {opening.group()!r}: name the thing, or say what it does"
     if _REFERENCE.match(docstring):
         return "refers to another docstring: leave it out if the method implements a declared one, or say what it does"
+    if stiff := _STIFF.search(docstring):
+        return f"has {stiff.group()!r}: name who does what, as one would say it"
     if is_constructor and _REPEATED.match(docstring):
         return "repeats the signature of the constructor: leave it out"
     return None

@@ -49,7 +49,7 @@ def connect(
         address: "HOST:PORT", "HOST" for port 50051, "[IPV6]:PORT" or "unix:PATH". Several servers of a cluster: a list
             of their addresses in their order, or one text with commas between them, or "dns+srv://SERVICE": the servers
             in the SRV records of a DNS name, in the natural order of their host names. `connect` looks them up once,
-            and blocks for up to 5 s meanwhile (in `gradserve.aio` the event loop too). Needs the extra gradserve[dns].
+            and blocks for up to 5 s (in `gradserve.aio` the event loop too). Needs the extra gradserve[dns].
             Or "gradserve+ray://NAME": the servers that `gradserve cluster up` has started on Ray; `connect` waits until
             they are up, at most for `timeout`. Needs the extra gradserve[ray].
         timeout: Seconds after which a call fails with DeadlineExceededError, and the default waiting time of calls that
@@ -195,7 +195,7 @@ class Client(BlockingFace[ClientCalls]):
 
         Raises:
             NotDurableError: Rounds have not ended in time; the error says how many gradients are in them. The client is
-                closed all the same.
+                closed anyway.
             LostError: A restart of the server has lost what the error names; likewise.
         """
         with BriefErrors():

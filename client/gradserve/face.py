@@ -163,7 +163,7 @@ def blocking(
     @described_as(operation)
     def method(self: BlockingFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> T:
         if _is_traced():
-            # Not `method` again: what is true of a thread that compiles is also true of all others meanwhile.
+            # Not `method` again: what is true of a thread that compiles is also true of all others at that time.
             result: T = _Compiler.disable(run)(self, *args, **kwargs)
             return result
         handled = sys.exception()

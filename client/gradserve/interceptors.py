@@ -54,7 +54,7 @@ class CallInfo:
         method: The name of the method in the protos, such as "gradserve.v1.AccumulatorService/PushPull".
         name: The name of the accumulator or layer; empty for none.
         container: Its container as the call names it; empty for the default one.
-        attributes: Fields of the request by name, as far as it has them: "accumulator", "layer", "container",
+        attributes: The fields of the request, by name, that it has out of "accumulator", "layer", "container",
             "worker_id", "local_step", "num_required", "step", "global_step".
         server: The server's index among those of the client.
         num_bytes: The bytes of the tensors that it sends, or that a download brings.
@@ -337,7 +337,7 @@ def _num_bytes_in(answer: Any) -> int:
 
 
 def attributes_of(message: Any) -> dict[str, str | int]:
-    """Returns the accumulator, layer, container, worker and steps of a request or a response, as far as it has them."""
+    """Returns the accumulator, layer, container, worker and steps that a request or a response has."""
     subjects, values = _fields_of(message.DESCRIPTOR)
     attributes: dict[str, str | int] = {name: getattr(message, name) for name in values}
     for name in subjects:

@@ -31,7 +31,7 @@ def with_all_patience() -> Iterator[None]:
     """Lets calls in a block try again for as long as their own time limits allow.
 
     That is for workers of a training run, which can do nothing but wait. A patience that the user has chosen, with
-    GRADSERVE_RESTART_PATIENCE, holds all the same.
+    GRADSERVE_RESTART_PATIENCE, still holds.
     """
     token = _has_all.set(True)
     try:

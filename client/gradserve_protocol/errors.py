@@ -81,7 +81,7 @@ class NotDurableError(GradserveError):
 class StaleGradientError(GradserveError):
     """The gradient of a push_pull was dropped, because it was computed at a step that is over.
 
-    A late worker catches up by taking over the step and applying the average, or by reading its parameters anew.
+    A late worker catches up by taking over the step and applying the average, or by reading its parameters again.
 
     Attributes:
         result: What `on_stale="return"` would have returned: the newest average kept, empty if there is none.

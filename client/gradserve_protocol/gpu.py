@@ -181,7 +181,7 @@ def load_library() -> Any:
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError as error:
-        raise GpuError(f"CUDA's driver is not there: {error}") from None
+        raise GpuError(f"the CUDA driver cannot be loaded: {error}") from None
 
 
 @cache

@@ -30,7 +30,7 @@ class Failures:
             return
         before = f" ({self._left_out} earlier failures were left out)" if self._left_out else ""
         self._reported, self._left_out = now, 0
-        self._log.error("%s failed, and begins again%s", self._what, before, exc_info=error)
+        self._log.error("%s failed and starts again%s", self._what, before, exc_info=error)
 
 
 async def keep_doing(what: str, work: Callable[[], Awaitable[None]], log: logging.Logger) -> None:

@@ -214,7 +214,7 @@ class SecureSocket:
         return self._secured.fileno()
 
     def shake_hands(self) -> None:
-        """Continues the handshake as far as possible.
+        """Continues the handshake until it needs more from the other side.
 
         Raises:
             ssl.SSLWantReadError, ssl.SSLWantWriteError: It has to wait until the socket is readable, or writable.
@@ -244,7 +244,7 @@ class SecureSocket:
             raise BlockingIOError from None
 
     def recv_into(self, memory: memoryview) -> int:
-        """Fills memory as far as possible; returns the number of bytes, 0 at the end of the connection."""
+        """Fills memory with what there is; returns the number of bytes, 0 at the end of the connection."""
         return self._fill(memory)
 
     def _fill(self, memory: memoryview) -> int:
@@ -264,7 +264,7 @@ class SecureSocket:
     def recvmsg_into(
         self, buffers: Iterable[bytes | memoryview], _space: int = 0, _flags: int = 0
     ) -> tuple[int, list[Any], int, None]:
-        """Fills buffers as far as possible, in the form of `socket.recvmsg_into`."""
+        """Fills buffers with what there is, in the form of `socket.recvmsg_into`."""
         total = 0
         for buffer in buffers:
             try:

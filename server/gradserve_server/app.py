@@ -409,7 +409,7 @@ class Server:
             _log.info("restored %d accumulators and %d layers from %s", count, num_layers, state.store.path)
         if self._upstream is not None:
             await self._upstream.open()
-            _log.info("passing gradients on to %s", self._upstream.address)
+            _log.info("forwarding gradients to %s", self._upstream.address)
         listen = [Address.to_listen(address) for address in self._config.listen.listen]
         bound = self._listener.bind(listen)
         self.addresses = tuple(map(str, bound))

@@ -51,7 +51,7 @@ def test_in_a_thread(caplog: pytest.LogCaptureFixture) -> None:
     thread.join()
     assert thread.is_done
     assert [record.getMessage() for record in caplog.records] == [
-        "an operation in the background failed, and begins again"
+        "an operation in the background failed and starts again"
     ]
 
 

@@ -40,7 +40,7 @@ async def test_a_task_begins_again_until_it_returns(caplog: pytest.LogCaptureFix
     await lasting_task("the work", work.do_later, LOG)
     assert work.num_begun == 4
     (record,) = caplog.records
-    assert record.getMessage() == "the work failed, and begins again"
+    assert record.getMessage() == "the work failed and starts again"
     assert record.levelno == logging.ERROR
     assert "RecursionError: failure 1" in caplog.text
 
@@ -82,9 +82,9 @@ def test_a_failure_is_logged_once_a_minute_with_the_number_of_others(caplog: pyt
     for now in range(125):
         failures.note(ValueError(str(now)))
     assert [record.getMessage() for record in caplog.records] == [
-        "the work failed, and begins again",
-        "the work failed, and begins again (59 earlier failures were left out)",
-        "the work failed, and begins again (59 earlier failures were left out)",
+        "the work failed and starts again",
+        "the work failed and starts again (59 earlier failures were left out)",
+        "the work failed and starts again (59 earlier failures were left out)",
     ]
 
 

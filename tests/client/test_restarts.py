@@ -217,7 +217,7 @@ def test_without_durability_the_loss_is_told_once(forgetful: RestartingServer, s
 
 
 def test_an_object_that_ends_with_its_accumulator(forgetful: RestartingServer) -> None:
-    """No call reaches the accumulator that was made anew, though nothing was lost: not even one that waits."""
+    """No call reaches the accumulator that was created again, though nothing was lost: not even one that waits."""
     with (
         gradserve.connect(forgetful.address) as client,
         gradserve.connect(forgetful.address) as other,

@@ -155,7 +155,7 @@ def test_gradients_of_another_dtype_are_converted_on_the_host(gpu: FakeGpu) -> N
 @pytest.mark.parametrize("make", [Exported, Torch])
 def test_without_a_driver_the_library_copies(monkeypatch: pytest.MonkeyPatch, make: Callable[[Any], Any]) -> None:
     def no_driver(index: int) -> Any:
-        raise GpuError("CUDA's driver is not there")
+        raise GpuError("the CUDA driver cannot be loaded")
 
     monkeypatch.setattr(tensors, "open_gpu", no_driver)
     for read in (as_tensor, as_array):

@@ -169,7 +169,7 @@ def test_a_viewer_that_leaves_makes_room_for_another(local: LocalServer, monkeyp
         assert [viewer().status for _ in range(64)] == [200] * 64
         refused = viewer()
         assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
-        assert refused.read() == b'{"error": "64 others are looking already"}'
+        assert refused.read() == b'{"error": "64 viewers are connected already"}'
     with ExitStack() as viewers:
         seen = eventually(viewer, lambda response: response.status == 200)
         assert json.loads(seen.readline().removeprefix(b"data: "))["version"]

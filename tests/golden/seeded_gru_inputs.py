@@ -1,4 +1,4 @@
-"""Inputs of the recorded calls of GRUBlockCell, made anew from a seed.
+"""Inputs of the recorded calls of GRUBlockCell, made again from a seed.
 
 Imported by the scripts that run TensorFlow, so it needs nothing but what comes with that.
 """

@@ -1,4 +1,4 @@
-"""Inputs of the recorded calls, made anew from a seed.
+"""Inputs of the recorded calls, made again from a seed.
 
 Imported by the scripts that run TensorFlow and PyTorch, so it needs nothing but NumPy and ml_dtypes.
 """

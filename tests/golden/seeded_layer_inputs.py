@@ -1,4 +1,4 @@
-"""Inputs of the recorded cases of the batch_norm layer, made anew from a seed.
+"""Inputs of the recorded cases of the batch_norm layer, made again from a seed.
 
 Imported by the script that runs TensorFlow, so it needs nothing but what comes with that.
 """

@@ -46,7 +46,7 @@ class StatefulSet:
             pod.__exit__()
 
     def restart(self, index: int) -> None:
-        """Deletes a pod and makes it anew, with the same number and volumes; waits until it is ready."""
+        """Deletes a pod and creates it again, with the same number and volumes; waits until it is ready."""
         self.pods[index].__exit__()
         self.deleted.append(self.pods[index])
         self.pods[index] = self._started(index)

@@ -86,7 +86,7 @@ def homes(addresses: Sequence[str]) -> list[set[str]]:
 
 
 def test_a_run_goes_on_from_its_checkpoint_on_four_servers(tmp_path: Path) -> None:
-    """It ends with the bits of a run that was never interrupted: the second half of it begins anew at step 0."""
+    """It ends with the bits of a run that was never interrupted: the second half of it starts over at step 0."""
     old, new = manifests("cluster"), grown(tmp_path / "kubernetes")
     assert settings_among(new)[1]["GRADSERVE_CLUSTER_SIZE"] == str(AFTER)
     (servers,) = [each["data"] for each in new if each["metadata"]["name"] == "gradserve-servers"]

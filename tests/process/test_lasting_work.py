@@ -77,7 +77,7 @@ def test_it_begins_again(
     assert records
     for record in records:  # of each socket one
         assert record.levelno == logging.ERROR
-        assert "failed, and begins again" in record.getMessage()
+        assert "failed and starts again" in record.getMessage()
 
 
 def test_payloads_move_on_after_a_fault_of_their_thread(
@@ -97,7 +97,7 @@ def test_payloads_move_on_after_a_fault_of_their_thread(
         with gradserve.connect(local.address, transport="bulk", timeout=PATIENCE_SECONDS) as client:
             value = np.ones(1_000_000, np.float32)
             np.testing.assert_array_equal(client.get(client.put(value)), value)
-    assert "moving payloads failed, and begins again" in caplog.text
+    assert "moving payloads failed and starts again" in caplog.text
 
 
 def test_what_cannot_be_ended_keeps_nothing_else_that_has_expired() -> None:

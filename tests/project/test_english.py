@@ -14,6 +14,9 @@ from deploy.english import problem_of, problems
         ("Those who wait.", False, "opens with 'Those'"),
         ("See `Journal`.", False, "refers to another"),
         ("Takes the clock.", True, "repeats the signature"),
+        ("Makes the request anew.", False, "has 'anew'"),
+        ("Sends the gradient to whoever waits.", False, "has 'whoever'"),
+        ("Calls a function that is told the bytes done.", False, "has 'is told'"),
     ],
 )
 def test_a_docstring_that_is_refused(docstring: str, is_constructor: bool, words: str) -> None:

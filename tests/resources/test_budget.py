@@ -66,8 +66,8 @@ TOO_MUCH: list[tuple[Identity, str | None, int, int, str]] = [
     (CHIEF, "box", 0, 31, "too many bytes in the container 'box': 31 asked for, 0 in use, 30 allowed"),
     (CHIEF, "other", 0, 51, "too many bytes of 'chief'"),
     (WORKER, "box", 0, 31, "too many bytes in the container 'box'"),
-    (WORKER, "other", 0, 91, "and the last 10 are for those who use no more than that"),
-    (WORKER, "other", 85, 11, "and the last 10 are for those who use no more than that"),
+    (WORKER, "other", 0, 91, "and the last 10 are reserved for identities that use no more than that"),
+    (WORKER, "other", 85, 11, "and the last 10 are reserved for identities that use no more than that"),
     (WORKER, "other", 95, 6, WHOLE),
     (ANONYMOUS, "box", 0, 31, "too many bytes in the container 'box'"),
     (ANONYMOUS, None, 0, 101, WHOLE),
@@ -117,7 +117,7 @@ def test_the_reserve_is_for_those_who_hold_no_more_than_that(world: World) -> No
         worker.grow(1)
     assert raised.value.message == (
         "too many bytes of 'worker': 1 asked for, 90 in use; 90 of 100 are in use altogether, and the last 10 are "
-        "for those who use no more than that"
+        "reserved for identities that use no more than that"
     )
     chief = world.budget.reserve(10, owner=CHIEF)
     with pytest.raises(ResourceExhaustedError):

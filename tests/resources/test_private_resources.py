@@ -132,7 +132,7 @@ def test_a_lease_that_is_not_renewed_any_more_is_told(world: World, caplog: pyte
     next(holding)
     with pytest.raises(StopIteration):
         holding.throw(gradserve.UnauthenticatedError("the server does not know this token"))
-    assert "does not renew its lease any more" in caplog.text
+    assert "can no longer renew its lease" in caplog.text
     assert "does not know this token" in caplog.text
 
 

@@ -112,7 +112,7 @@ KEPT: dict[str, Keep] = {
 TOO_MANY = {
     "chief": "too many bytes of tensor memory of 'chief': .* in use, 5242880 allowed",
     "worker in box": "too many bytes of tensor memory in the container 'box': .* in use, 5242880 allowed",
-    "worker": "too many bytes of tensor memory of 'worker': .* the last 2097152 are for those who use no more",
+    "worker": "too many bytes of tensor memory of 'worker': .* the last 2097152 are reserved for identities",
 }
 
 

@@ -78,7 +78,7 @@ def test_averages_whatever_the_buckets(client: gradserve.Client, name: str) -> N
     expected = [torch.stack(each).mean(0) for each in zip(*(backward(network(), x) for x in inputs), strict=True)]
     sizes = [25, 0.00005, 0.0001]  # MiB: one bucket; one for each parameter; a few
     replicas = [replica_of(client, network(), name, 3, bucket_cap_mb=size) for size in sizes]
-    for _ in range(3):  # buckets are made anew after the first pass
+    for _ in range(3):  # buckets are made again after the first pass
         results = together(*(lambda r=r, x=x: backward(r, x) for r, x in zip(replicas, inputs, strict=True)))
         for result in results:
             torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-7)  # sums of three, in any order

@@ -17,7 +17,7 @@ from benchmarks.harness.environments import ROOT
 
 _LAST_LINES = 15
 GO_ON = 75
-"""The exit status of a process that CUDA has failed for good: another one is to judge what it has not (EX_TEMPFAIL)."""
+"""The exit status of a process in which CUDA cannot recover: another one judges the rest (EX_TEMPFAIL)."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 
 MTU = 9000
-"""Jumbo frames: with 1500 bytes, a thread in Python passes on less than 1 Gbit/s."""
+"""Jumbo frames: with 1500 bytes, a thread in Python forwards less than 1 Gbit/s."""
 _DEVICE = "/dev/net/tun"
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000

@@ -56,7 +56,7 @@ def start_session(setup: Setup) -> tf.compat.v1.Session:
 def local_gradient(setup: Setup, shape: tuple[int, ...], name: str) -> tf.Variable:
     """Returns a gradient in the worker's memory, as if just computed; every element is rank + 1.
 
-    It is a variable because TensorFlow might move a constant to the parameter server for good.
+    It is a variable because TensorFlow might move a constant to the parameter server permanently.
     """
     with tf.device(worker_device(setup)):
         return tf.compat.v1.get_variable(

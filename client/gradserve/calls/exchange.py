@@ -204,7 +204,7 @@ class Whole(NamedTuple):
         call: The call.
         over_grpc: Whether gRPC may carry it. If not, since gRPC has a stream for it, the answer is NOT_CARRIED where
             there is no socket.
-        num_bytes: The size of its tensors, as far as it is known.
+        num_bytes: The known size of its tensors.
         repeatable: Whether it may be sent again if its answer is lost.
         progress: Told how many bytes of its tensors were moved.
         reply_bytes: The size of the tensors of its response, if its time limit has to allow for them.
@@ -364,7 +364,7 @@ class CleanUp:
     """The means to clean up after an interruption, answered by a function that runs an operation in the background.
 
     An operation that is interrupted (its task is cancelled, its thread gets a KeyboardInterrupt) is closed: it can make
-    no calls any more. The function can be called all the same, in any thread. Closing the client waits for a moment
+    no calls any more. The function can still be called, in any thread. Closing the client waits for a moment
     until such operations have ended.
     """
 

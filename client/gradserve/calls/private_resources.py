@@ -107,7 +107,10 @@ class PrivateResources:
                     yield Pause(_PAUSE_SECONDS)
                     continue
                 except GradserveError as error:
-                    _log.warning("this client does not renew its lease any more, so its private things end: %s", error)
+                    _log.warning(
+                        "this client can no longer renew its lease, so its private resources end: %s",
+                        error,
+                    )
                     return
                 if reply.replaced:
                     yield Pause(_PAUSE_SECONDS)

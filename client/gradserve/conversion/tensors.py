@@ -140,7 +140,7 @@ class _Memory(NamedTuple):
 
 
 def _on_gpu(value: Any, argument: Argument, *, may_copy: bool) -> GpuArray | None:
-    """Returns an array in the memory of a GPU; None if it is elsewhere, or CUDA's driver is not there."""
+    """Returns an array in the memory of a GPU; None if it is elsewhere, or the CUDA driver cannot be loaded."""
     try:
         index = _index_of(value)
         if index is None:

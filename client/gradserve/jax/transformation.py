@@ -360,7 +360,7 @@ def average_by(
             Optax keeps that in closures. The transformations that the optimizer is made of are compared anyway, and the
             values of `optax.inject_hyperparams`.
         if_exists: What to do if there is a run of this name that has taken steps. "join": go on with its state. "new":
-            the same if any of its workers is there; otherwise delete it and begin anew. "error": raise
+            the same if any of its workers is there; otherwise delete it and start over. "error": raise
             AlreadyExistsError.
     """
 

@@ -129,9 +129,9 @@ def average_gradients(
             server was started with.
         idle_lease: Seconds after its last use by a worker at which the run is deleted. None: never.
         settings: What else all workers must have been started with, as texts by name. The optimizer's class and
-            options, and the scheduler's as far as they are not functions, are compared anyway.
+            options, and those of the scheduler that are not functions, are compared anyway.
         if_exists: What to do if there is a run of this name that has taken steps. "join": go on with its state. "new":
-            the same if any of its workers is there; otherwise delete it and begin anew. "error": raise
+            the same if any of its workers is there; otherwise delete it and start over. "error": raise
             AlreadyExistsError.
         compare_every: Compare the parameters of all workers, bit by bit, at every step that this divides: a digest of
             them travels with the gradients. A worker whose parameters differ from those of most gets an AbortedError

@@ -91,7 +91,7 @@ def _joined(brackets: str, texts: Iterator[str], number: int) -> str | None:
 
 
 class Schedule:
-    """A scheduler that takes one step with each step of the run, whoever calls it and how often.
+    """A scheduler that takes one step with each step of the run, however often it is called.
 
     Workers have equal learning rates at equal steps only if their schedulers have taken the same steps.
     """

@@ -202,8 +202,8 @@ def _described(state: Arrived | Carried, name: str) -> str:
 def resume(client: Client, run: str, container: str, accumulator: GradientAccumulator, step: int) -> int:
     """Chooses one step for all, the highest that is proposed within a second, and lets the new accumulator begin there.
 
-    Two workers at different steps have not the same history of the next one: whoever is at another step than the one
-    that was chosen, earlier or later, has to take the state of a worker that is at that.
+    Workers at different steps have applied different averages: a worker at any other step than the chosen one, earlier
+    or later, has to take over the state of a worker at that step.
 
     Proposals are the senders in accumulator NAME/steps; the choice is the average of the first round of NAME/resumed.
 
@@ -215,7 +215,7 @@ def resume(client: Client, run: str, container: str, accumulator: GradientAccumu
         step: The step of this worker.
 
     Returns:
-        The step, or GONE_ON. Takes a second for those who choose.
+        The step, or GONE_ON. Choosing takes a second.
     """
 
     @functools.cache

@@ -238,7 +238,7 @@ class Joining:
             if number > said:
                 raise InvalidArgumentError(
                     f"worker {answer['worker']!r} is training and cannot send its state: {answer['problem']}. To take "
-                    "part all the same, begin from a checkpoint with start_step=...",
+                    "part anyway, begin from a checkpoint with start_step=...",
                     field="state",
                 )
 
@@ -422,7 +422,7 @@ class Attendant:
                 self._changed.acquire()
 
     def _say(self, problem: Exception) -> None:
-        """Tells those who wait for a state, and the log, once, why this worker cannot send its own: it goes on."""
+        """Tells waiting workers, and the log once, why this worker cannot send its state, and goes on."""
         text = f"{problem}" if isinstance(problem, GradserveError) else f"{type(problem).__qualname__}: {problem}"
         if text != self._problem:
             unknown = None if isinstance(problem, GradserveError) else problem

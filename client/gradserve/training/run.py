@@ -131,13 +131,13 @@ class Run:
         return found
 
     def begin_anew(self) -> int:
-        """Deletes the run and begins it anew if none of its workers is there; returns the step of the run to be in."""
+        """Deletes the run and starts it over if none of its workers is alive; returns the step of the run to join."""
         info = self._find_another("")
         if not info.global_step or self.joining.is_anybody_there():
             return info.global_step
         if is_successor(self._client, self._id_of(info), self._container, self._worker_id):
             _log.info(
-                "training run %r is over at step %d; worker %r begins anew",
+                "training run %r is over at step %d; worker %r starts over",
                 self._name,
                 info.global_step,
                 self._worker_id,
@@ -189,7 +189,7 @@ class Run:
     def _nobody_answers(self, reached: int) -> str:
         return (
             f"Training run {self._name!r} is at step {reached}, and none of its workers has sent its state in "
-            f"time. If they have ended, go on from a checkpoint with start_step=..., or begin anew: delete "
+            f"time. If they have ended, go on from a checkpoint with start_step=..., or start over: delete "
             f"accumulator {self._name!r} or use another name."
         )
 

@@ -100,7 +100,7 @@ class Worker:
             idle_lease: Seconds after its last use by a worker at which the run is deleted. None: never.
             if_exists: What `begin` does if there is a run of this name that has taken steps. "join": take the state of
                 one of its workers, or what the last of them has left. "new": the same if any of its workers is there;
-                otherwise delete it and begin anew. "error": raise AlreadyExistsError.
+                otherwise delete it and start over. "error": raise AlreadyExistsError.
             compare_every: Compare the parameters of all workers at every step that this divides: a digest of them
                 travels with the gradient. A worker whose parameters differ from those of most gets an AbortedError out
                 of `exchange`, and the others log it. 0: never. The same for all workers.
@@ -270,12 +270,12 @@ class Worker:
         elif self._if_exists == "error":
             raise AlreadyExistsError(
                 f"training run {self._name!r} is at step {reached}, but this worker would start at step 0. To take the "
-                'state of its workers, pass if_exists="join"; to begin anew, if_exists="new" or another name; to go on '
+                'state of its workers, pass if_exists="join"; to start over, if_exists="new" or another name; to go on '
                 "from a checkpoint, its step as start_step",
                 field="if_exists",
             )
         else:
-            # If a restart loses the run now, those who train make it again, and still have the state to send.
+            # If a restart loses the run now, the training workers create it again, and still have the state to send.
             self._has_seen_steps = True
             _log.info("worker %r asks for the state of training run %r at step %d", self.worker_id, self._name, reached)
             loaded = self._join(reached).state
@@ -360,7 +360,7 @@ class Worker:
                 if not self._run.note_loss(error):
                     error.add_note(
                         f"This worker of training run {self._name!r} was at step {self.step}. If the accumulator was "
-                        "deleted to begin anew, start this worker again, too."
+                        "deleted to start over, start this worker again, too."
                     )
                     raise
         self._find_again()
@@ -407,7 +407,7 @@ class Worker:
         if reached <= self.step:
             raise AbortedError(
                 f"training run {self._name!r} went on to step {reached}, but this worker is at step {self.step} "
-                "already: the accumulator was put back. Start all workers of the run again, from a checkpoint with "
+                "already: the accumulator was set back. Start all workers of the run again, from a checkpoint with "
                 "start_step=..."
             )
         try:

@@ -177,7 +177,7 @@ class Channel:
         self._certificates = None if self._files is None else self._files.current()
         self.opened = [self._open(self._certificates)]
         if self._files is None and settings.token is not None and address.host and not is_loopback(address.host):
-            _log.warning("the token for %s travels unencrypted: whoever listens on the way can use it", address)
+            _log.warning("the token for %s travels unencrypted: anyone who listens on the way can use it", address)
 
     @property
     def now(self) -> OpenChannel:

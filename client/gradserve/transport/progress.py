@@ -42,7 +42,7 @@ class ProgressLine:
         self._is_shown = True
 
     def end(self) -> None:
-        """Ends the line, as far as anything was shown. Can be called again."""
+        """Ends the line, if anything was shown. Can be called again."""
         if self._is_shown:
             self._terminal.write("\n")
             self._terminal.flush()

@@ -260,7 +260,7 @@ class UndeliveredAverages:
     def withdraw(self, rounds: Iterable[int]) -> None:
         """Stops answering calls with the averages of rounds.
 
-        Those of a sharded accumulator are kept all the same: servers may still have to compute them for earlier
+        Those of a sharded accumulator are still kept: servers may still have to compute them for earlier
         answers, and forget their gradients once the averages are dropped.
         """
         for number in rounds:

@@ -151,7 +151,7 @@ class RoundChanges:
         """
         applied, written = await self._exclusively(self._answer, call, contribution, gradient, pull, one_per_worker)
         if written is not None:
-            # Without the lock, so that the next gradient can be handed to the disk meanwhile.
+            # Without the lock, so that the next gradient can be handed to the disk at the same time.
             try:
                 await written
             except ServiceError as error:

@@ -104,7 +104,7 @@ class Compute(Protocol):
 class ThreadCompute:
     """Runs large work on a pool of threads, small work at once.
 
-    NumPy releases the GIL in its loops, so the event loop goes on meanwhile.
+    NumPy releases the GIL in its loops, so the event loop goes on.
     """
 
     def __init__(self, num_threads: int, name: str = "compute") -> None:

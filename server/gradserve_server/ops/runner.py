@@ -330,7 +330,7 @@ class OpRunner:
             if (now := time.perf_counter()) - said >= _SILENT_SECONDS and not self._stop.is_set():
                 said = now
                 _log.info(
-                    "preparing kernels: %d of %d groups are done after %.0f s, next %s; calls are served meanwhile",
+                    "preparing kernels: %d of %d groups are done after %.0f s, next %s; calls are served all the time",
                     done,
                     len(families),
                     now - started,

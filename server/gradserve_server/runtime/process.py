@@ -25,7 +25,7 @@ _ONE_STOP_SECONDS = 0.5
 and then its group; the server has this time to finish."""
 
 _OVERTIME_SECONDS = 1.0
-"""Seconds after the drain time, in which clients are told that their calls were ended."""
+"""Seconds after the drain time, in which clients learn that their calls were ended."""
 
 
 class StopSignals:

@@ -121,7 +121,7 @@ class StateDirectory:
             raise DamagedError(f"{self._mark}: the mark of the state directory is damaged")
 
     def begin_anew(self) -> None:
-        """Discards the contents: the next process that opens the directory makes it anew."""
+        """Discards the contents: the next process that opens the directory creates it again."""
         write_file(self._mark, _UNFINISHED.encode())
         self.id, self.is_new, self._is_damaged = "", True, False
 

@@ -73,7 +73,7 @@ class Change:
             number: The number of their blob; see `StateStore.new_blob`.
             arrays: The arrays. They should not change until the change is written.
             space: Space for them, if some was set aside. What they do not need is given back.
-            live: Whether they can change all the same, as others have access to their memory: then the checksums are
+            live: Whether they can still change, because others have access to their memory: then the checksums are
                 right for whatever is written.
         """
         self.arrays.append(_Arrays(number, arrays, space, live))
@@ -348,7 +348,7 @@ class StateStore:
             self._process(group)
 
     def _process(self, group: Sequence[_Entry]) -> None:
-        """Carries out what has come together, and answers those who wait for it."""
+        """Carries out the collected changes, and answers their waiters."""
         if self._failure is None:
             try:
                 self._carry_out(group)
@@ -384,7 +384,7 @@ class StateStore:
             self._commits.write(self._newest)
         self._blobs |= written
         for number in removed:
-            # Only now: whoever writes there destroys what the database referred to until a moment ago.
+            # Only now: a write there destroys what the database referred to until a moment ago.
             stored = self._blobs.pop(number, None)
             if stored is not None:
                 self._segments.release(stored.extents)

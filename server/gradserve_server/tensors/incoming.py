@@ -31,7 +31,7 @@ class IncomingTensor:
         field: The path of its field in the request.
         array: The elements: read-only, in the memory of their device, while the tensors of the request are open; before
             that, only if they came with the request. None otherwise.
-        fault: What is wrong with the tensor, for whoever needs it, so that checks keep their order; None if nothing is.
+        fault: What is wrong with the tensor, or None. Raised when a check needs the tensor, in its order.
         spec: The description of a stored tensor in the request; None if there is none, or the array says it.
         is_live: Whether the elements are in memory of the client, who can change them at any time.
         is_own: Whether the payload's reservation counts the memory, which the call may keep.

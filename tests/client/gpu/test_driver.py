@@ -58,5 +58,5 @@ def test_the_context_of_the_thread_comes_back_after_an_error() -> None:
 
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_LIBRARY", "libnothing.so.1")
-    with pytest.raises(GpuError, match="CUDA's driver is not there"):
+    with pytest.raises(GpuError, match="the CUDA driver cannot be loaded"):
         driver.load_library()

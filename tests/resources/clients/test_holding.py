@@ -52,7 +52,7 @@ def test_a_server_that_is_started_anew_is_held_to_its_word_too(tmp_path: Path) -
             old = client.conditional_accumulator("float32")
             eventually(lambda: num_held(first) == 1)
         with start(address) as second:
-            assert old.info().is_private, "nothing was lost with it, so it is made anew"
+            assert old.info().is_private, "nothing was lost with it, so it is created again"
             new = client.conditional_accumulator("float32")
             eventually(lambda: num_held(second) == 1)
             pass_time(second, 100 * CLIENT_LEASE)

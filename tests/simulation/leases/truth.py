@@ -203,7 +203,7 @@ class LeaseTruth:
                 check(not lease.must_have_ended(now), f"{owned}: it is there; its lease {_text(lease)}")
 
     def recovered(self, there: Mapping[str, Any]) -> None:
-        """Looks at what the next server has found. Leases begin anew, and all tensors are gone."""
+        """Looks at what the next server has found. Leases start over, and all tensors are gone."""
         self.tensors.clear()
         self.clients.clear()
         self.num_arriving = 0

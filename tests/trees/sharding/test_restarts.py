@@ -198,7 +198,7 @@ def test_what_nobody_sends_again_is_named(started: Servers, monkeypatch: pytest.
 
 
 def test_a_home_that_has_lost_the_accumulator(started: Servers) -> None:
-    """Workers learn of it as without an aggregator, and it is made anew, with the same parts."""
+    """Workers learn of it as without an aggregator, and it is created again, with the same parts."""
     at_once(lambda acc, at: push_pull(acc, at, 2, 0), started.made, range(2))
     started.servers[HOME].restart()
     for acc in started.made:

@@ -121,7 +121,7 @@ class AccumulatorCache:
         if self._cluster.size == 1 or (yield from home.has_whole(container, name)):
             return (yield from home.delete(container, name)).deleted
         # First at its home, which would name gradients that others have no more if it stayed. Then also what is left on
-        # other servers of one that its home has lost, but nothing of one that somebody makes meanwhile.
+        # other servers of one that its home has lost, but nothing of one that somebody makes in between.
         at_home = yield from home.delete(container, name)
         others = [each.delete(container, name, at_home.home_incarnation) for each in self._servers if each is not home]
         return any(each.deleted for each in [at_home, *(yield from all_ended(*others))])

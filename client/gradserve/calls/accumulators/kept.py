@@ -66,7 +66,7 @@ class KeptGradient:
         call: Its request id.
         round: The round that it is in.
         server: The incarnation of the server that accepted it.
-        request: Makes its request anew; None if it could not be kept.
+        request: Makes its request again; None if it could not be kept.
         arrays: Its arrays; likewise.
     """
 
@@ -110,7 +110,7 @@ class KeptGradients:
             call: Its request id.
             answer: What the server said.
             server: The incarnation of the server.
-            request: Makes its request anew.
+            request: Makes its request again.
             arrays: Its arrays, which are copied; None if the client does not have them.
         """
         self.learned(server, answer.num_rounds)

@@ -60,7 +60,7 @@ class AccumulatorSession:
 
     Attributes:
         ref: The accumulator's name, with its incarnation and the server's.
-        epoch: The epoch of a sharded accumulator at its home, as far as is known.
+        epoch: The latest known epoch of a sharded accumulator at its home.
         kept: The gradients that are not durable yet; None if the client keeps none.
         is_private: Whether the accumulator ends with this client.
         ends_when_lost: Whether every call raises LostError once the server has lost the accumulator.
@@ -84,7 +84,7 @@ class AccumulatorSession:
             create: Creates it again; needed if it does not survive the server.
             keeping: Called when a gradient is kept.
             is_private: Whether it ends with this client.
-            ends_when_lost: Whether no call is to reach an accumulator that was made anew.
+            ends_when_lost: Whether no call is to reach an accumulator that was created again.
         """
         self.is_private = is_private
         self.ends_when_lost = ends_when_lost
@@ -166,7 +166,7 @@ class AccumulatorSession:
         Args:
             request: The request.
             answer: The answer.
-            again: Makes the request anew.
+            again: Makes the request again.
             arrays: The arrays of the gradient; None if the client does not have them all.
         """
         if self._is_lost_with_server:
@@ -323,7 +323,7 @@ class AccumulatorSession:
         self._num_accepted, self._round, self._step = 0, 0, info.global_step
         message = (
             f"the server was started again, and has lost {self.title}, whose durability is none: "
-            f"its step, {step}, its averages, and since that step {_accepted(num_lost)}; it has been made anew"
+            f"its step, {step}, its averages, and since that step {_accepted(num_lost)}; it has been created again"
         )
         if num_lost or step:
             self._lose(num_lost, message)

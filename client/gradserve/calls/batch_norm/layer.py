@@ -337,7 +337,7 @@ class BatchNormLayerCalls:
         return deleted
 
     def leave(self) -> Operation[None]:
-        """Ends the use of this object, as far as the server can be reached.
+        """Ends the use of this object, if the server can be reached.
 
         Deletes a layer without a scope. Of a layer with a scope, releases what the server keeps for the gradients of
         this object's forwards; their updates can still be run.

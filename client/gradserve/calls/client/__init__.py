@@ -69,7 +69,7 @@ class ClientCalls(AccumulatorsOfClient, LayersOfClient, TensorsOfClient):
             error.add_note(str(missing))
 
     def delete_private(self) -> Operation[None]:
-        """Deletes everything made without a shared name or scope, as far as the servers can be reached."""
+        """Deletes everything made without a shared name or scope, on all servers that can be reached."""
         for target, private in enumerate(self._private_by_server):
             with contextlib.suppress(GradserveError):
                 yield from at_target(target, private.delete_all())

@@ -186,7 +186,7 @@ class AccumulatorsOfClient(ClientState):
             ends_when_lost: Whether every call of this object raises LostError from the moment at which a restart of the
                 server has lost the accumulator, even if nothing of this client's was in it; make it again with this
                 method. For programs whose own state belongs to this very accumulator. False: one call raises LostError
-                if this client knows of something that was lost, and later ones reach the one that was made anew.
+                if this client knows of something that was lost, and later ones reach the one that was created again.
         """
         options = AccumulatorOptions(
             reduction_type,

@@ -59,7 +59,7 @@ class TensorsOfClient(ClientState):
                 (`server_info().device`), or "auto" for that device. It is copied there while it arrives. Whatever
                 needs it elsewhere moves it. By default, an array on the GPU of the ops stays there if the server can
                 read it there (docs/gpu_arrays.md), and all others are put into the host's memory.
-            progress: A callable that is told how far the transfer is: `progress(bytes_done, bytes_total)`. It is called
+            progress: A callable that gets the transfer's progress: `progress(bytes_done, bytes_total)`. It is called
                 first with 0, then at most every 50 ms, and at last, when the call has succeeded, with the total;
                 `bytes_done` never falls. It runs in the thread or event loop of the call, which waits for it. An
                 exception from it ends the call, and the client can be used further. True: show a bar on standard

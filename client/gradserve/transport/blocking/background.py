@@ -36,7 +36,7 @@ class _StoppedError(Exception):
 
 
 class _ForkedError(Exception):
-    """The process was forked meanwhile."""
+    """The process has been forked."""
 
 
 class _Fork:

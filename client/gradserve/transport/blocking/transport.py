@@ -110,7 +110,7 @@ def carry_upload(upload: Upload, put: Any, timeout: float | None, metadata: Meta
 
 
 class ReportedUpload:
-    """An upload whose progress is told in the calling thread. gRPC's thread waits until that has been done.
+    """An upload whose progress is reported in the calling thread. gRPC's thread waits until that has been done.
 
     So an upload whose callback raises an exception is incomplete, and the server keeps nothing of it.
     """

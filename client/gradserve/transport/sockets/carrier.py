@@ -222,7 +222,7 @@ class Carrier:
     def takes(self, metadata: Metadata) -> bool:
         """Returns True if a call may take a socket.
 
-        A call that shows who makes it, by its own metadata, may not: a socket belongs to whoever opened it.
+        A call that shows who makes it, by its own metadata, may not: a socket belongs to the identity that opened it.
 
         Raises:
             InvalidArgumentError: It may not, and a socket was demanded.

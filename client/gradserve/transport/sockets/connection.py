@@ -37,7 +37,7 @@ _CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 T = TypeVar("T")
 Watch: TypeAlias = Callable[[Callable[[], object]], object]
-"""A function that is told what interrupts the call that begins now, and nothing once that has ended."""
+"""A function that gets what interrupts the call that begins now, and None once that has ended."""
 Probe: TypeAlias = Callable[[Place], Awaitable[None]]
 """Raises UnavailableError if the server with a socket at this place gives no sign of life."""
 
@@ -259,7 +259,7 @@ class Connection:
         """Returns True if strands should be added now: once, for the first large payload over a long link.
 
         Args:
-            num_bytes: The size of the tensors of the next call, as far as it is known.
+            num_bytes: The known size of the tensors of the next call.
         """
         settings = self._settings.sockets
         if self._has_decided or max(num_bytes, self.largest_reply) < settings.large_payload:

@@ -26,7 +26,7 @@ from gradserve_protocol.v1 import socket_messages_pb2, tensor_pb2
 
 GPU_ARRAYS_IN_PLACE = "in place"
 _PIECE_BYTES = 1 << 20
-"""The most bytes that are copied before a progress is told."""
+"""The most bytes that are copied between two reports of progress."""
 
 
 class _Read(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -50,7 +50,7 @@ class RegionPayloads(Payloads):
         *,
         shares_gpu: bool = True,
     ) -> None:
-        """Takes memory, and what is told about arrays of a GPU.
+        """Takes memory, and the text about arrays of a GPU.
 
         Args:
             pool: The memory of received arrays.

@@ -14,7 +14,7 @@ from gradserve_protocol.frames import FrameError, FrameKind
 _MAX_BUFFERS = 1024
 """The most buffers of a system call (IOV_MAX)."""
 _PIECE_BYTES = 1 << 20
-"""The most bytes of a system call of which a progress is told."""
+"""The most bytes of a system call if progress is reported."""
 _NUM_BYTES = 1 << 15
 """Room for a small reply, header and message, so that one system call receives it."""
 _FAREWELL = bytes((FrameKind.REPLY, grpc.StatusCode.UNAVAILABLE.value[0]))

@@ -198,7 +198,7 @@ def removal_of_incoming(store: StateStore) -> Change:
 
 
 def acceptance(store: StateStore, outgoing: Sequence[Key]) -> Change:
-    """Returns what removes accumulators, as far as they are there, and gives their places to those that have come."""
+    """Returns the change that removes accumulators, if they exist, and puts newcomers in their places."""
     change = Change()
     numbers = keys_of(store)
     for key in outgoing:

@@ -25,7 +25,7 @@ class AverageMemory(Protocol):
     """Allocates averages where workers on this machine read them in place.
 
     Attributes:
-        takes_sums: Whether gradients may be added up there, too, which takes less memory and time. Whoever can read an
+        takes_sums: Whether gradients may be added up there, too, which takes less memory and time. Readers of an
             average may then see sums that are not finished.
     """
 

@@ -73,7 +73,7 @@ def attend(board: Any, num_calls: Any, allowance: Any, most: Any) -> None:
     while read_atomically(board, 0, CALLS) == num_calls:
         for job in range(1, len(board)):
             if read_atomically(board, job, STATE) == _OPEN and board[job, TICKET] != last_ticket:
-                # Once it is inside, an open job cannot end: whoever closes it looks at INSIDE afterwards.
+                # Once it is inside, an open job cannot end: the thread that closes it looks at INSIDE afterwards.
                 is_wanted = add_atomically(board, job, INSIDE, 1) < board[job, MOST_INSIDE]
                 if is_wanted and read_atomically(board, job, STATE) == _OPEN:
                     last_ticket = board[job, TICKET]

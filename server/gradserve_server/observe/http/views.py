@@ -98,7 +98,7 @@ class Views:
         if request.method == "HEAD":
             return Answer(200, b"", content_type, more=_nothing())
         if self._num_viewers >= _MOST_VIEWERS:
-            raise ResourceExhaustedError(f"{_MOST_VIEWERS} others are looking already")
+            raise ResourceExhaustedError(f"{_MOST_VIEWERS} viewers are connected already")
         self._num_viewers += 1
         try:
             first = _event(await self._pictures.json(wanted))
@@ -190,9 +190,7 @@ class Guard:
         """
         identity = self.identity(request)
         if ALL_CONTAINERS not in identity.roles:
-            raise PermissionDeniedError(
-                f'metrics are for those with a role in all containers ("*"); {identity.name!r} has none'
-            )
+            raise PermissionDeniedError(f'metrics need a role in all containers ("*"); {identity.name!r} has none')
         return identity
 
     def _is_own(self, host: str) -> bool:

@@ -86,6 +86,5 @@ class StatusRequest:
                 raise InvalidArgumentError(f"expected 1 to {most}, got {value}", field=name)
         if self.container and self.user.role_in(self.container) is None:
             raise PermissionDeniedError(
-                f"the status of the container {quoted(self.container)} is for those with a role there; "
-                f"{self.user.name!r} has none"
+                f"the status of the container {quoted(self.container)} needs a role there; {self.user.name!r} has none"
             )

@@ -87,7 +87,7 @@ class CpuLayerNorm:
         Args:
             device: The device.
             parallel: The threads.
-            chunk_elements: The number of elements of a chunk, which one thread computes, as far as groups allow.
+            chunk_elements: The number of elements of a chunk, which one thread computes, rounded to whole groups.
             min_gradient_groups: The least number of groups of a chunk of the gradient.
         """
         self._device = device

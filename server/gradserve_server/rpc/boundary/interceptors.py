@@ -174,7 +174,7 @@ def _fail(span: "Span", code: str, message: str) -> None:
 class Faults:
     """Turns every exception into a ServiceError, and logs the server's own faults.
 
-    Clients are told that an unexpected error happened, but not which.
+    Clients learn that an unexpected error happened, but not which.
     """
 
     def __init__(self, on_fault: Callable[[], object] = lambda: None) -> None:

@@ -125,7 +125,7 @@ def parse_in_slices(message_class: Callable[[], Any], data: bytes, slice_bytes: 
 def slices(data: bytes, message: Descriptor, slice_bytes: int) -> Iterator[bytes]:
     """Cuts a serialized message into messages of about `slice_bytes` each, which merge into the whole.
 
-    Passes on whatever is invalid or cannot be cut as it is, for the parser to judge.
+    Leaves anything that is invalid or cannot be cut as it is, for the parser to judge.
     """
     return _slices(data, 0, len(data), message, slice_bytes)
 

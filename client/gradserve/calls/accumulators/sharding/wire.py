@@ -288,13 +288,13 @@ class ShardedWire(AccumulatorWire):
         def renewed() -> Operation[None]:
             if call.renewal is not None:
                 yield from call.renewal()
-            # The accumulator may have been made anew: then nothing is staged for it.
+            # The accumulator may have been created again: then nothing is staged for it.
             message.epoch = (yield from self._stage(given, None)).epoch
 
         return self._waited(Whole(call._replace(renewal=renewed)))
 
     def _forget_uncounted(self, targets: Collection[int]) -> Operation[None]:
-        """Ends the epoch, and has servers forget what was staged in it and does not count; as far as that succeeds."""
+        """Ends the epoch, and tries to have servers forget what was staged in it and does not count."""
         asked = messages_pb2.EndEpochRequest(accumulator=self.ref)
         with suppress(GradserveError):
             answer: messages_pb2.EndEpochResponse = yield self._unary("EndEpoch", asked)

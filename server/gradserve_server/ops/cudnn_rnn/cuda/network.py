@@ -315,7 +315,7 @@ class CudnnNetwork:
         self._set_network()
 
     def _set_network(self) -> None:
-        """Describes the network, anew after each change of the dropout, which the descriptor may have copied."""
+        """Describes the network, again after each change of the dropout, which the descriptor may have copied."""
         network, dtype = self._problem.network, self._problem.compute_dtype
         two_directions = network.num_directions == 2
         self._cudnn.call(

@@ -94,7 +94,7 @@ def _method_handler(
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     """Returns the handler of a method.
 
-    gRPC is told that every request is a stream, so that it is read here. The wire format is the same.
+    For gRPC, every request is declared a stream, so that it is read here. The wire format is the same.
     """
     codec = service.codecs.get(method.name, Codec())
     encode = codec.encode or encode_message

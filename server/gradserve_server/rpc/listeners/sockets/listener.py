@@ -159,7 +159,7 @@ class SocketListener:
             _log.warning("cannot accept a connection: %s", reason_of(error))
 
     def _take_waiting(self, listening: socket.socket) -> None:
-        """Accepts the connections that still wait, so that their clients are told why they end."""
+        """Accepts the connections that still wait, so that their clients learn why they end."""
         with contextlib.suppress(OSError):
             while True:
                 self._begin(listening.accept()[0])
