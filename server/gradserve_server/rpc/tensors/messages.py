@@ -40,11 +40,12 @@ def decode_spec(data_type: tensor_pb2.DataType, shape: Sequence[int], field: str
 
 
 def _described(data_type: tensor_pb2.DataType, shape: Sequence[int]) -> TensorSpec | Fault:
-    dtype, sizes = _DTYPES.get(data_type), tuple(shape)
+    dtype = _DTYPES.get(data_type)
     if dtype is None:
         return Fault(f"expected a known DataType, got {data_type}", ".dtype")
-    if len(sizes) > MAX_ARRAY_DIMENSIONS:
-        return Fault(f"expected at most {MAX_ARRAY_DIMENSIONS} dimensions, got {len(sizes)}", ".shape")
+    if len(shape) > MAX_ARRAY_DIMENSIONS:  # before anything copies them: there may be a million
+        return Fault(f"expected at most {MAX_ARRAY_DIMENSIONS} dimensions, got {len(shape)}", ".shape")
+    sizes = tuple(shape)
     num_bytes = dtype.itemsize
     for size in sizes:
         if size < 0:
