@@ -114,9 +114,9 @@ def main() -> None:
         results = []
         for shape, dtype, data_format in itertools.product(SHAPES, DTYPES, FORMATS):
             for result in _compare(device, torch, stopwatch, shape, dtype, data_format, arguments, copy_bandwidth):
-                print(_line(result), flush=True)
+                print(line_of(result), flush=True)
                 results.append(result)
-    print(_verdicts(results))
+    print(verdicts_of(results))
     if arguments.json:
         gpu.write_json(arguments.json, facts, [{**asdict(result), "speed": result.speed} for result in results])
 
@@ -256,7 +256,8 @@ def _check(contestants: dict[str, Contestant], tolerance: float) -> None:
             sys.exit(f"{operation}: our result and cuDNN's differ by {difference:.2g} of the largest element")
 
 
-def _line(result: Result) -> str:
+def line_of(result: Result) -> str:
+    """Returns the line that is printed for a result."""
     shape = "x".join(map(str, result.shape))
     what = f"{result.operation:8} {shape:13} {result.dtype:8} {result.data_format:13}"
     beside = f"cuDNN refuses: {result.cudnn_error}"
@@ -268,7 +269,8 @@ def _line(result: Result) -> str:
     )
 
 
-def _verdicts(results: list[Result]) -> str:
+def verdicts_of(results: list[Result]) -> str:
+    """Returns the targets, and whether each was reached."""
     lines = ["Targets"]
     for result in results:
         what = f"{result.operation} {list(result.shape)} {result.dtype} {result.data_format}"

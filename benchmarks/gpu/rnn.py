@@ -145,9 +145,9 @@ def main() -> None:
         with gpu.torch_on_stream(torch, stopwatch.stream):
             for size, dtype in itertools.product(SIZES, DTYPES):
                 for result in _compare(device, op, torch, stopwatch, size, dtype, arguments):
-                    print(_line(result), flush=True)
+                    print(line_of(result), flush=True)
                     results.append(result)
-    print(_verdicts(results))
+    print(verdicts_of(results))
     if arguments.json:
         gpu.write_json(arguments.json, facts, [{**asdict(result), "ratio": result.ratio} for result in results])
 
@@ -236,7 +236,7 @@ def _compare(
     arguments: argparse.Namespace,
 ) -> Iterator[Result]:
     problem = size.problem(dtype)
-    tensors = _tensors(problem)
+    tensors = tensors_of(problem)
     contestants: dict[str, Contestant] = {
         "ours": Ours(device, op, problem, tensors),
         "torch": Torch(torch, problem, tensors),
@@ -253,7 +253,8 @@ def _compare(
         yield Result(operation, str(size), dtype, medians["ours"], medians["torch"])
 
 
-def _tensors(problem: Problem) -> Tensors:
+def tensors_of(problem: Problem) -> Tensors:
+    """Returns a problem's inputs, drawn at random from a fixed seed."""
     random = np.random.default_rng(0)
     network = problem.network
 
@@ -281,14 +282,16 @@ def _check(contestants: dict[str, Contestant], tolerance: float) -> None:
             sys.exit(f"{operation}: our result and torch's differ by {difference:.2g} of the largest element")
 
 
-def _line(result: Result) -> str:
+def line_of(result: Result) -> str:
+    """Returns the line that is printed for a result."""
     return (
         f"{result.operation:7} {result.network:25} {result.dtype:8} {result.microseconds:9.1f} us; "
         f"torch {result.torch_microseconds:9.1f} us; {result.ratio:5.3f} times torch's"
     )
 
 
-def _verdicts(results: list[Result]) -> str:
+def verdicts_of(results: list[Result]) -> str:
+    """Returns the targets, and whether each was reached."""
     lines = ["Targets"]
     for result in results:
         verdict = "reached" if result.ratio <= TARGET_RATIO else "MISSED"

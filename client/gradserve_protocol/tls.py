@@ -188,7 +188,7 @@ def client_certificates(tls: object) -> CertificateFiles | None:
     if not isinstance(tls, TLS):
         raise Argument("tls").error("gradserve.TLS(ca=FILE)", tls)
     try:
-        return CertificateFiles(tls, _client_context)
+        return CertificateFiles(tls, client_context)
     except CertificateError as error:
         raise InvalidArgumentError(str(error), field=f"tls.{error.role}") from None
 
@@ -328,7 +328,8 @@ class SecureSocket:
         """Does nothing: the socket never blocks."""
 
 
-def _client_context() -> ssl.SSLContext:
+def client_context() -> ssl.SSLContext:
+    """Returns the context of a client's connections, without certificates."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context

@@ -116,7 +116,7 @@ class Server:
             on_failure,
         )
         device = processors.device
-        self._budgets = budgets = Budgets(limits, share_rules(limits.reserved_share, self.access), device.memory_bytes)
+        self.budgets = budgets = Budgets(limits, share_rules(limits.reserved_share, self.access), device.memory_bytes)
         self._memory = memory = Memory(budgets.memory, budgets.device_memory, device.holds)
         if budgets.device_memory is not None:
             device.limit_memory(budgets.device_memory.limit)
@@ -171,7 +171,7 @@ class Server:
         )
         self._leases = self._make_expiry()
 
-        self._tickets, self._socket_addresses = TicketRegistry(parts.clock), SocketAddresses()
+        self._tickets, self.socket_addresses = TicketRegistry(parts.clock), SocketAddresses()
         self._fair_sockets = FairSockets(
             limits.max_connections,
             limits.max_region_bytes,
@@ -194,13 +194,13 @@ class Server:
         self.status = self._make_status(resources)
         self.summary = Summary(self.observed, resources.memory)
         self._upstream: UpstreamLink | None = None
-        self._aggregating: AggregatingServicer | None = None
-        self._services = self._make_services()
+        self.aggregating: AggregatingServicer | None = None
+        self.services = self._make_services()
         self._certificates = server_certificates(config.tls)
-        self._listener = parts.make_listener(
-            self._services.all, self._services.admission, limits, self._certificates, self.observed.traffic.grpc
+        self.listener = parts.make_listener(
+            self.services.all, self.services.admission, limits, self._certificates, self.observed.traffic.grpc
         )
-        self._sockets = self._make_sockets()
+        self.sockets = self._make_sockets()
         self.observation = ObservationPort(
             config.listen.http_listen,
             HttpContext(
@@ -228,7 +228,7 @@ class Server:
 
     def _make_places(self, reducer: Reducer, device_reducer: ConvertingReducer | None) -> Places:
         processors = self._processors
-        host = HostPlace(processors.host.name, reducer, processors.pool.empty, processors.compute, self._budgets.memory)
+        host = HostPlace(processors.host.name, reducer, processors.pool.empty, processors.compute, self.budgets.memory)
         device = None
         if device_reducer is not None and self.evictor is not None:
             on_device, compute = processors.device, InThreads(processors.op_compute)
@@ -238,7 +238,7 @@ class Server:
     def _make_registry(self) -> AccumulatorRegistry:
         return AccumulatorRegistry(
             places=self._places,
-            bookkeeping=self._budgets.bookkeeping,
+            bookkeeping=self.budgets.bookkeeping,
             make_average_memory=partial(SharedAverages, self._shared_memory, self._readers),
             limits=self._limits,
             lifetimes=self.lifetimes,
@@ -283,7 +283,7 @@ class Server:
         return StatusSource(facts, self.registry, self.observed)
 
     def _make_services(self) -> Services:
-        config, limits, processors, budgets = self._config, self._limits, self._processors, self._budgets
+        config, limits, processors, budgets = self._config, self._limits, self._processors, self.budgets
         opener, deliverer = self._opener, self._deliverer
         host, device, empty = processors.host, processors.device, processors.pool.empty
         figures = DeviceFigures(
@@ -317,9 +317,9 @@ class Server:
             batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
             leases=LeaseServicer(self.lifetimes.clients),
             server=ServerServicer(
-                self.status, figures, self.usage, limits, config.leases, self._socket_addresses, processors.compute
+                self.status, figures, self.usage, limits, config.leases, self.socket_addresses, processors.compute
             ),
-            sockets=SocketServicer(self._tickets, self._socket_addresses),
+            sockets=SocketServicer(self._tickets, self.socket_addresses),
             access=access,
             interceptors=self._parts.interceptors,
             on_fault=processors.watch.suspect,
@@ -327,7 +327,7 @@ class Server:
         )
 
     def _make_accumulator_servicer(self) -> AccumulatorServicer | AggregatingServicer:
-        compute, budgets, upstream = self._processors.compute, self._budgets, self._config.upstream
+        compute, budgets, upstream = self._processors.compute, self.budgets, self._config.upstream
         own = AccumulatorServicer(
             self.registry,
             self._receiver,
@@ -339,7 +339,7 @@ class Server:
         if upstream.upstream is None:
             return own
         self._upstream = UpstreamLink(upstream.upstream)
-        self._aggregating = AggregatingServicer(
+        self.aggregating = AggregatingServicer(
             Forwarding(
                 self._upstream, self._places.host, budgets.memory, RequestIds(self._run.incarnation), self.counts
             ),
@@ -349,15 +349,15 @@ class Server:
             self._receiver,
             self._deliverer,
         )
-        return self._aggregating
+        return self.aggregating
 
     def _make_sockets(self) -> SocketListener:
         config, limits, processors = self._config, self._limits, self._processors
         context = SocketContext(
-            methods=methods_of(self._services.all),
+            methods=methods_of(self.services.all),
             tickets=self._tickets,
-            admission=self._services.admission,
-            memory=self._budgets.memory,
+            admission=self.services.admission,
+            memory=self.budgets.memory,
             fair=self._fair_sockets,
             in_flight=self._in_flight,
             messages=InFlight(limits.max_queued_bytes, limits.min_arrival_rate),
@@ -368,7 +368,7 @@ class Server:
             max_message_bytes=limits.max_message_bytes,
             identify=self._identify,
             traffic=self.observed.traffic,
-            refuse=self._services.observed.refuse,
+            refuse=self.services.observed.refuse,
             gpu=GpuAccess(processors.sharing, config.listen.gpu_sharing),
             user_key=(lambda _credentials: "") if self.access is None else self.access.user_key,
             on_fault=processors.watch.suspect,
@@ -402,7 +402,7 @@ class Server:
         state = self._state
         if state is not None:
             allocate, to_host = self._processors.pool.empty, self._residence.copy_to_host
-            with self._budgets.rules.suspended():
+            with self.budgets.rules.suspended():
                 count = await restore_accumulators(state.accumulators, self.registry, allocate)
                 num_layers = restore_layers(state.layers, self.layers, self._layer_environment, allocate, to_host)
             state.store.start(self._on_failure)
@@ -411,12 +411,12 @@ class Server:
             await self._upstream.open()
             _log.info("forwarding gradients to %s", self._upstream.address)
         listen = [Address.to_listen(address) for address in self._config.listen.listen]
-        bound = self._listener.bind(listen)
+        bound = self.listener.bind(listen)
         self.addresses = tuple(map(str, bound))
-        bind_sockets(self._sockets, self._config.listen, bound, self._socket_addresses)
+        bind_sockets(self.sockets, self._config.listen, bound, self.socket_addresses)
         self.observation.bind()
-        self._sockets.serve()
-        await self._listener.serve()
+        self.sockets.serve()
+        await self.listener.serve()
         self.observation.serve()
         self._lasting.append(lasting_task("ending what has expired", self._leases.run, _log))
         self._lasting.append(lasting_task("the line about the last minute", self.summary.run, _log))
@@ -458,13 +458,13 @@ class Server:
     async def _close(self, grace: float) -> None:
         if self._address_file is not None:
             self._address_file.remove()
-        self._services.close()
-        if self._aggregating is not None and self._upstream is not None:
-            self._aggregating.close()
+        self.services.close()
+        if self.aggregating is not None and self._upstream is not None:
+            self.aggregating.close()
             await self._upstream.close()
         self.registry.close()
         self.lifetimes.clients.close(UnavailableError("the server is shutting down"))
-        await asyncio.gather(self._listener.drain(grace), self._sockets.drain(grace))
+        await asyncio.gather(self.listener.drain(grace), self.sockets.drain(grace))
         await self.observation.close()
         for task in (*self._lasting, self._trimming):
             if task is not None:

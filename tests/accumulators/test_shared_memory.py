@@ -31,7 +31,7 @@ def local() -> Iterator[LocalServer]:
 
 
 def used(server: Server) -> tuple[int, int, int]:
-    context = server._sockets._context
+    context = server.sockets.context
     return server.usage.memory.used, context.in_flight.used, context.fair.region_bytes.used
 
 

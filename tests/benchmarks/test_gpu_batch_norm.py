@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.batch_norm import Result, _line, _verdicts
+from benchmarks.gpu.batch_norm import Result, line_of, verdicts_of
 from benchmarks.harness.environments import ROOT
 
 
@@ -35,10 +35,10 @@ def _result(bandwidth_fraction: float, cudnn_microseconds: float | None) -> Resu
 
 
 def test_targets_are_reached_or_missed() -> None:
-    text = _verdicts([_result(0.79, 60), _result(0.8, 30)])
+    text = verdicts_of([_result(0.79, 60), _result(0.8, 30)])
     assert [line.split(":")[0].strip() for line in text.splitlines()[1:]] == ["MISSED", "reached", "reached", "MISSED"]
 
 
 def test_a_refusal_of_cudnn_is_a_line_and_no_target() -> None:
-    assert "cuDNN refuses: no kernel" in _line(_result(0.9, None))
-    assert "cuDNN" not in _verdicts([_result(0.9, None)])
+    assert "cuDNN refuses: no kernel" in line_of(_result(0.9, None))
+    assert "cuDNN" not in verdicts_of([_result(0.9, None)])

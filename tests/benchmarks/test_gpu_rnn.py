@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.gpu.rnn import SIZES, Result, Size, _line, _tensors, _verdicts
+from benchmarks.gpu.rnn import SIZES, Result, Size, line_of, tensors_of, verdicts_of
 from benchmarks.harness.environments import ROOT
 
 
@@ -32,13 +32,13 @@ def test_without_cupy_it_says_what_it_needs(tmp_path: Path) -> None:
 
 def test_targets_are_reached_or_missed() -> None:
     results = [Result("step", "lstm 1x1 50x64x128", "float32", ours, 100) for ours in (105, 106)]
-    assert [line.split(":")[0].strip() for line in _verdicts(results).splitlines()[1:]] == ["reached", "MISSED"]
-    assert _line(results[0]).endswith("1.050 times torch's")
+    assert [line.split(":")[0].strip() for line in verdicts_of(results).splitlines()[1:]] == ["reached", "MISSED"]
+    assert line_of(results[0]).endswith("1.050 times torch's")
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_parameters_fit_the_network(size: Size) -> None:
     problem = dataclasses.replace(size, batch=1, max_seq_length=1).problem("float16")
-    tensors = _tensors(problem)
+    tensors = tensors_of(problem)
     assert tensors.params.shape == (problem.network.num_params,)
     assert {array.dtype for array in vars(tensors).values()} == {np.dtype(np.float16)}

@@ -12,6 +12,7 @@ from gradserve.calls.exchange import Background, Exchange, Operation, TimeLimits
 from gradserve.calls.identity import RequestIds
 from gradserve_protocol.v1 import accumulator_messages_pb2, lease_messages_pb2, server_messages_pb2
 from tests.client.fake_transport import FakeAsyncTransport, FakeTransport
+from tests.servers.connecting import aio_client_over, client_over
 
 
 class Server:
@@ -59,7 +60,7 @@ def calls() -> ClientCalls:
 
 def test_a_client(server: Server, calls: ClientCalls) -> None:
     transport = FakeTransport(server.answer)
-    with gradserve.Client._over(transport, "nowhere:1", calls) as client:
+    with client_over(transport, "nowhere:1", calls) as client:
         assert client.address == "nowhere:1"
         assert repr(client) == "<gradserve.Client nowhere:1>"
         assert client.server_info().version == "of nobody"
@@ -74,7 +75,7 @@ def test_a_client(server: Server, calls: ClientCalls) -> None:
 
 async def test_a_client_aio(server: Server, calls: ClientCalls) -> None:
     transport = FakeAsyncTransport(server.answer)
-    async with gradserve.aio.Client._over(transport, "nowhere:1", calls) as client:
+    async with aio_client_over(transport, "nowhere:1", calls) as client:
         assert repr(client) == "<gradserve.aio.Client nowhere:1>"
         assert (await client.server_info()).version == "of nobody"
         accumulator = await client.conditional_accumulator("float32")

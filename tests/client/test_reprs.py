@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 import gradserve
 import gradserve.aio
 from gradserve_protocol.arrays import BFLOAT16
+from tests.servers.connecting import transport_of
 
 LARGE: NDArray[Any] = np.zeros((1000, 1000), np.float32)
 ADJUSTMENT = gradserve.RandomAdjustment((0.9, 1.1), (0, 1), seed=1)
@@ -45,7 +46,7 @@ async def test_things_of_asyncio(server_address: str, name: str) -> None:
 
 def test_no_server_is_asked(client: gradserve.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     things = [client, client.raw_ops, client.conditional_accumulator("float32"), client.batch_norm()]
-    monkeypatch.setattr(client._transport, "run", lambda _: pytest.fail("a call was made"))
+    monkeypatch.setattr(transport_of(client), "run", lambda _: pytest.fail("a call was made"))
     for thing in things:
         assert repr(thing).startswith("<gradserve.")
     monkeypatch.undo()

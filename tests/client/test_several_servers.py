@@ -21,6 +21,7 @@ from gradserve.transport.settings import ConnectionSettings
 from gradserve_protocol.address import Address
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_testing import LocalServer
+from tests.servers.connecting import client_over
 from tests.servers.runtime import NOT_WARMED_UP
 
 T = TypeVar("T")
@@ -94,7 +95,7 @@ def test_the_error_says_so(
     balancer: Balancer, turns: list[int], call: Callable[[Any], object], durability: Literal["none", "round"]
 ) -> None:
     """However gradients that were accepted before would be sent again, or are lost."""
-    client = gradserve.Client._over(balancer, "balancer:1", ClientCalls(RequestIds("me"), SETTINGS.times))
+    client = client_over(balancer, "balancer:1", ClientCalls(RequestIds("me"), SETTINGS.times))
     acc = client.gradient_accumulator(MODEL, durability, durability=durability)
     acc.apply_grad(MODEL)
     balancer.choices = itertools.islice(itertools.cycle(turns), MOST_CALLS)

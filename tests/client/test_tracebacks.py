@@ -10,6 +10,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
+from tests.servers.connecting import transport_of
 
 PACKAGE = Path(gradserve.__file__).parent
 
@@ -104,7 +105,7 @@ def test_a_fault_of_the_client_keeps_its_frames(client: gradserve.Client, monkey
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(client._transport, "run", lambda _operation: fail())
+    monkeypatch.setattr(transport_of(client), "run", lambda _operation: fail())
     with pytest.raises(ZeroDivisionError) as raised:
         client.server_info()
     assert [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)][1:] == [
@@ -118,7 +119,7 @@ def test_an_error_keeps_its_cause(client: gradserve.Client, monkeypatch: pytest.
     def fail(_operation: object) -> None:
         raise gradserve.InternalError("refused") from ValueError("the reason")
 
-    monkeypatch.setattr(client._transport, "run", fail)
+    monkeypatch.setattr(transport_of(client), "run", fail)
     with pytest.raises(gradserve.InternalError) as raised:
         client.server_info()
     assert str(raised.value.__cause__) == "the reason"

@@ -53,7 +53,7 @@ class Exporting:
     def __dlpack__(self) -> Any:
         capsule: Any = self._values.__dlpack__()
         if self._type_code is not None:
-            _set_type_code(capsule, self._type_code)
+            set_type_code(capsule, self._type_code)
         return capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -118,7 +118,7 @@ class CopyingFromGpu(OnGpu):
         return self._values.__dlpack__()
 
 
-def _set_type_code(capsule: Any, code: int) -> None:
+def set_type_code(capsule: Any, code: int) -> None:
     get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
         ("PyCapsule_GetPointer", ctypes.pythonapi)
     )

@@ -15,7 +15,7 @@ from gradserve.conversion.tensors import as_output, as_tensor, as_tensor_of
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.gpu import GpuArray, GpuError
 from tests.client.gpu.fake_gpu import STREAM, FakeGpu, aligned
-from tests.conversion.stand_ins import CUDA, _set_type_code
+from tests.conversion.stand_ins import CUDA, set_type_code
 
 W = Argument("component 'w'")
 _BOOL, _BFLOAT = 6, 4
@@ -36,7 +36,7 @@ class Exported:
         self.streams.append(stream)
         capsule: Any = self.values.__dlpack__()
         if self._type_code is not None:
-            _set_type_code(capsule, self._type_code)
+            set_type_code(capsule, self._type_code)
         return capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from gradserve_server.config import ServerConfig
 from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, running_cluster
 from tests.cluster.sharding.clients import all_sharded
-from tests.servers.connecting import NO_RETRIES, change_times
+from tests.servers.connecting import NO_RETRIES, aio_client_over, change_times, client_over
 from tests.servers.holding import Hold
 from tests.servers.polling import PATIENCE_SECONDS, eventually_async
 from tests.servers.runtime import NOT_WARMED_UP
@@ -59,7 +59,7 @@ class AsyncFace:
     def __init__(self, addresses: list[str], settings: ConnectionSettings) -> None:
         transport = AsyncNetworkTransport(tuple(map(Address.to_connect, addresses)), settings)
         calls = ClientCalls.of_new_client(settings.times, addresses=addresses)
-        self.client: Any = gradserve.aio.Client._over(transport, addresses[0], calls)
+        self.client: Any = aio_client_over(transport, addresses[0], calls)
 
     def begin(self, function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
         async def called() -> Any:
@@ -74,7 +74,7 @@ class BlockingFace:
     def __init__(self, addresses: list[str], settings: ConnectionSettings) -> None:
         transport = NetworkTransport(tuple(map(Address.to_connect, addresses)), settings)
         calls = ClientCalls.of_new_client(settings.times, addresses=addresses)
-        self.client: Any = gradserve.Client._over(transport, addresses[0], calls)
+        self.client: Any = client_over(transport, addresses[0], calls)
         self._threads = ThreadPoolExecutor(32)
 
     def begin(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:

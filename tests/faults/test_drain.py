@@ -59,7 +59,7 @@ async def test_a_push_pull_whose_gradient_is_being_added_does_not_keep_it_waitin
 
 def _is_draining(local: LocalServer) -> Callable[[], Awaitable[bool]]:
     async def look() -> bool:
-        return not local.server._services.admission.is_open
+        return not local.server.services.admission.is_open
 
     return look
 

@@ -30,7 +30,7 @@ class Servicers:
     """The servicers of a running server, called on its event loop."""
 
     def __init__(self, server: Server) -> None:
-        self._all = {service.descriptor.name: service.servicer for service in server._services.all}
+        self._all = {service.descriptor.name: service.servicer for service in server.services.all}
 
     def of(self, service: str) -> object:
         """Returns the servicer of a service."""

@@ -51,7 +51,7 @@ def local() -> Iterator[LocalServer]:
 
 def num_calls(local: LocalServer) -> int:
     def look(server: Server) -> int:
-        listener: Any = server._listener
+        listener: Any = server.listener
         count: int = listener.traffic.calls.count
         return count
 
@@ -194,10 +194,10 @@ async def test_calls_that_were_given_up_are_forgotten_with_time(monkeypatch: pyt
 
 def test_sockets_for_which_there_is_no_room(local: LocalServer) -> None:
     with gradserve.connect(local.address) as client, contextlib.ExitStack() as using:
-        place = local.inspect(lambda server: server._socket_addresses.tcp[0])
+        place = local.inspect(lambda server: server.socket_addresses.tcp[0])
         address = f"127.0.0.1:{place.port}"
         open_ones = [using.enter_context(connect(address)) for _ in range(LIMITS.max_connections)]
-        eventually(lambda: local.inspect(lambda server: len(server._sockets._connections)) == len(open_ones))
+        eventually(lambda: local.inspect(lambda server: len(server.sockets.connections)) == len(open_ones))
         with connect(address) as one_more:
             one_more.settimeout(PATIENCE_SECONDS)
             assert b"too many connections: 6 are allowed" in one_more.recv(1 << 12)

@@ -54,7 +54,7 @@ def patient() -> Iterator[LocalServer]:
 
 def num_slow(local: LocalServer) -> int:
     def look(server: Server) -> int:
-        listener: Any = server._listener
+        listener: Any = server.listener
         number: int = listener.traffic.requests.num_slow
         return number
 
@@ -66,7 +66,7 @@ def half_a_request(path: str, stream: int, length: int = 3 * MIB) -> bytes:
 
 
 def num_arriving(local: LocalServer) -> int:
-    return local.inspect(lambda server: server._sockets._context.messages.used)
+    return local.inspect(lambda server: server.sockets.context.messages.used)
 
 
 @contextlib.contextmanager
@@ -141,7 +141,7 @@ def used(local: LocalServer, kind: str) -> int:
 
 
 def room(server: Server, kind: str) -> InFlight:
-    context = server._sockets._context
+    context = server.sockets.context
     return context.messages if kind == "message" else context.in_flight
 
 
@@ -227,7 +227,7 @@ def stall(target: str, left: int) -> str:
 
 
 def test_a_client_that_is_too_slow_tries_again_behind_those_who_wait(patient: LocalServer) -> None:
-    places = patient.server._socket_addresses.tcp
+    places = patient.server.socket_addresses.tcp
     stalling = stall(bulk_address(patient), MIB)
     array = np.zeros(ROOM, np.uint8)
     with ThreadPoolExecutor(2) as threads, contextlib.ExitStack() as using:
@@ -235,7 +235,7 @@ def test_a_client_that_is_too_slow_tries_again_behind_those_who_wait(patient: Lo
         late = using.enter_context(gradserve.connect(patient.address, transport="bulk"))
         slow = threads.submit(late.put, array)
         eventually(lambda: used(patient, "payload") == ROOM)
-        patient.server._socket_addresses.tcp = places
+        patient.server.socket_addresses.tcp = places
         prompt = using.enter_context(gradserve.connect(patient.address, transport="bulk"))
         others = threads.submit(prompt.put, array)
         eventually(lambda: patient.inspect(lambda server: len(room(server, "payload")._waiting)))

@@ -92,7 +92,7 @@ def flooded(local: LocalServer, endless: EndlessLayerNorm, transport: Transport,
 
 
 def memory_used(local: LocalServer) -> int:
-    return local.inspect(lambda server: server._budgets.memory.used_for[Purpose.COMPUTING])
+    return local.inspect(lambda server: server.budgets.memory.used_for[Purpose.COMPUTING])
 
 
 def test_they_end_with_their_calls(endless: EndlessLayerNorm) -> None:

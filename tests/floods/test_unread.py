@@ -45,7 +45,7 @@ def client(local: LocalServer) -> Iterator[gradserve.Client]:
 
 def unread(local: LocalServer) -> int:
     def look(server: Server) -> int:
-        listener: Any = server._listener
+        listener: Any = server.listener
         used: int = listener.traffic.replies.used
         return used
 

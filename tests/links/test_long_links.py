@@ -15,7 +15,7 @@ from gradserve.transport.settings import Transport
 from gradserve.transport.sockets.connection import round_trip
 from tests.links.serving import link_or_skip, serving_behind
 from tests.links.test_network import devices
-from tests.servers.connecting import connect_with, connect_with_aio, without_retries
+from tests.servers.connecting import carrier_of, connect_with, connect_with_aio, without_retries
 from tests.servers.polling import PATIENCE_SECONDS
 
 LONG = LinkSpec(200, 0.04, by_packet=True)
@@ -47,7 +47,7 @@ def test_large_tensors_travel_over_several_sockets() -> None:
             acc.apply_grad(array)
             np.testing.assert_array_equal(acc.take_grad(1), array)
             assert client.server_info().transport.num_sockets == num_sockets
-        (connection,) = client._transport._servers[0]._sockets.connections._idle  # type: ignore[attr-defined]
+        (connection,) = carrier_of(client).connections._idle
         assert round_trip(connection._socket) >= 0.9 * LONG.round_trip
 
 

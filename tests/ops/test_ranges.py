@@ -4,7 +4,7 @@ docs/fused_batch_norm.md and docs/layer_norm.md have the ranges, under "Range". 
 by the equations there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,6 @@ LARGEST = float(np.finfo(np.float32).max)
 Family = Callable[[type], Any]
 """Makes a family, given its class for the CPU."""
 CUDA: dict[type, type] = {CpuBatchNorm: CudaBatchNorm, CpuLayerNorm: CudaLayerNorm}
-
-
-@pytest.fixture(scope="module")
-def parallel() -> Iterator[ForkJoin]:
-    fork_join = ForkJoin(2)
-    yield fork_join
-    fork_join.close()
 
 
 @pytest.fixture(scope="module", params=["kernels", "NumPy", "GPU", "GPU, two passes"])

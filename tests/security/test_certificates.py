@@ -132,11 +132,11 @@ def test_files_are_read_again_when_they_change_and_fit_together(
 
 
 def test_a_change_is_found_within_a_second(certificates: Certificates, tmp_path: Path) -> None:
-    from gradserve_protocol.tls import CertificateFiles, _client_context
+    from gradserve_protocol.tls import CertificateFiles, client_context
 
     shutil.copy(certificates.ca, tmp_path / "ca.pem")
     now = 0.0
-    files = CertificateFiles(gradserve.TLS(tmp_path / "ca.pem"), _client_context, lambda: now)
+    files = CertificateFiles(gradserve.TLS(tmp_path / "ca.pem"), client_context, lambda: now)
     first = files.current()
     shutil.copy(certificates.strange_ca, tmp_path / "ca.pem")
     now = 0.9

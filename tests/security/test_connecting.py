@@ -135,7 +135,7 @@ def test_a_bulk_connection(servers: Servers, certificates: Certificates, case: C
     server = servers[case.server]
     peer = PeerCertificate("worker-1", ("worker-1",)) if case.server == "mutual" else None
     grant = Grant("me", to_server=True, to_client=True, max_payload_bytes=1 << 20, peer=peer)
-    ticket = server.inspect(lambda running: running._sockets._context.tickets.issue(grant))
+    ticket = server.inspect(lambda running: running.sockets.context.tickets.issue(grant))
     host, _, port = bulk_address(server).partition(":")
     step = Connect(Place(Way.BULK, host, int(port)), ticket, "me", Payloads(BufferPool(0)), host)
     tls = tls_of(certificates, case.client)

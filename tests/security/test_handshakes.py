@@ -23,7 +23,7 @@ def server(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def num_connections(server: LocalServer) -> int:
-    return server.inspect(lambda running: len(running._sockets._connections))
+    return server.inspect(lambda running: len(running.sockets.connections))
 
 
 @pytest.mark.parametrize("data", [b"", HALF_A_HELLO, NO_HELLO], ids=["silence", "half a hello", "garbage"])

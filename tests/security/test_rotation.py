@@ -17,6 +17,7 @@ from gradserve_server.security.authority import Authority
 from gradserve_testing import LocalServer
 from tests.observe.http_client import connect, get, url_of
 from tests.servers.certificates import HOSTS, Certificates, make_certificates
+from tests.servers.connecting import transport_of
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 GRADIENT = np.ones(300_000, np.float32)
@@ -47,7 +48,7 @@ def look_now(server: LocalServer, tls_of: gradserve.Client | None = None) -> Non
     """Nobody waits for the next look at the files."""
     server.inspect(lambda running: running._certificates.look_again() if running._certificates else None)
     if tls_of is not None:
-        certificates = tls_of._transport._settings.certificates  # type: ignore[attr-defined]
+        certificates = transport_of(tls_of)._settings.certificates
         certificates.look_again()
 
 
@@ -97,11 +98,11 @@ def test_an_old_client_finds_the_new_certificates_when_its_own_do_not_work_any_m
     address = server.address
     with gradserve.connect(address, timeout=PATIENCE_SECONDS, transport=way, tls=tls) as client:
         client.server_info()  # its certificates are those from before
-        old = client._transport._settings.certificates.current()  # type: ignore[attr-defined]
+        old = transport_of(client)._settings.certificates.current()
         replace_authority(own)
         look_now(server, client)
         client.server_info()
-        assert client._transport._settings.certificates.current() is not old  # type: ignore[attr-defined]
+        assert transport_of(client)._settings.certificates.current() is not old
 
 
 def test_who_is_not_trusted_any_more_is_refused(own: Certificates, server: LocalServer, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_health_needs_no_credentials(guarded: LocalServer) -> None:
 
 
 def test_every_served_method_has_a_rule(guarded: LocalServer) -> None:
-    served = guarded.inspect(lambda server: server._services.all)
+    served = guarded.inspect(lambda server: server.services.all)
     names = {method.full_name for service in served for method in service.descriptor.methods}
     assert names == set(RULES)
     assert {method.full_name for method in METHODS.values()} < names

@@ -160,9 +160,7 @@ class TestSockets:
             assert "too many connections to sockets of 'admin': 1 asked for, 1 in use, 1 allowed" in (
                 transport.why_not_faster
             )
-        eventually(
-            lambda: local.inspect(lambda server: server._sockets._context.fair.connections.held_by("admin")) == 0
-        )
+        eventually(lambda: local.inspect(lambda server: server.sockets.context.fair.connections.held_by("admin")) == 0)
 
     def test_shared_memory(self, local: LocalServer) -> None:
         with connect(local, "admin") as admin:
@@ -172,7 +170,7 @@ class TestSockets:
             accumulator.apply_grad({"w": large})
             assert accumulator.take_grad(1).gradients["w"].sum() == MIB
         # The server learns of the end of a connection a little later.
-        eventually(lambda: local.inspect(lambda server: server._sockets._context.fair.region_bytes.used) == 0)
+        eventually(lambda: local.inspect(lambda server: server.sockets.context.fair.region_bytes.used) == 0)
 
 
 def test_regions_of_an_identity() -> None:

@@ -25,7 +25,7 @@ from gradserve_testing import LocalServer
 from tests.resources.clients.aging_server import num_held
 from tests.security.serving import TOKENS, entry, replace_file
 from tests.servers.clocks import SkippingClock
-from tests.servers.connecting import connect_with, without_retries
+from tests.servers.connecting import carrier_of, connect_with, transport_of, without_retries
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
@@ -256,8 +256,8 @@ def test_the_key_shows_nowhere(server: LocalServer, caplog: pytest.LogCaptureFix
         client.get(handle, release=True)
         with pytest.raises(gradserve.NotFoundError) as missing:
             client.get(handle)
-        ((_, value),) = client._transport._servers[0]._sockets._shown.metadata  # type: ignore[attr-defined]
-        shown += [repr(client), repr(client._transport), str(missing.value), repr(missing.value)]
+        ((_, value),) = carrier_of(client)._shown.metadata
+        shown += [repr(client), repr(transport_of(client)), str(missing.value), repr(missing.value)]
     key = value.partition(" ")[2]
     assert ask(server.address, value)
     wrong = key[:-8] + "AAAAAAA="

@@ -11,14 +11,14 @@ from gradserve_testing import LocalServer
 
 def announce(server: LocalServer, *, tcp: Sequence[str] = (), unix_path: str = "") -> None:
     """Makes a server announce other bulk sockets, "HOST:PORT", and another Unix socket, or none."""
-    addresses = server.server._socket_addresses
+    addresses = server.server.socket_addresses
     addresses.tcp = [Address.to_connect(each) for each in tcp]
     addresses.unix_path = unix_path
 
 
 def bulk_address(server: LocalServer) -> str:
     """Returns the address of a server's bulk socket."""
-    (bulk,) = server.server._socket_addresses.tcp
+    (bulk,) = server.server.socket_addresses.tcp
     return f"127.0.0.1:{bulk.port}"
 
 
@@ -27,7 +27,7 @@ def behind(
     server: LocalServer, way: Transport, faults: ConnectionFaults | None = None
 ) -> Iterator[tuple[FaultyProxy, str]]:
     """Puts a proxy on one way to a server; yields it, and the address for clients that call in this way."""
-    places = server.server._socket_addresses
+    places = server.server.socket_addresses
     tcp, unix_path = places.tcp, places.unix_path
     targets = {
         Transport.GRPC: server.address,

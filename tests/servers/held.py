@@ -39,7 +39,7 @@ def held_by(local: LocalServer) -> Held:
     gc.collect()
 
     def look(server: Server) -> Held:
-        context = server._sockets._context
+        context = server.sockets.context
         open_files = list(_open_files())
         return Held(
             context.memory.used,
@@ -47,7 +47,7 @@ def held_by(local: LocalServer) -> Held:
             context.fair.region_bytes.used,
             context.fair.regions.used,
             context.readers.count,
-            len(server._sockets._connections),
+            len(server.sockets.connections),
             server.registry.waiters.used,
             len(server.store),
             sum(each.startswith("socket:") for each in open_files),

@@ -27,7 +27,7 @@ def check_files(server: Server) -> None:
         if journal._space is not None
         for each in journal._space.extents
     )
-    free, there = store._segments.num_free, store._segments.num_bytes
+    free, there = store.segments.num_free, store.segments.num_bytes
     check(free + used + reserved == there, f"of {there} bytes {used} are used, {reserved} reserved, {free} free")
 
 

@@ -138,7 +138,7 @@ async def test_reserved_space_is_used_and_the_rest_given_back(disk: Disk) -> Non
     change = Change()
     change.put(blob, [np.ones(100, np.uint8)], space)
     await disk.store.commit(change)
-    assert disk.store._segments.num_free == (64 << 20) - 4096
+    assert disk.store.segments.num_free == (64 << 20) - 4096
     assert disk.store.read(blob, np.empty)[0].sum() == 100
 
 
@@ -169,7 +169,7 @@ async def test_space_is_given_back_if_nobody_waits_for_it_any_more(
     with pytest.raises(asyncio.CancelledError):
         await reserving
     await disk.store.flush()
-    assert disk.store._segments.num_free == disk.store._segments.num_bytes > 0
+    assert disk.store.segments.num_free == disk.store.segments.num_bytes > 0
 
 
 async def test_a_full_disk_fails_one_change_alone(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,8 +83,8 @@ class Tree:
         """Returns the call of a client that is under way at the aggregator."""
 
         def look(server: Server) -> Any:
-            assert server._aggregating is not None
-            (accumulator,) = server._aggregating._known.values()
+            assert server.aggregating is not None
+            (accumulator,) = server.aggregating._known.values()
             return accumulator.under_way._work[client, 1][1]
 
         leaf: Leaf[Any, Any] = self._aggregator.inspect(look)

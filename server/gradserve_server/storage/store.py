@@ -126,9 +126,9 @@ class StateStore:
             self._commits = opened.commits
             self.faults = opened.faults
             _, self._newest = identity_of(directory, opened.database)
-            self._segments = files.enter_context(contextlib.closing(Segments(directory.segments)))
+            self.segments = files.enter_context(contextlib.closing(Segments(directory.segments)))
             self._blobs, self._faults = self._read_blobs()
-            self._faults |= self._segments.occupy({number: blob.extents for number, blob in self._blobs.items()})
+            self._faults |= self.segments.occupy({number: blob.extents for number, blob in self._blobs.items()})
             if self._faults and not damaged:
                 raise DamagedError(next(iter(self._faults.values())))
             for number in self._faults:
@@ -226,7 +226,7 @@ class StateStore:
             ResourceExhaustedError: There is none.
             UnavailableError: The server stops.
         """
-        free = self._segments.allocate_free(num_bytes) if self._failure is None else None
+        free = self.segments.allocate_free(num_bytes) if self._failure is None else None
         if free is not None:
             return Space(free)
         answer = self._future()
@@ -245,7 +245,7 @@ class StateStore:
         """Gives back space that was set aside, of which nothing is used, at once."""
         if space is not None:
             extents, space.extents = space.extents, []
-            self._segments.release(extents)
+            self.segments.release(extents)
 
     # What is there, before `start`
 
@@ -301,7 +301,7 @@ class StateStore:
         while piece:
             first = extents.pop(0)
             count = min(first.num_bytes, len(piece), _READ_BYTES)
-            self._segments.read([Extent(first.segment, first.offset, count)], piece[:count])
+            self.segments.read([Extent(first.segment, first.offset, count)], piece[:count])
             if self.on_read is not None:
                 self.on_read(count)
             piece = piece[count:]
@@ -312,7 +312,7 @@ class StateStore:
     def _place(self, extents: Sequence[Extent], position: int) -> tuple[Any, int]:
         for each in extents:
             if position < each.num_bytes:
-                return self._segments.path(each.segment), each.offset + position
+                return self.segments.path(each.segment), each.offset + position
             position -= each.num_bytes
         return self._directory.database, 0
 
@@ -365,7 +365,7 @@ class StateStore:
         for entry in going:
             for each in entry.change.arrays:
                 written[each.number] = self._write(each)
-        self._segments.flush()
+        self.segments.flush()
         statements = [statement for entry in going for statement in entry.change.statements]
         removed = [number for entry in going for number in entry.change.removed]
         if statements or written or removed:
@@ -387,7 +387,7 @@ class StateStore:
             # Only now: a write there destroys what the database referred to until a moment ago.
             stored = self._blobs.pop(number, None)
             if stored is not None:
-                self._segments.release(stored.extents)
+                self.segments.release(stored.extents)
         for entry in going:
             self._settle(entry)
 
@@ -396,10 +396,10 @@ class StateStore:
         allocated: list[Space] = []
         try:
             if entry.needs_bytes is not None:
-                entry.space = Space(self._segments.allocate(entry.needs_bytes))
+                entry.space = Space(self.segments.allocate(entry.needs_bytes))
             for each in entry.change.arrays:
                 if each.space is None:
-                    each.space = Space(self._segments.allocate(sum(array.nbytes for array in each.arrays)))
+                    each.space = Space(self.segments.allocate(sum(array.nbytes for array in each.arrays)))
                     allocated.append(each.space)
         except OSError as error:
             if error.errno not in _FULL:
@@ -420,11 +420,11 @@ class StateStore:
         used, unused = _split(extents, sum(map(len, pieces)))
         if blob.live:
             checksums = bytearray()
-            self._segments.write(used, copies_of(pieces, checksums))
+            self.segments.write(used, copies_of(pieces, checksums))
         else:
-            self._segments.write(used, pieces)
+            self.segments.write(used, pieces)
             checksums = checksums_of(pieces)  # now, while the disk is busy with the bytes
-        self._segments.release(unused)
+        self.segments.release(unused)
         return StoredArrays([(each.dtype, each.shape) for each in blob.arrays], used, bytes(checksums))
 
     def _fail(self, error: Exception) -> None:

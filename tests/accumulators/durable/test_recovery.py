@@ -217,7 +217,7 @@ async def test_space_for_an_average_that_never_comes_is_given_back(disk: Disk) -
         await ending
     for _ in range(2):
         await disk.journals.settle()
-    assert disk.store._segments.num_free == disk.store._segments.num_bytes > 0
+    assert disk.store.segments.num_free == disk.store.segments.num_bytes > 0
 
 
 async def test_an_accumulator_that_is_deleted_while_the_disk_is_full(
@@ -364,11 +364,11 @@ async def test_space_for_an_average_is_given_back_if_the_accumulator_is_deleted_
     await journal.reserve(1 << 20)
     await journal.reserve(2 << 20)
     await disk.store.flush()
-    assert disk.store._segments.num_bytes - disk.store._segments.num_free == 2 << 20, "one of them is enough"
+    assert disk.store.segments.num_bytes - disk.store.segments.num_free == 2 << 20, "one of them is enough"
     disk.bench.registry.delete(KEY)
     await journal.reserve(1 << 20)
     await disk.store.flush()
-    assert disk.store._segments.num_free == disk.store._segments.num_bytes > 0
+    assert disk.store.segments.num_free == disk.store.segments.num_bytes > 0
 
 
 async def test_an_older_ledger_never_takes_the_place_of_a_newer_one(disk: Disk) -> None:

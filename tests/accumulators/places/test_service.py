@@ -37,7 +37,7 @@ def used_on_host(gpu: LocalServer) -> int:
 
 
 def shared_bytes(server: Server) -> int:
-    return server._sockets._context.shared_memory.used
+    return server.sockets.context.shared_memory.used
 
 
 @pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"reduction_type": "SUM"}], ids=str)

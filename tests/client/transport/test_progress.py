@@ -295,7 +295,7 @@ async def test_whatever_needs_no_transfer_takes_one_step(client: Any) -> None:
 
 def use_of(server: LocalServer) -> tuple[int, int, int]:
     """Returns what tensors and arriving payloads take."""
-    return server.inspect(lambda each: (len(each.store), each.usage.memory.used, each._sockets._context.in_flight.used))
+    return server.inspect(lambda each: (len(each.store), each.usage.memory.used, each.sockets.context.in_flight.used))
 
 
 @pytest.mark.usefixtures("_every_piece")

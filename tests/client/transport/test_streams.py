@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.transport.aio.transport import _response
+from gradserve.transport.aio.transport import response_of
 from gradserve.transport.streams import DownloadParts
 from gradserve_protocol.v1 import tensor_messages_pb2, tensor_pb2
 
@@ -55,6 +55,6 @@ async def test_an_upload_whose_status_grpc_has_lost_may_be_tried_again() -> None
         raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, details)
 
     with pytest.raises(gradserve.UnavailableError, match="gRPC lost the reason"):
-        await _response(upload("Internal error from Core"))
+        await response_of(upload("Internal error from Core"))
     with pytest.raises(grpc.aio.AioRpcError):
-        await _response(upload("a fault of the server"))
+        await response_of(upload("a fault of the server"))

@@ -11,6 +11,7 @@ from gradserve.calls.exchange import Exchange, Operation, Pause, Together, Unary
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.settings import ConnectionSettings
 from gradserve_protocol.address import Address
+from tests.servers.connecting import client_over
 
 T = TypeVar("T")
 
@@ -105,4 +106,4 @@ def stopping_client(addresses: Sequence[str], stage: Stage) -> tuple[gradserve.C
     settings = ConnectionSettings.wanted(60.0, None, None, None, None, {"GRADSERVE_RESTART_PATIENCE": "60"})
     transport = StoppingTransport(addresses, settings, stage)
     calls = ClientCalls.of_new_client(settings.times, settings.kept_bytes, list(addresses))
-    return gradserve.Client._over(transport, ",".join(addresses), calls), transport
+    return client_over(transport, ",".join(addresses), calls), transport

@@ -28,6 +28,7 @@ from gradserve_protocol.v1 import accumulator_pb2, server_messages_pb2, tensor_p
 from tests.client.fake_transport import FakeTransport
 from tests.cluster.servers import name_at
 from tests.cluster.sharding.clients import small_pieces
+from tests.servers.connecting import client_over
 
 SIZE = 3
 HOME = 1
@@ -201,7 +202,7 @@ def servers() -> Servers:
 def client(servers: Servers) -> Iterator[gradserve.Client]:
     calls = ClientCalls.of_new_client(TimeLimits(), addresses=["a:1", "b:1", "c:1"])
     with small_pieces():
-        yield gradserve.Client._over(FakeTransport(servers.answer), "nowhere", calls)
+        yield client_over(FakeTransport(servers.answer), "nowhere", calls)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.sharding.running_sum import RunningSum
 from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, running_cluster
+from tests.servers.connecting import transport_of
 from tests.servers.polling import PATIENCE_SECONDS
 
 SHAPES = {"a": (300, 100), "b": (200, 100), "c": (1, 3)}
@@ -171,7 +172,7 @@ def test_nothing_is_copied(workers: list[Any]) -> None:
 
 def stage(accumulator: Any, values: dict[str, Any], step: int = 0) -> None:
     """Stages a gradient, and leaves it at that."""
-    wire, transport = accumulator._calls._wire, accumulator._transport
+    wire, transport = accumulator._calls._wire, transport_of(accumulator)
     given = Given(wire._call(None), step, wire.components.gradient(values), 1.0, is_kept=True)
     transport.run(wire._stage(given, None))
 

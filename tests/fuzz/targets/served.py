@@ -110,8 +110,8 @@ class Served:
         local = self._local
         try:
             eventually(lambda: local.inspect(lambda server: server.registry.waiters.used), (0).__eq__)
-            eventually(lambda: local.inspect(lambda server: len(server._sockets._connections)), (0).__eq__)
-            eventually(lambda: local.inspect(lambda server: server._sockets._context.in_flight.used), (0).__eq__)
+            eventually(lambda: local.inspect(lambda server: len(server.sockets.connections)), (0).__eq__)
+            eventually(lambda: local.inspect(lambda server: server.sockets.context.in_flight.used), (0).__eq__)
         except AssertionError as error:
             raise Found(f"calls, connections or payloads stay though their clients have gone: {error}") from None
         finally:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import Message
 
-import gradserve
-import gradserve.aio
 from gradserve import TensorHandle
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.exchange import Background, Download, Exchange, Pause, TimeLimits, Unary, Upload
@@ -20,6 +18,7 @@ from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve_protocol.v1 import layer_pb2, lease_messages_pb2, tensor_messages_pb2, tensor_pb2
 from tests.client.fake_transport import FakeAsyncTransport, FakeTransport
+from tests.servers.connecting import aio_client_over, client_over
 
 CHANNELS = 3
 
@@ -193,15 +192,11 @@ def _calls() -> ClientCalls:
 
 
 def blocking_client(server: FakeLayerServer) -> Any:
-    return gradserve.Client._over(
-        FakeTransport(server.answer), "nowhere:1", ClientCalls(RequestIds("me"), TimeLimits())
-    )
+    return client_over(FakeTransport(server.answer), "nowhere:1", ClientCalls(RequestIds("me"), TimeLimits()))
 
 
 def asyncio_client(server: FakeLayerServer) -> Any:
-    return gradserve.aio.Client._over(
-        FakeAsyncTransport(server.answer), "nowhere:1", ClientCalls(RequestIds("me"), TimeLimits())
-    )
+    return aio_client_over(FakeAsyncTransport(server.answer), "nowhere:1", ClientCalls(RequestIds("me"), TimeLimits()))
 
 
 FACES: Sequence[Callable[[FakeLayerServer], Any]] = (blocking_client, asyncio_client)

@@ -205,8 +205,8 @@ async def test_of_two_that_are_built_at_once_one_is_written(disk: LayerDisk) -> 
     assert sorted(is_new for _, is_new in created) == [False, True]
     await disk.journals.settle()
     assert len(disk.store.rows("SELECT * FROM layer")) == len(disk.store.blobs) == 1
-    free = disk.store._segments.num_free
-    assert disk.store._segments.num_bytes - free == 4096, "the space for the other one was given back"
+    free = disk.store.segments.num_free
+    assert disk.store.segments.num_bytes - free == 4096, "the space for the other one was given back"
     after = await disk.after_crash()
     assert durable(after.found()) == durable(disk.found())
     after.store.close()

@@ -24,13 +24,6 @@ by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 @pytest.fixture(scope="module")
-def parallel() -> Iterator[ForkJoin]:
-    fork_join = ForkJoin(2)
-    yield fork_join
-    fork_join.close()
-
-
-@pytest.fixture(scope="module")
 def family(parallel: ForkJoin, _compiled_kernels: None) -> CpuActivation:
     prepared = CpuActivation(parallel)
     prepared.prepare(lambda: False)

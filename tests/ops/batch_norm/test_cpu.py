@@ -40,13 +40,6 @@ from tests.servers.polling import PATIENCE_SECONDS
 
 
 @pytest.fixture(scope="module")
-def parallel() -> Iterator[ForkJoin]:
-    fork_join = ForkJoin(2)
-    yield fork_join
-    fork_join.close()
-
-
-@pytest.fixture(scope="module")
 def batch_norm(parallel: ForkJoin, _compiled_kernels: None) -> CpuBatchNorm:
     prepared = unprepared(parallel)
     prepared.prepare(lambda: False)

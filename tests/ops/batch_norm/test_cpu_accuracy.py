@@ -1,6 +1,5 @@
 """Sums of FusedBatchNorm on the host are within the bounds that its documentation gives, whatever is added up."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -15,13 +14,6 @@ from tests.ops.batch_norm.accuracy import HARD, assert_sums_within_bounds
 
 NOT_OF_HALF_RANGE = ("huge", "tiny", "few digits", "outlier", "large first", "small first")
 """What float16 does not have."""
-
-
-@pytest.fixture(scope="module")
-def parallel() -> Iterator[ForkJoin]:
-    fork_join = ForkJoin(2)
-    yield fork_join
-    fork_join.close()
 
 
 @pytest.fixture(scope="module")

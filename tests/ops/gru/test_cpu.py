@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -44,13 +43,6 @@ SIZES = [
 ]
 ALL = GradAttributes(weight_gradients=True)
 by_dtype = pytest.mark.parametrize("dtype", list(TOLERANCES))
-
-
-@pytest.fixture(scope="module")
-def parallel() -> Iterator[ForkJoin]:
-    fork_join = ForkJoin(2)
-    yield fork_join
-    fork_join.close()
 
 
 @pytest.fixture(scope="module")

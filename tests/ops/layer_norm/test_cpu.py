@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -44,13 +43,6 @@ DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 by_case = pytest.mark.parametrize("case", load_cases(), ids=str)
 by_dtype = pytest.mark.parametrize("dtype", DTYPES)
 by_sizes = pytest.mark.parametrize(("groups", "size"), SIZES)
-
-
-@pytest.fixture(scope="module")
-def parallel() -> Iterator[ForkJoin]:
-    fork_join = ForkJoin(2)
-    yield fork_join
-    fork_join.close()
 
 
 @pytest.fixture(scope="module")

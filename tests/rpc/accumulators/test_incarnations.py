@@ -11,6 +11,7 @@ from gradserve.calls.exchange import Unary
 from gradserve_protocol.tensors import to_data_type
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2
+from tests.servers.connecting import transport_of
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.restarting import RestartingServer
 
@@ -28,7 +29,7 @@ METHODS = (
 
 def ask(client: gradserve.Client, method: str, **fields: Any) -> Any:
     request = getattr(messages_pb2, f"{method}Request")(**fields)
-    return client._transport.run(_asking(Unary("AccumulatorService", method, request)))
+    return transport_of(client).run(_asking(Unary("AccumulatorService", method, request)))
 
 
 def _asking(unary: Unary) -> Any:

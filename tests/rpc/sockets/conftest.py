@@ -61,7 +61,7 @@ class Use:
 
 def use_of(local: LocalServer) -> Use:
     def look(server: Server) -> Use:
-        context = server._sockets._context
+        context = server.sockets.context
         return Use(
             context.memory.used,
             context.in_flight.used,
@@ -69,7 +69,7 @@ def use_of(local: LocalServer) -> Use:
             context.fair.regions.used,
             context.shared_memory.used,
             context.readers.count,
-            len(server._sockets._connections),
+            len(server.sockets.connections),
             len(os.listdir("/proc/self/fd")),
             sum(each.name.startswith("gradserve-transfer") for each in threading.enumerate()),
         )
@@ -133,7 +133,7 @@ def bulk_over_tls(local: LocalServer, certificates: Certificates) -> Iterator[Ca
     files = server_certificates(certificates.config().tls)
 
     def use(wanted: CertificateFiles | None) -> None:
-        local.server._sockets._certificates = wanted
+        local.server.sockets._certificates = wanted
 
     client = client_certificates(certificates.client())
     assert client is not None

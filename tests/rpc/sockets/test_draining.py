@@ -130,7 +130,7 @@ def test_nothing_is_admitted_any_more(way: str) -> None:
     with LocalServer(CONFIG) as local:
         connect = connector(local, way)
         with connect() as client:
-            local.inspect(lambda each: each._services.admission.close())
+            local.inspect(lambda each: each.services.admission.close())
             client.call("ServerService.GetServerInfo", Info())
             frame = client.receive()
             assert (frame.header.code, frame.status.message) == (UNAVAILABLE.value[0], "the server is shutting down")
@@ -142,6 +142,6 @@ def test_who_comes_with_a_ticket_then_is_refused(way: str) -> None:
     with LocalServer(CONFIG) as local:
         ticket = issue_ticket(local.address).ticket
         with connector(local, way)(hello=False) as client:
-            local.inspect(lambda each: each._services.admission.close())
+            local.inspect(lambda each: each.services.admission.close())
             assert client.hello(ticket).header.code == UNAVAILABLE.value[0]
             assert client.is_closed_by_server()

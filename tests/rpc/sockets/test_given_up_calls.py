@@ -87,7 +87,7 @@ def num_accumulated(raw: RawCalls, reference: accumulator_pb2.AccumulatorRef) ->
 
 def applies(local: LocalServer) -> MethodCalls:
     def look(server: Server) -> MethodCalls:
-        return server._services.observed._calls.of("gradserve.v1.AccumulatorService", "ApplyGradient", "unary")
+        return server.services.observed._calls.of("gradserve.v1.AccumulatorService", "ApplyGradient", "unary")
 
     return local.inspect(look)
 

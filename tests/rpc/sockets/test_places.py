@@ -68,7 +68,7 @@ def test_neither(runtime_folder: Path) -> None:
     with LocalServer(config(bulk_listen="off", shared_memory_socket="off")) as local:
         addresses = info(local)
         assert (list(addresses.tcp), addresses.unix_path) == ([], "")
-        assert local.inspect(lambda each: each._sockets._sockets) == []
+        assert local.inspect(lambda each: each.sockets._sockets) == []
     assert not runtime_folder.exists()
 
 
@@ -214,7 +214,7 @@ def test_without_a_folder_there_is_a_warning_that_says_what_to_do(
 async def test_beside_a_unix_socket_of_grpc(tmp_path: Path) -> None:
     listen = ListenConfig(listen=(f"unix:{tmp_path}/grpc", "127.0.0.1:0"))
     async with Server(ServerConfig(runtime=NOT_WARMED_UP, listen=listen)) as server:
-        found = server._socket_addresses
+        found = server.socket_addresses
         assert found.unix_path == f"{tmp_path}/grpc.shm"
         assert [each.host for each in found.tcp] == [""]
     assert os.listdir(tmp_path) == []
@@ -224,8 +224,8 @@ async def test_beside_a_unix_socket_what_is_in_the_way_is_left_alone(tmp_path: P
     (tmp_path / "grpc.shm").write_text("precious")
     listen = ListenConfig(listen=(f"unix:{tmp_path}/grpc",))
     async with Server(ServerConfig(runtime=NOT_WARMED_UP, listen=listen)) as server:
-        assert Path(server._socket_addresses.unix_path).parent == tmp_path / f"gradserve-{os.getuid()}"
-        assert list(server._socket_addresses.tcp) == []
+        assert Path(server.socket_addresses.unix_path).parent == tmp_path / f"gradserve-{os.getuid()}"
+        assert list(server.socket_addresses.tcp) == []
     assert (tmp_path / "grpc.shm").read_text() == "precious"
 
 

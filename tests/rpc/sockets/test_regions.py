@@ -194,7 +194,7 @@ def test_an_empty_file_counts_with_its_size(connect_unix: Connect, num_bytes: in
 
 @pytest.fixture
 def two_regions_allowed(server: LocalServer) -> Iterator[None]:
-    budget = server.inspect(lambda each: each._sockets._context.fair.regions)
+    budget = server.inspect(lambda each: each.sockets.context.fair.regions)
     limit, budget.limit = budget.limit, 2
     yield
     budget.limit = limit
@@ -274,7 +274,7 @@ def test_what_is_stored_from_a_region_is_a_copy(connect_unix: Connect) -> None:
 def test_copies_of_a_region_need_memory(connect_unix: Connect, server: LocalServer) -> None:
     num_bytes = MIB
     request = tensor_messages_pb2.StoreTensorsRequest(tensors=[beside(np.uint8, [num_bytes], 0)])
-    budget = server.inspect(lambda each: each._sockets._context.memory)
+    budget = server.inspect(lambda each: each.sockets.context.memory)
     with connect_unix() as client:
         with_region(client, num_bytes)
         limit, budget.limit = budget.limit, num_bytes - 1

@@ -29,7 +29,7 @@ class Shared:
     """Tensors of the server, in a block that its clients can read in place."""
 
     def __init__(self, server: Server, count: int = 2) -> None:
-        context = server._sockets._context
+        context = server.sockets.context
         self.averages = SharedAverages(context.shared_memory, context.readers)
         arrays = self.averages.arrays([((SIZE,), np.dtype(np.uint8))] * count)
         assert arrays is not None
@@ -178,7 +178,7 @@ def test_a_region_that_is_not_used_any_more_is_dropped(
 
 def shared_bytes(server: LocalServer) -> int:
     gc.collect()
-    return server.inspect(lambda each: each._sockets._context.shared_memory.used)
+    return server.inspect(lambda each: each.sockets.context.shared_memory.used)
 
 
 def test_a_dropped_region_counts_until_the_client_has_certainly_unmapped_it(

@@ -169,7 +169,7 @@ def test_strands_are_limited_like_connections_and_counted_until_they_end() -> No
     with LocalServer(ServerConfig(limits=limits, runtime=NOT_WARMED_UP)) as server, rope_of(server, 3) as rope:
 
         def num_strands() -> int:
-            return server.inspect(lambda running: running._sockets._context.fair.strands.used)
+            return server.inspect(lambda running: running.sockets.context.fair.strands.used)
 
         assert num_strands() == 3
         client, code = rope.ask(rope.key, 4)

@@ -1,4 +1,7 @@
-"""Faults of accumulators that a simulated world must find."""
+"""Faults of accumulators that a simulated world must find.
+
+They replace private steps of the server, as no call of its clients can plant such a fault.
+"""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,7 @@
-"""Faults of leases, and of what they end, that a simulated world must find."""
+"""Faults of leases, and of what they end, that a simulated world must find.
+
+They replace private steps of the server, as no call of its clients can plant such a fault.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -11,6 +11,7 @@ from gradserve.calls.accumulators.sharding.shard import is_of_earlier
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.identity import CallId, RequestIds
 from gradserve.calls.server import Cluster
+from tests.servers.connecting import aio_client_over
 from tests.simulation.promises import BrokenPromiseError, check
 from tests.simulation.sharding.transport import TIMES, SimulatedTransport
 from tests.simulation.sharding.truth import SHAPES, gradient_of
@@ -49,7 +50,7 @@ class Worker:
         self._ids = RequestIds(f"{self._chance.getrandbits(64):x}")
         addresses = [f"server {target}" for target in range(len(network.runs))]
         calls = ClientCalls(self._ids, TIMES, cluster=Cluster(addresses))
-        self.client = gradserve.aio.Client._over(self.transport, ",".join(addresses), calls)
+        self.client = aio_client_over(self.transport, ",".join(addresses), calls)
         self._made: dict[str, Any] = {}
         self._steps: dict[str, int] = {}
         self._failed.clear()

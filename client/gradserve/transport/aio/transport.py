@@ -78,7 +78,7 @@ class AsyncServer(Server):
     async def _put(self, upload: Upload, timeout: float | None, metadata: Metadata, _watch: Watch | None) -> Any:
         parts = UploadParts(upload)
         call = self._channel.now.put(iter(parts), timeout=timeout, metadata=metadata)
-        response = asyncio.ensure_future(_response(call, upload.progress))
+        response = asyncio.ensure_future(response_of(call, upload.progress))
         try:
             return await asyncio.shield(response)
         except asyncio.CancelledError:
@@ -99,7 +99,8 @@ def _leave(upload: Upload, response: asyncio.Task[Any]) -> None:
         upload.unclaimed(response.result())
 
 
-async def _response(call: Any, progress: Progress | None = None) -> Any:
+async def response_of(call: Any, progress: Progress | None = None) -> Any:
+    """Returns the response to a gRPC call, or raises the error that its caller gets."""
     try:
         return await call
     except grpc.aio.AioRpcError as error:

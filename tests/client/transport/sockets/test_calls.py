@@ -28,7 +28,7 @@ from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.config import ServerConfig
 from gradserve_testing import LocalServer
 from tests.servers.announcing import announce, bulk_address
-from tests.servers.connecting import NO_RETRIES, connect_with, connect_with_aio, no_server
+from tests.servers.connecting import NO_RETRIES, carrier_of, connect_with, connect_with_aio, no_server, transport_of
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 from tests.servers.runtime import NOT_WARMED_UP
 
@@ -256,7 +256,7 @@ def test_a_server_that_restarts(tmp_path: Any) -> None:
         with closing(client):
             assert client.server_info().transport.way == "bulk"
             announce(server, tcp=[bulk_address(server)])
-            pool = client._transport._servers[0]._sockets.connections  # type: ignore[attr-defined]
+            pool = carrier_of(client).connections
             pool.drop_idle()
             assert client.server_info().transport.way == "bulk"
 
@@ -350,7 +350,7 @@ def test_a_call_ends_in_time(server_address: str, way: Any) -> None:
 def test_operations_together(server_address: str, way: Any) -> None:
     with gradserve.connect(server_address, transport=way) as client:
         acc = client.conditional_accumulator("float32", LARGE.shape)
-        calls, transport = acc._calls, client._transport
+        calls, transport = acc._calls, transport_of(client)
         both: list[Any] = transport.run(together(calls.apply_grad(LARGE), calls.take_grad(1)))
         applied, taken = both
         assert applied.outcome is gradserve.ACCEPTED
@@ -365,11 +365,11 @@ def test_a_call_that_is_given_up_says_nothing_about_the_way(server_address: str)
     with gradserve.connect(server_address) as client:
         acc = client.conditional_accumulator("float32", LARGE.shape)
         acc.apply_grad(LARGE)
-        before = client._transport._servers[0].info  # type: ignore[attr-defined]
+        before = transport_of(client)._servers[0].info
         with pytest.raises(gradserve.InvalidArgumentError):
-            client._transport.run(together(acc._calls.take_grad(9), acc._calls.apply_grad(LARGE[:1])))
+            transport_of(client).run(together(acc._calls.take_grad(9), acc._calls.apply_grad(LARGE[:1])))
         eventually(lambda: acc.info().num_waiting == 0)
-        assert client._transport._servers[0].info == before  # type: ignore[attr-defined]
+        assert transport_of(client)._servers[0].info == before
 
 
 def test_more_calls_at_once_than_connections(own_server: LocalServer) -> None:
@@ -405,7 +405,7 @@ def test_a_fork_leaves_connections_alone(server_address: str) -> None:
 @pytest.mark.parametrize("way", ["shared_memory", "bulk"])
 def test_a_forgotten_client_leaves_no_connections(own_server: LocalServer, way: Any) -> None:
     def num_connections() -> int:
-        return own_server.inspect(lambda server: len(server._sockets._connections))
+        return own_server.inspect(lambda server: len(server.sockets.connections))
 
     client = gradserve.connect(own_server.address, transport=way)
     client.server_info()
@@ -419,7 +419,7 @@ def test_a_client_is_forgotten_while_its_lock_is_held(own_server: LocalServer, i
     """The garbage collector may interrupt the thread that holds it."""
 
     def num_connections() -> int:
-        return own_server.inspect(lambda server: len(server._sockets._connections))
+        return own_server.inspect(lambda server: len(server.sockets.connections))
 
     async def connected() -> Any:
         client = gradserve.aio.connect(own_server.address)
@@ -432,7 +432,7 @@ def test_a_client_is_forgotten_while_its_lock_is_held(own_server: LocalServer, i
         else:
             client = gradserve.connect(own_server.address)
             client.server_info()
-        lock = client._transport._servers[0]._sockets.connections._lock
+        lock = carrier_of(client).connections._lock
         assert num_connections() == 1
         cycle = [client]
         cycle.append(cycle)
@@ -453,7 +453,7 @@ def test_an_interruption_that_is_late_ends_no_other_call(server_address: str, wa
         acc = client.conditional_accumulator("float32")
         interruptions: list[Callable[[], object]] = []
         call = Unary("ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest())
-        transport: Any = client._transport
+        transport: Any = transport_of(client)
         completed(transport._servers[0].carry(Attempt(call, PATIENCE_SECONDS), interruptions.append))
         waiting = threads.submit(acc.take_grad, 1)  # on the same connection
         eventually(lambda: acc.info().num_waiting == 1)

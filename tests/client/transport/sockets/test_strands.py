@@ -25,7 +25,7 @@ from gradserve.transport.sockets.steps import Conversation, Fill, Receive, Send
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.config import ServerConfig
 from gradserve_testing import LocalServer
-from tests.servers.connecting import NO_RETRIES, connect_with, connect_with_aio
+from tests.servers.connecting import NO_RETRIES, carrier_of, connect_with, connect_with_aio
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP
 
@@ -118,7 +118,7 @@ def test_loopback_is_a_short_link() -> None:
 
 def test_a_server_that_takes_no_further_socket(own_server: LocalServer, caplog: pytest.LogCaptureFixture) -> None:
     """As behind a load balancer that leads the further sockets to another server."""
-    own_server.inspect(lambda server: setattr(server._sockets._context.strand_keys, "_strands", Forgetful()))
+    own_server.inspect(lambda server: setattr(server.sockets.context.strand_keys, "_strands", Forgetful()))
     with caplog.at_level(logging.INFO, "gradserve"), connect_with(own_server.address, WIDE) as client:
         for _ in range(2):
             handle = client.put(LARGE)
@@ -133,7 +133,7 @@ def test_a_server_that_takes_no_further_socket(own_server: LocalServer, caplog: 
 
 
 async def test_a_server_that_takes_no_further_socket_aio(own_server: LocalServer) -> None:
-    own_server.inspect(lambda server: setattr(server._sockets._context.strand_keys, "_strands", Forgetful()))
+    own_server.inspect(lambda server: setattr(server.sockets.context.strand_keys, "_strands", Forgetful()))
     async with connect_with_aio(own_server.address, WIDE) as client:
         handle = await client.put(LARGE)
         np.testing.assert_array_equal(await client.get(handle), LARGE)
@@ -171,13 +171,13 @@ def test_no_further_socket_can_be_connected() -> None:
 
 def test_a_strand_that_broke_meanwhile_ends_the_connection(own_server: LocalServer) -> None:
     def break_one(server: Any) -> None:
-        (strands,) = server._sockets._context.strand_keys._strands.values()
+        (strands,) = server.sockets.context.strand_keys._strands.values()
         strands._streams[2].close()
 
     with connect_with(own_server.address, replace(WIDE, retries=NO_RETRIES)) as client:
         handle = client.put(LARGE)
         own_server.inspect(break_one)
-        (connection,) = client._transport._servers[0]._sockets.connections._idle  # type: ignore[attr-defined]
+        (connection,) = carrier_of(client).connections._idle
         eventually(connection.is_usable, operator.not_)
         np.testing.assert_array_equal(client.get(handle), LARGE)
         assert client.server_info().transport.num_sockets == 4

@@ -83,7 +83,7 @@ class Open:
 
     def now(self) -> tuple[int, int]:
         """The number of allocations that CUDA has open, and the bytes that count."""
-        return len(self._ipc._opened), self._server.inspect(lambda server: server._sockets._context.fair.gpu_bytes.used)
+        return len(self._ipc._opened), self._server.inspect(lambda server: server.sockets.context.fair.gpu_bytes.used)
 
     def are_none(self) -> None:
         eventually(self.now, (0, 0).__eq__)
@@ -140,7 +140,7 @@ def test_few_allocations_are_open_at_a_time(start: Callable[[], Process], opened
 
 
 def test_there_are_limits(start: Callable[[], Process], opened: Open, server_here: LocalServer) -> None:
-    budget = server_here.inspect(lambda server: server._sockets._context.fair.gpu_bytes)
+    budget = server_here.inspect(lambda server: server.sockets.context.fair.gpu_bytes)
     budget.limit = 1000
     worker = start()
     assert "copied to the host: too many bytes of clients' GPU memory" in worker.does("put")

@@ -53,14 +53,14 @@ class SocketListener:
     ) -> None:
         """Makes an unbound listener. Clients beyond `max_connections` make their calls over gRPC."""
         self._max_connections = max_connections
-        self._context = context
+        self.context = context
         self._certificates = certificates
         self._idle_seconds = idle_seconds
         self._transfers: Transfers | None = None
         self._sockets: list[socket.socket] = []
         self._files: list[OwnedFile] = []
         self._acceptors: list[asyncio.Task[None]] = []
-        self._connections: dict[asyncio.Task[None], Connection] = {}
+        self.connections: dict[asyncio.Task[None], Connection] = {}
         self._last_report = float("-inf")
 
     def bind_tcp(self, host: str, port: int) -> list[Address]:
@@ -118,14 +118,14 @@ class SocketListener:
             sock.close()
         for file in self._files:
             file.remove()
-        for task, connection in self._connections.items():
+        for task, connection in self.connections.items():
             if connection.is_idle:
                 task.cancel()
-        if self._connections:
-            await asyncio.wait(self._connections, timeout=grace)
-        for task in self._connections:
+        if self.connections:
+            await asyncio.wait(self.connections, timeout=grace)
+        for task in self.connections:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*self.connections, return_exceptions=True)
         if self._transfers is not None:
             self._transfers.close()
 
@@ -174,21 +174,21 @@ class SocketListener:
             stream = FrameStream(sock, self._transfers, self._idle_seconds)
         else:
             stream = SecureStream(sock, self._certificates, self._transfers, self._idle_seconds)
-        connection = Connection(stream, self._context, has_regions=is_unix)
-        if len(self._connections) >= self._max_connections:
+        connection = Connection(stream, self.context, has_regions=is_unix)
+        if len(self.connections) >= self._max_connections:
             connection.dismiss(ResourceExhaustedError(f"too many connections: {self._max_connections} are allowed"))
             connection.close()
             return
         task = asyncio.create_task(connection.serve())
-        self._connections[task] = connection
+        self.connections[task] = connection
         task.add_done_callback(self._ended)
         self._make_room()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        connection = self._connections.pop(task)
+        connection = self.connections.pop(task)
         # Here, because a task that is cancelled right away never runs.
         try:
-            self._context.admission.check()
+            self.context.admission.check()
         except UnavailableError as reason:
             connection.dismiss(reason)
         connection.close()
@@ -196,7 +196,7 @@ class SocketListener:
             _log.error("a connection failed", exc_info=error)
 
     def _make_room(self) -> None:
-        unknown = [task for task, connection in self._connections.items() if not connection.is_open]
+        unknown = [task for task, connection in self.connections.items() if not connection.is_open]
         for task in unknown[: max(len(unknown) - _MAX_UNKNOWN, 0)]:
             task.cancel()
 
