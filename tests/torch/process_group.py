@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch.distributed
+from torch.nn.parallel import DistributedDataParallel
 
 
 @contextlib.contextmanager
@@ -16,3 +17,6 @@ def alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         torch.distributed.destroy_process_group()
+        # PyTorch notes the replica whose forward is under way once for all threads. Two replicas in threads can leave
+        # one of them noted, and torch.compile then divides everything later in the process by its buckets.
+        DistributedDataParallel._active_ddp_module = None
