@@ -220,8 +220,8 @@ class Share:
         if is_above_own:
             raise ResourceExhaustedError(f"{asked}, {own} allowed", retry_after=budget.retry_after)
         raise ResourceExhaustedError(
-            f"{asked}; {budget.used} of {budget.limit} are in use altogether, and the last {reserved} are for those "
-            "who use no more than that",
+            f"{asked}; {budget.used} of {budget.limit} are in use altogether, and the last {reserved} are reserved "
+            "for identities that use no more than that",
             retry_after=budget.retry_after,
         )
 

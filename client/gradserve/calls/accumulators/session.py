@@ -268,9 +268,9 @@ class AccumulatorSession:
         ref = _named(info)
         if ref.server_incarnation in self._ended_runs:
             raise AbortedError(
-                f"expected one server, or a list of all servers of a cluster, got an address that leads now to one "
-                f"server and now to another, as behind a load balancer: a run of the server that had ended for "
-                f"{self.title} has answered again. All calls have to reach the same server"
+                f"expected one server, or a list of all servers of a cluster, got an address that leads to different "
+                f"servers, as behind a load balancer: a run of the server that had ended for {self.title} has "
+                f"answered again. All calls have to reach the same server"
             )
         if self.kept is not None:
             num_lost, reason = yield from self._send_again(self.kept, ref)
