@@ -1,7 +1,6 @@
 """The registry counts layers and their names, lets go of what they keep, and tells their journals."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.layers.batch_norm.events import Event
-from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.registry import Reuse
 from gradserve_server.resources.lifetimes import SHARED, Lifetime
 from gradserve_server.resources.registry import ResourceKey
@@ -91,19 +89,9 @@ def test_layers_begin_when_they_can_be_found() -> None:
 def test_layers_that_were_there_before_count() -> None:
     noting = Noting()
     bench = LayerBench(journal=noting)
-
-    def make(on_presence: Callable[[bool], object]) -> BatchNormLayer:
-        return BatchNormLayer(
-            bench.environment,
-            KEY,
-            config_of(),
-            incarnation="i",
-            creation_id="",
-            journal=None,
-            on_presence=on_presence,
-        )
-
-    layer = bench.registry.restore(KEY, Lifetime(idle_lease=5), make)
+    layer = bench.registry.restore(
+        KEY, config_of(), Lifetime(idle_lease=5), incarnation="i", creation_id="", journal=None
+    )
     assert bench.registry.get(KEY) is layer
     assert bench.registry.lifetime(KEY) == Lifetime(idle_lease=5)
     assert (bench.registry.count.used, noting.lifetimes) == (1, [])

@@ -10,6 +10,7 @@ import socket
 import struct
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeAlias, TypeVar
@@ -103,7 +104,7 @@ class TimeLimit:
         self._end = max(self._end, self._clock()) + self._settings.times.transfer(num_bytes)
 
 
-class Connection:
+class Connection(ABC):
     """A connected socket. Carries one call at a time.
 
     A subclass waits for it: in the calling thread, or in a task.
@@ -304,27 +305,27 @@ class Connection:
         self._strands += strands
 
     @staticmethod
+    @abstractmethod
     async def _connected(place: Place, seconds: float) -> socket.socket:
         """Returns a socket that is connected to a place.
 
         Raises:
             OSError: It cannot be connected in time.
         """
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     async def _ready(sock: ConnectedSocket, seconds: float, *, sends: bool) -> bool:
         """Waits until a socket can send or receive; returns False if it cannot for so long."""
-        raise NotImplementedError
 
-    async def _send(self, step: Send, limit: TimeLimit, probe: Probe) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _send(self, step: Send, limit: TimeLimit, probe: Probe) -> None: ...
 
-    async def _receive(self, step: Receive, limit: TimeLimit, probe: Probe) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    async def _receive(self, step: Receive, limit: TimeLimit, probe: Probe) -> int: ...
 
-    async def _fill(self, step: Fill, limit: TimeLimit) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _fill(self, step: Fill, limit: TimeLimit) -> None: ...
 
     @classmethod
     async def _secured(cls, connected: socket.socket, _step: Connect, _settings: ConnectionSettings) -> ConnectedSocket:

@@ -13,6 +13,7 @@ import numpy as np
 
 from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ServiceError
 from gradserve_server.layers.batch_norm.config import BatchNormConfig, describe_differences
+from gradserve_server.layers.batch_norm.journal import LayerJournal
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer, LayerEnvironment
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.resources.budget import Budget, Reservation
@@ -143,19 +144,29 @@ class LayerRegistry:
         return found, False
 
     def restore(
-        self, key: ResourceKey, lifetime: Lifetime, make: Callable[[Callable[[bool], object]], BatchNormLayer]
+        self,
+        key: ResourceKey,
+        config: BatchNormConfig,
+        lifetime: Lifetime,
+        *,
+        incarnation: str,
+        creation_id: str,
+        journal: LayerJournal | None,
     ) -> BatchNormLayer:
-        """Adds a layer that existed before the server was restarted.
+        """Adds a layer that existed before the server was restarted, without its state.
 
         Args:
             key: Its name.
+            config: Its configuration, with seeds and durability.
             lifetime: What ends it.
-            make: Makes it; its argument is the `on_presence` of `BatchNormLayer`.
+            incarnation: Its incarnation.
+            creation_id: The id of the call that created it.
+            journal: Its journal.
 
         Raises:
             ResourceExhaustedError: There are too many layers, or there is no memory for it.
         """
-        layer = self._counted(key, partial(make, partial(self._note_forwards, key)))
+        layer = self._counted(key, config, incarnation, creation_id, journal)
         self._layers.add(key, layer, lifetime, layer.config.collections)
         return layer
 
@@ -296,11 +307,23 @@ class LayerRegistry:
         durability = durability_of_new(config.durability, journals, "config.durability")
         config = replace(config.with_seeds(environment.new_seed), durability=durability)
         incarnation = environment.new_id()
+        journal = None if journals is None else journals.journal(key, config, incarnation, creation_id)
+        return self._counted(key, config, incarnation, creation_id, journal)
 
-        def make() -> BatchNormLayer:
-            journal = None if journals is None else journals.journal(key, config, incarnation, creation_id)
-            return BatchNormLayer(
-                environment,
+    def _counted(
+        self,
+        key: ResourceKey,
+        config: BatchNormConfig,
+        incarnation: str,
+        creation_id: str,
+        journal: LayerJournal | None,
+    ) -> BatchNormLayer:
+        """Returns a layer that takes from the budgets of its creator and its container."""
+        owner, container = key.user, key.container
+        count = self.count.reserve(1, owner=owner, container=container)
+        try:
+            layer = BatchNormLayer(
+                self._environment,
                 key,
                 config,
                 incarnation=incarnation,
@@ -308,15 +331,6 @@ class LayerRegistry:
                 journal=journal,
                 on_presence=partial(self._note_forwards, key),
             )
-
-        return self._counted(key, make)
-
-    def _counted(self, key: ResourceKey, make: Callable[[], BatchNormLayer]) -> BatchNormLayer:
-        """Returns a new layer that takes from the budgets of its creator and its container."""
-        owner, container = key.user, key.container
-        count = self.count.reserve(1, owner=owner, container=container)
-        try:
-            layer = make()
             try:
                 bookkeeping = self._bookkeeping.reserve(layer.config.text_bytes, owner=owner, container=container)
             except BaseException:

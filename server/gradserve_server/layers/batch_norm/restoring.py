@@ -1,7 +1,7 @@
 """Restores the layers of a state directory when a server starts; inspects and repairs them without one."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.events import Moments
 from gradserve_server.layers.batch_norm.forwards import Forwards
 from gradserve_server.layers.batch_norm.journal import LayerJournal, LayerJournals, ToHost
-from gradserve_server.layers.batch_norm.layer import BatchNormLayer, LayerEnvironment
+from gradserve_server.layers.batch_norm.layer import LayerEnvironment
 from gradserve_server.layers.batch_norm.records import LAYERS, NOTHING, config_of, state_record
 from gradserve_server.layers.batch_norm.registry import LayerRegistry
 from gradserve_server.layers.batch_norm.spec import Implementation
@@ -54,7 +54,7 @@ def restore_layers(
     for number, container, name, owner, *columns in rows:
         key = ResourceKey(container, name, owner_named(owner))
         try:
-            _restore(journals, number, key, columns, registry, environment, allocate)
+            _restore(journals, number, key, columns, registry, allocate)
         except ResourceExhaustedError:
             raise
         except DAMAGES as error:
@@ -68,7 +68,6 @@ def _restore(
     key: ResourceKey,
     columns: Sequence[str],
     registry: LayerRegistry,
-    environment: LayerEnvironment,
     allocate: Allocate,
 ) -> None:
     store = journals.store
@@ -76,19 +75,7 @@ def _restore(
     config, lifetime = config_of(json.loads(config_text)), Lifetime(**json.loads(lifetime_text))
     tensors = read_tensors(store, number, config, allocate)
     journal = LayerJournal(journals, number, None, variables=tensors.variable_blobs, pending=tensors.pending_blobs)
-
-    def make(on_presence: Callable[[bool], object]) -> BatchNormLayer:
-        return BatchNormLayer(
-            environment,
-            key,
-            config,
-            incarnation=incarnation,
-            creation_id=creation_id,
-            journal=journal,
-            on_presence=on_presence,
-        )
-
-    layer = registry.restore(key, lifetime, make)
+    layer = registry.restore(key, config, lifetime, incarnation=incarnation, creation_id=creation_id, journal=journal)
 
     def fill(state: LayerState) -> None:
         journal.position = restore_state(store, number, state, tensors)

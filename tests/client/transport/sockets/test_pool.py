@@ -7,6 +7,7 @@ import pytest
 
 import gradserve
 from gradserve.transport.settings import ConnectionSettings, SocketSettings, Way
+from gradserve.transport.sockets.blocking import BlockingConnection
 from gradserve.transport.sockets.carrier import ConnectionPool
 from gradserve.transport.sockets.choice import Place
 from gradserve.transport.sockets.connection import Connection
@@ -28,7 +29,7 @@ class Pool:
         ours, theirs = socket.socketpair()
         self.ends.append(theirs)
         place = Place(Way.SHARED_MEMORY, path="/nowhere")
-        connection = Connection(ours, place, Payloads(BufferPool(0)), ConnectionSettings())
+        connection = BlockingConnection(ours, place, Payloads(BufferPool(0)), ConnectionSettings())
         self.connections.append(connection)
         self.pool.add(connection)
         return connection
@@ -136,7 +137,7 @@ def test_a_closed_pool(pool: Pool) -> None:
     assert pool.is_closed(0)
     assert pool.is_closed(1)  # interrupted: whoever waits for a reply gets the end instead
     ours, theirs = socket.socketpair()
-    late = Connection(ours, busy.place, busy.payloads, ConnectionSettings())
+    late = BlockingConnection(ours, busy.place, busy.payloads, ConnectionSettings())
     with theirs:
         with pytest.raises(gradserve.CallCancelledError, match="closed"):
             pool.pool.add(late)
