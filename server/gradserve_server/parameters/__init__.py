@@ -1,0 +1,1 @@
+"""Parameters that the server holds: their rules, rounds, optimizers and versions."""
