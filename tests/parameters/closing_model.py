@@ -50,7 +50,8 @@ class Model:
         if not measured:
             return self.rules.max_grace
         step, quorum, apply = (reduce(smoothed, column) for column in zip(*measured, strict=True))
-        return min(max(0.8 * (2 * float(step) - quorum - apply), 0.0), self.rules.max_grace)
+        grace: float = 0.8 * (2 * step - quorum - apply)
+        return min(max(grace, 0), self.rules.max_grace)
 
     def missing(self) -> list[str]:
         known = [worker for each in self.past[-1:-3:-1] for worker in each.workers]

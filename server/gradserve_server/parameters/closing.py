@@ -303,7 +303,7 @@ class Closer:
     def drop(self, now: float) -> None:
         """Begins the next round although this one has not ended: its updates were dropped, as other values were loaded.
 
-        Its workers are expected all the same, and its times have no part in the smoothed ones.
+        Its workers count as workers of one of the last two rounds; its times have no part in the smoothed ones.
         """
         self._begin(self.time(now))
 
