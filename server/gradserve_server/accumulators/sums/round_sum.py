@@ -78,6 +78,7 @@ class RoundSum:
     Attributes:
         spec: The spec of what is summed.
         place: Where the sum is.
+        owner: Whose it is.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class RoundSum:
         self._compute = place.compute
         self._reservation = memory.another()
         self._copied = memory.another()
-        self._owner = owner
+        self.owner = owner
         self._make_room = make_room
         self._average_memory = average_memory
         self._sums_there = (
@@ -149,7 +150,7 @@ class RoundSum:
         check = await self._pass(Check.of, spec, gradient, self.place)
         num_bytes = check.copied_bytes
         if num_bytes:
-            await self._make_room_for(lambda: self.place.grow(self._copied, num_bytes, self._owner))
+            await self._make_room_for(lambda: self.place.grow(self._copied, num_bytes, self.owner))
         checked = await self._run(check.work, check.checked, self._shapes if joins else None)
         if checked.lenders:
             checked = replace(checked, lenders=())
@@ -169,7 +170,7 @@ class RoundSum:
     async def _stage(self, gradient: Gradient, contribution: Contribution) -> StagedGradient:
         growth = await self._pass(self._summation.growth, gradient)
         if growth:
-            await self._make_room_for(lambda: self.place.grow(self._reservation, growth, self._owner))
+            await self._make_room_for(lambda: self.place.grow(self._reservation, growth, self.owner))
         if gradient.is_adoptable:
             await self._expect(gradient)
         shapes = memory = None
@@ -200,7 +201,7 @@ class RoundSum:
         Raises:
             ResourceExhaustedError: There is not enough memory; nothing has changed.
         """
-        memory = await self._memory_for_average()
+        memory = await self.reserve_result()
         try:
             return await self._run(self._summation.averaging_work, self._summation.stage_average, total_weight, memory)
         except BaseException:
@@ -263,14 +264,25 @@ class RoundSum:
         self._closed = True
         self.settle()
 
-    async def _memory_for_average(self) -> list[Array] | None:
-        """Reserves memory that others read in place, for the dense components; returns None if the sums must do."""
-        if not self._dense or self._shapes is None or self._is_in_average_memory:
-            return None
-        memory = await self._pass(self._memory_to_read_in_place, self._shapes)
-        if memory is not None:
+    async def reserve_result(self) -> list[Array] | None:
+        """Reserves memory for the result of a round; it counts here until `settle`.
+
+        Returns:
+            The arrays of the dense components, where others read them in place; None if those of the sums must do.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory; nothing has changed.
+        """
+        memory = None
+        if self._dense and self._shapes is not None and not self._is_in_average_memory:
+            memory = await self._pass(self._memory_to_read_in_place, self._shapes)
+        in_place = 0 if memory is None else sum([each.nbytes for each in memory])
+        beside = self._summation.result_nbytes
+        if beside:
+            await self._make_room_for(lambda: self.place.grow(self._reservation, max(beside, in_place), self.owner))
+        elif in_place:
             try:
-                self._reservation.grow(sum([each.nbytes for each in memory]))
+                self._reservation.grow(in_place)
             except ResourceExhaustedError:
                 return None
         return memory
@@ -314,7 +326,7 @@ class RoundSum:
     async def _run(self, num_bytes: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             work = max(num_bytes, self._least_work)
-            return await self.place.attempt(work, self._owner, function, *args, **kwargs)
+            return await self.place.attempt(work, self.owner, function, *args, **kwargs)
         except MemoryError as error:
             raise ResourceExhaustedError("the server has no memory left for this gradient or average") from error
 
