@@ -78,8 +78,6 @@ class Machine:
         ledger: Decides which updates count, and when a round ends.
         queue: Holds the waiting calls.
         variables: The masters and the state of the optimizer.
-        updates: Adds up or holds the updates of a round.
-        versions: Keeps versions.
         records: Keeps the records of rounds.
         journal: Takes every change; None if nothing is durable.
         memory: An empty reservation of bytes for them.
@@ -90,8 +88,6 @@ class Machine:
     ledger: UpdateLedger
     queue: UpdateQueue
     variables: Variables
-    updates: RunningUpdates | HeldUpdates
-    versions: Versions
     records: RoundRecords
     journal: ParametersJournal | None
     memory: Reservation
@@ -112,6 +108,8 @@ class Parameters:
         self._spec = spec
         self._machine = machine
         self._changes, self._ledger, self._variables = machine.changes, machine.ledger, machine.variables
+        self._versions = cast(Versions, machine.changes.averages)
+        self._updates = cast(RunningUpdates | HeldUpdates, machine.changes.sum.summation)
         self._accumulator = Accumulator(name, spec.updates, incarnation, machine.changes, machine.waiters)
         machine.queue.wake = machine.changes.serve_takers
 
@@ -134,7 +132,7 @@ class Parameters:
     @property
     def newest(self) -> Version:
         """The newest version."""
-        newest = self._machine.versions.history.newest()
+        newest = self._versions.history.newest()
         assert isinstance(newest, Version), "there is one from the beginning"
         return newest
 
@@ -292,7 +290,7 @@ class Parameters:
             await self._accumulator.keep_again(version_of(each), answered)
         for record in records:
             self._machine.records.add(record)
-        self._machine.versions.begin()
+        self._versions.begin()
         self._ledger.resume()
 
     async def add_again(self, gradient: Gradient, contribution: Contribution) -> None:
@@ -366,7 +364,7 @@ class Parameters:
                 sum_.settle()
                 raise
         load()
-        self._machine.updates.drop()
+        self._updates.drop()
         version = version_of(
             Average(values, step, ledger.rounds.current.number, 0, 0.0, ()), digest=variables.digest
         )
@@ -377,8 +375,8 @@ class Parameters:
                 self.close(error)  # it may not be on disk
                 raise
         ledger.end_round(event)
-        self._machine.versions.begin()
-        self._machine.versions.add(version, () if call is None else [call])
+        self._versions.begin()
+        self._versions.add(version, () if call is None else [call])
         sum_.settle()
         self._machine.queue.fail_pulls(
             AbortedError(f"other values were loaded into parameters {self.name!r}: read the newest version")
