@@ -141,7 +141,7 @@ def _answered_call(row: list[Any], known: dict[int, Round]) -> tuple[int, CallRe
     answer: Answer
     if applied:
         outcome, *rest = applied
-        kind = Pushed if len(rest) > 2 else Applied  # noqa: PLR2004
+        kind = Pushed if len(rest) > 2 else Applied
         answer = kind(Outcome(outcome), joined, *rest)
     elif joined is None:
         raise ValueError(f"expected the round that call {sequence} took")

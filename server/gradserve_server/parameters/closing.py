@@ -183,6 +183,11 @@ class Closer:
             return self._rules.grace
         return self._rules.max_grace if self._smoothed is None else min(self._smoothed.grace, self._rules.max_grace)
 
+    @property
+    def latest(self) -> float:
+        """The closer's own time at the last call."""
+        return self._time
+
     def time(self, now: float) -> float:
         """Returns the closer's own time, in seconds since it was made, which never decreases.
 

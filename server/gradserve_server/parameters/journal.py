@@ -26,9 +26,9 @@ from gradserve_server.parameters.ledger import RulesChanged, StepTaken, UpdateAn
 from gradserve_server.parameters.optimizers import optimizer_of, optimizer_record
 from gradserve_server.parameters.optimizers.schedule import schedule_of, schedule_record
 from gradserve_server.parameters.record import Refusal, RoundRecord, RoundUpdate
-from gradserve_server.parameters.reductions import reduction_of, reduction_record
+from gradserve_server.parameters.reductions.spec import reduction_of, reduction_record
 from gradserve_server.parameters.round_rules import rules_of, rules_record
-from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules, UpdateKind
+from gradserve_server.parameters.spec import ParametersSpec, Rules, UpdateKind
 from gradserve_server.parameters.staleness import staleness_of, staleness_record
 from gradserve_server.parameters.variables import OptimizerState, Variables
 from gradserve_server.parameters.versions import Version
@@ -67,7 +67,6 @@ def all_rules_of(record: Record) -> Rules:
 
 
 _PLAIN = (
-    "clip_norm",
     "keep_versions",
     "deterministic",
     "refuse_non_finite",
@@ -83,7 +82,6 @@ def parameters_spec_record(spec: ParametersSpec) -> Record:
         "rules": all_rules_record(spec.rules),
         "update": spec.update.value,
         "staleness": staleness_record(spec.staleness),
-        "normalization": spec.normalization.value,
         "reduction": reduction_record(spec.reduction),
         **{name: getattr(spec, name) for name in _PLAIN},
     }
@@ -101,7 +99,6 @@ def parameters_spec_of(record: Record) -> ParametersSpec:
         rules=all_rules_of(record["rules"]),
         update=UpdateKind(record["update"]),
         staleness=staleness_of(record["staleness"]),
-        normalization=Normalization(record["normalization"]),
         reduction=reduction_of(record["reduction"]),
         durability=updates.durability,
         agreement=updates.agreement,
@@ -134,14 +131,14 @@ _UPDATE_EVENTS: EventRecords[Any] = EventRecords(
 )
 
 
-def _event_record(event: Event | RulesChanged) -> Record:
+def _event_record(event: Event) -> Record:
     records: EventRecords[Any] = _UPDATE_EVENTS if _UPDATE_EVENTS.has(type(event)) else EVENTS
     return records.record(event)
 
 
-def _event_of(record: Record) -> Event | RulesChanged:
+def _event_of(record: Record) -> Event:
     records: EventRecords[Any] = _UPDATE_EVENTS if _UPDATE_EVENTS.knows(record["event"]) else EVENTS
-    event: Event | RulesChanged = records.event(record)
+    event: Event = records.event(record)
     return event
 
 
@@ -193,7 +190,7 @@ PARAMETERS: Recording[Any, UpdateLedger] = Recording(
 
 def round_record_record(record: RoundRecord) -> Record:
     """Converts the record of a round to types that JSON has; the reverse of `round_record_of`."""
-    converters = {name: bytes.hex for name in ("digest_before", "digest_after", "hash")}
+    converters = dict.fromkeys(("digest_before", "digest_after", "hash"), bytes.hex)
     return record_of(
         record,
         {
@@ -211,7 +208,7 @@ def round_record_of(record: Record) -> RoundRecord:
     Raises:
         DAMAGES, InvalidArgumentError: It is no such record.
     """
-    converters = {name: bytes.fromhex for name in ("digest_before", "digest_after", "hash")}
+    converters = dict.fromkeys(("digest_before", "digest_after", "hash"), bytes.fromhex)
     return value_of(
         RoundRecord,
         record,
@@ -260,6 +257,15 @@ class ParametersJournal(FileJournal):
     variables: Variables
     _state_blob: int | None = None
     _state_space: Space | None = None
+
+    async def append(self, event: Event) -> None:
+        """Notes an event for the next write; changed rules are on disk when this returns."""
+        if not isinstance(event, RulesChanged) or self.has_ended:
+            await super().append(event)
+            return
+        change = Change()
+        self.write(change, event)
+        await self.store.commit(change)
 
     async def reserve(self, num_bytes: int) -> None:
         """Reserves disk space for a version and the state of the optimizer.
@@ -353,9 +359,7 @@ class ParametersJournals(Journals[Any, UpdateLedger]):
         self, key: ResourceKey, number: int, durability: Durability, position: int, state_blob: int | None
     ) -> ParametersJournal:
         """Returns the journal of restored parameters, given the position of their latest event."""
-        updates = self.store.rows(
-            "SELECT blob FROM parameters_update WHERE parameters = ? ORDER BY position", number
-        )
+        updates = self.store.rows("SELECT blob FROM parameters_update WHERE parameters = ? ORDER BY position", number)
         versions = dict(self.store.rows("SELECT round, blob FROM parameters_version WHERE parameters = ?", number))
         journal = self._journals[key] = ParametersJournal(
             self,
@@ -373,4 +377,3 @@ class ParametersJournals(Journals[Any, UpdateLedger]):
         journal = self._journals.pop(key, None)
         if journal is not None:
             self.store.add(journal.end())
-

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gradserve_server.accumulators.events import Event, GradientAnswered, RoundEnded
+from gradserve_server.accumulators.events import Event, GradientAnswered, OtherChange, RoundEnded
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.ledger import Answer, Ledger
@@ -53,7 +53,7 @@ class StepTaken(RoundEnded):
 
 
 @dataclass(frozen=True, slots=True)
-class RulesChanged:
+class RulesChanged(OtherChange):
     """Other rules, from the next round on.
 
     Attributes:
@@ -216,9 +216,7 @@ class UpdateLedger(Ledger):
             weight = event.contribution.weight
             self.weights.accepted += weight
             self.weights.pending += weight
-            self.updates.append(
-                RoundUpdate(worker_id, event.weight_asked, weight, event.staleness, event.num_bytes)
-            )
+            self.updates.append(RoundUpdate(worker_id, event.weight_asked, weight, event.staleness, event.num_bytes))
             if event.call is not None and worker_id:
                 self._clients[worker_id] = event.call.client_id
             self.closer.admit(event.at, event.contribution.workers, self.rounds.members.count)
@@ -267,7 +265,7 @@ class UpdateLedger(Ledger):
         if not self.updates:
             self.round_rules = event.rules
 
-    def replay(self, event: Event | RulesChanged) -> None:
+    def replay(self, event: Event) -> None:
         """Applies an event, without an answer."""
         if isinstance(event, RulesChanged):
             self.change_rules(event)

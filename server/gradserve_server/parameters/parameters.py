@@ -97,8 +97,8 @@ class Machine:
 class Parameters:
     """A model's parameters, which change in rounds. `ParameterService` in the protos defines the semantics.
 
-    They are an accumulator whose rounds end by themselves, and whose averages are versions: rounds, ledger, queue, sums,
-    journal and the memory of calls are those of accumulators. Lives on one event loop.
+    They are an accumulator whose rounds end by themselves, and whose averages are versions: rounds, ledger, queue,
+    sums, journal and the memory of calls are those of accumulators. Lives on one event loop.
     """
 
     def __init__(self, name: str, spec: ParametersSpec, incarnation: str, machine: Machine) -> None:
@@ -169,7 +169,7 @@ class Parameters:
             raise InvalidArgumentError("expected at least one component, got none", field="update")
         if len(set(names)) < len(names):
             raise InvalidArgumentError("expected every component once, got one twice", field="update")
-        self._spec.reduction.check(names, known)
+        self._spec.reduction.check_update(names, tuple(known))
         return self._spec.updates if len(names) == len(known) else self._spec.updates.only(names)
 
     async def push(
@@ -314,7 +314,9 @@ class Parameters:
         memory.grow(num_bytes)
 
         def copy() -> OptimizerState:
-            slots = {slot: {name: np.copy(each) for name, each in values.items()} for slot, values in state.slots.items()}
+            slots = {
+                slot: {name: np.copy(each) for name, each in values.items()} for slot, values in state.slots.items()
+            }
             return replace(state, slots=slots)
 
         return self.newest, await self.place.compute.run(num_bytes, copy)
@@ -326,6 +328,7 @@ class Parameters:
             await self._load(call, changes, changes.loaded)
             return
         rules = changes.applied_to(self._ledger.next_rules)
+        self._spec.with_rules(rules)  # checks that they go with the other properties
         if rules == self._ledger.next_rules:
             return
         with self._machine.memory.another() as memory:
@@ -336,8 +339,6 @@ class Parameters:
         change_optimizer(not self._ledger.updates)
         self._ledger.change_rules(event)
         self._changes.sum.settle()
-        if self._machine.journal is not None:
-            await self._machine.journal.flush()
 
     async def _load(self, call: RequestId | None, changes: Changes, loaded: Loaded) -> None:
         ledger, variables, sum_ = self._ledger, self._variables, self._changes.sum
@@ -348,6 +349,7 @@ class Parameters:
                 f"expected a step beyond {ledger.rounds.global_step}, the present one, got {step}", field="step"
             )
         rules = changes.applied_to(ledger.next_rules)
+        self._spec.with_rules(rules)
         variables.check_loaded(loaded, rules.optimizer)
         with self._machine.memory.another() as memory:
             memory.grow(variables.state_bytes(rules.optimizer))
@@ -365,9 +367,7 @@ class Parameters:
                 raise
         load()
         self._updates.drop()
-        version = version_of(
-            Average(values, step, ledger.rounds.current.number, 0, 0.0, ()), digest=variables.digest
-        )
+        version = version_of(Average(values, step, ledger.rounds.current.number, 0, 0.0, ()), digest=variables.digest)
         if journal is not None:
             try:
                 await journal.settle(version, ())
@@ -398,4 +398,3 @@ class Parameters:
 
     async def _attempt(self, function: Callable[..., Any], *args: Any) -> Any:
         return await self.place.attempt(self._spec.version_bytes, self._changes.sum.owner, function, *args)
-

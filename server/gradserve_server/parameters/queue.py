@@ -10,6 +10,8 @@ from gradserve_server.errors import DeadlineExceededError
 from gradserve_server.parameters.closing import End, Overdue
 from gradserve_server.parameters.ledger import UpdateLedger
 
+_SHORTEST_SECONDS = 0.001
+"""The shortest wait for a time: clocks may differ in how they round."""
 _RETRY_SECONDS = 1.0
 """The pause after a round that could not end, because there was no memory or no disk for its version."""
 
@@ -70,7 +72,7 @@ class UpdateQueue(TakeQueue):
 
     def _wake_at(self, time: float, now: float) -> None:
         if not self._closed:
-            self._timer = asyncio.get_running_loop().call_later(max(time - now, 0.0), self.wake)
+            self._timer = asyncio.get_running_loop().call_later(max(time - now, _SHORTEST_SECONDS), self.wake)
 
     def _overdue(self, verdict: Overdue) -> DeadlineExceededError:
         def named(workers: tuple[str, ...]) -> str:

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -102,9 +101,7 @@ class ParametersRegistry:
             )
         return await self._create(key, spec, lifetime, initial), True
 
-    async def _create(
-        self, key: ResourceKey, spec: ParametersSpec, lifetime: Lifetime, initial: Loaded
-    ) -> Parameters:
+    async def _create(self, key: ResourceKey, spec: ParametersSpec, lifetime: Lifetime, initial: Loaded) -> Parameters:
         spec = spec.resolved(durability_of_new(spec.durability, self._journals, "spec.durability"))
         place = self.factory.places.host
         own = self.factory.reserve(key, spec.updates, place)
@@ -148,13 +145,11 @@ class ParametersRegistry:
             if version.step == source.rounds.global_step:
                 async with source.reading_state() as (version, state):
                     loaded = Loaded(_arrays(version), version.step, state, is_immutable=True)
-                    return (await self._forked(source.spec, fork, lifetime, loaded))
+                    return await self._forked(source.spec, fork, lifetime, loaded)
             loaded = Loaded(_arrays(version), version.step, None, is_immutable=True)
             return await self._forked(source.spec, fork, lifetime, loaded)
 
-    async def _forked(
-        self, spec: ParametersSpec, fork: ResourceKey, lifetime: Lifetime, loaded: Loaded
-    ) -> Parameters:
+    async def _forked(self, spec: ParametersSpec, fork: ResourceKey, lifetime: Lifetime, loaded: Loaded) -> Parameters:
         made, created = await self.create(fork, spec, lifetime, loaded)
         if not created and made.state.step < loaded.step:
             raise AlreadyExistsError(f"parameters {str(fork)!r} exist already, at step {made.state.step}", field="fork")
@@ -307,4 +302,3 @@ class ParametersRegistry:
 
 def _arrays(version: Average) -> Any:
     return version.values
-

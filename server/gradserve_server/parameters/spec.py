@@ -13,7 +13,7 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import listed, quoted
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import Schedule
-from gradserve_server.parameters.reductions import Mean, Reduction, Sum
+from gradserve_server.parameters.reductions.spec import UpdateReduction
 from gradserve_server.parameters.round_rules import RoundRules
 from gradserve_server.parameters.staleness import Staleness
 from gradserve_server.storage.journal import Durability
@@ -26,15 +26,6 @@ class UpdateKind(Enum):
     """The worker's parameters minus the version from which it started. Their negated mean is the gradient."""
     GRADIENT = "GRADIENT"
     """The gradient of the loss."""
-
-
-class Normalization(Enum):
-    """The divisor of a mean, for each component."""
-
-    WEIGHTS = "WEIGHTS"
-    """The sum of the weights of the updates that have it."""
-    COUNT = "COUNT"
-    """The number of these updates, as in FedBuff."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +52,7 @@ class ParametersSpec:
         rules: The present rules.
         update: What workers push.
         staleness: How updates count that were computed from an older version.
-        normalization: The divisor of a mean.
         reduction: How the updates of a round become one.
-        clip_norm: The greatest norm of an update over all components; None for any.
         keep_versions: The number of versions that can be read, the newest included.
         deterministic: Whether to sum in the order of workers rather than of arrival.
         refuse_non_finite: Whether to refuse updates with infinite values or NaN.
@@ -80,9 +69,7 @@ class ParametersSpec:
     rules: Rules
     update: UpdateKind = UpdateKind.DELTA
     staleness: Staleness = field(default_factory=Staleness)
-    normalization: Normalization = Normalization.WEIGHTS
-    reduction: Reduction = field(default_factory=Mean)
-    clip_norm: float | None = None
+    reduction: UpdateReduction = field(default_factory=UpdateReduction)
     keep_versions: int = 2
     deterministic: bool = False
     refuse_non_finite: bool = True
@@ -94,19 +81,11 @@ class ParametersSpec:
     def __post_init__(self) -> None:
         for index, component in enumerate(self.components):
             _check_component(component, f"spec.components[{index}]")
-        if self.clip_norm is not None and not 0 < self.clip_norm < float("inf"):
-            raise InvalidArgumentError(
-                f"expected a positive, finite clip_norm, got {self.clip_norm:g}", field="spec.clip_norm"
-            )
         for name in ("keep_versions", "keep_rounds"):
             value = getattr(self, name)
             if value < 1:
                 raise InvalidArgumentError(f"expected {name} of at least 1, got {value}", field=f"spec.{name}")
-        if self.normalization is Normalization.COUNT and not isinstance(self.reduction, Mean):
-            raise InvalidArgumentError(
-                "expected the mean with normalization by count: other reductions divide by no weights",
-                field="spec.normalization",
-            )
+        self.reduction.check_rounds(self.rules.rounds)
         self.updates  # noqa: B018 - checks what accumulators check
 
     @cached_property
@@ -126,7 +105,7 @@ class ParametersSpec:
     @property
     def holds_updates(self) -> bool:
         """True if the updates of a round are held until it ends."""
-        return self.deterministic or not isinstance(self.reduction, Mean | Sum) or self.reduction.report_only
+        return self.deterministic or self.reduction.holds_updates
 
     @cached_property
     def by_name(self) -> dict[str, ComponentSpec]:
@@ -159,7 +138,11 @@ class ParametersSpec:
         return replace(self, durability=durability)
 
     def with_rules(self, rules: Rules) -> Self:
-        """Returns a copy with other rules."""
+        """Returns a copy with other rules.
+
+        Raises:
+            InvalidArgumentError: They do not go with the other properties.
+        """
         return replace(self, rules=rules)
 
     def differences(self, other: "ParametersSpec") -> list[str]:
@@ -167,15 +150,15 @@ class ParametersSpec:
 
         Rules are not compared, nor is a durability that was not asked for, and components may come in any order.
         """
-        return _names_that_differ(self, other) or _components_that_differ(self, other) or _others_that_differ(self, other)
+        return (
+            _names_that_differ(self, other) or _components_that_differ(self, other) or _others_that_differ(self, other)
+        )
 
 
 _COMPARED = (
     "update",
     "staleness",
-    "normalization",
     "reduction",
-    "clip_norm",
     "keep_versions",
     "deterministic",
     "refuse_non_finite",
@@ -195,9 +178,7 @@ def _names_that_differ(one: ParametersSpec, other: ParametersSpec) -> list[str]:
 
 
 def _components_that_differ(one: ParametersSpec, other: ParametersSpec) -> list[str]:
-    return [
-        difference for each in one.components for difference in each.differences(other.by_name[each.name])
-    ]
+    return [difference for each in one.components for difference in each.differences(other.by_name[each.name])]
 
 
 def _others_that_differ(one: ParametersSpec, other: ParametersSpec) -> list[str]:

@@ -1,15 +1,20 @@
 """The arithmetic of a round of parameters: updates are added up or held, and the optimizer makes the next version."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 
 from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, Value
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.sums.summation import Staged
 from gradserve_server.devices.compute import PIECE_BYTES
-from gradserve_server.parameters.reductions import Report, Sum, clipped_factor
-from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules
+from gradserve_server.parameters.reductions.choices import clip_scales
+from gradserve_server.parameters.reductions.measures import squared_norms, total
+from gradserve_server.parameters.reductions.reduce import UpdateReport, reduce_updates
+from gradserve_server.parameters.reductions.spec import Normalization, Sum
+from gradserve_server.parameters.spec import ParametersSpec, Rules
 from gradserve_server.parameters.variables import ReducedUpdate, Variables
 
 
@@ -29,9 +34,9 @@ class _Divisor:
     count: int = 0
 
     def of(self, spec: ParametersSpec) -> float:
-        if isinstance(spec.reduction, Sum):
+        if isinstance(spec.reduction.kind, Sum):
             return 1.0
-        return self.weight if spec.normalization is Normalization.WEIGHTS else float(self.count)
+        return self.weight if spec.reduction.normalization is Normalization.WEIGHTS else float(self.count)
 
 
 class RunningUpdates:
@@ -50,6 +55,7 @@ class RunningUpdates:
         self._divisors: dict[str, _Divisor] = {}
         self._nbytes = 0
         self._pending: _Addition | None = None
+        self._reports: list[UpdateReport] = []
         self._first: frozenset[str] = frozenset()
         """The components of the pending addition whose sums are empty."""
 
@@ -72,19 +78,23 @@ class RunningUpdates:
 
     def growth(self, gradient: Gradient) -> int:
         """Returns the most bytes of the memory budget that adding an update takes."""
-        return sum([
-            value.size * self._spec.masters[name].itemsize
-            for name, value in gradient.dense.items()
-            if name not in self._sums and not self._is_adoptable(name, value, owned=gradient.is_adoptable)
-        ])
+        return sum(
+            [
+                value.size * self._spec.masters[name].itemsize
+                for name, value in gradient.dense.items()
+                if name not in self._sums and not self._is_adoptable(name, value, owned=gradient.is_adoptable)
+            ]
+        )
 
     def adopted(self, gradient: Gradient) -> int:
         """Returns the bytes of an adoptable update's memory that adding it takes over."""
-        return sum([
-            value.nbytes
-            for name, value in gradient.dense.items()
-            if name not in self._sums and self._is_adoptable(name, value, owned=True)
-        ])
+        return sum(
+            [
+                value.nbytes
+                for name, value in gradient.dense.items()
+                if name not in self._sums and self._is_adoptable(name, value, owned=True)
+            ]
+        )
 
     def stage(
         self, gradient: Gradient, contribution: Contribution, memory: Sequence[Array] | None = None
@@ -104,13 +114,17 @@ class RunningUpdates:
                 is_adopted = self._is_adoptable(name, value, owned=gradient.is_adoptable)
                 begun[name] = value if is_adopted else self._place.allocate(value.shape, masters[name])
         factor = contribution.factor
-        if self._spec.clip_norm is not None:
-            factor *= clipped_factor(values, self._spec.clip_norm)
+        report = None
+        if self._spec.reduction.clip_norm is not None:
+            report = self._clipped(values)
+            factor *= report.scale
 
         def commit() -> None:
             self._sums |= begun
             self._nbytes += sum([each.nbytes for each in begun.values()])
             self._pending, self._first = _Addition(values, factor), frozenset(begun)
+            if report is not None:
+                self._reports.append(report)
             for name in values:
                 divisor = self._divisors.setdefault(name, _Divisor())
                 divisor.weight += contribution.weight
@@ -156,15 +170,16 @@ class RunningUpdates:
             addition, self._pending = self._pending, None
             rules, variables = self._rules(), self._variables
             updates = {}
-            for name, total in self._sums.items():
+            for name, begun in self._sums.items():
                 addend = None if addition is None else addition.values.get(name)
                 updates[name] = ReducedUpdate(
-                    total=None if addend is not None and name in self._first else total,
+                    total=None if addend is not None and name in self._first else begun,
                     addend=addend,
                     factor=1.0 if addition is None else addition.factor,
                     divisor=self._divisors[name].of(self._spec),
                 )
             version = step(updates, rules.optimizer, rules.schedule.factor(variables.rounds))
+            variables.reports = tuple(self._reports)
             self._clear()
             return dict(version)
 
@@ -176,7 +191,12 @@ class RunningUpdates:
         self._clear()
 
     def _clear(self) -> None:
-        self._sums, self._divisors, self._nbytes, self._first = {}, {}, 0, frozenset()
+        self._sums, self._divisors, self._nbytes, self._first, self._reports = {}, {}, 0, frozenset(), []
+
+    def _clipped(self, values: Mapping[str, Array]) -> UpdateReport:
+        (square,) = total(squared_norms([each]) for each in values.values())
+        (scale,) = clip_scales([square], self._spec.reduction.clip_norm)
+        return UpdateReport(math.sqrt(square) if math.isfinite(square) else None, scale, None, is_dropped=False)
 
     def _is_adoptable(self, name: str, value: Array, *, owned: bool) -> bool:
         return owned and value.dtype == self._spec.masters[name] and self._place.may_be_written(value)
@@ -196,15 +216,12 @@ class HeldUpdates:
     order they arrive.
     """
 
-    def __init__(
-        self, variables: Variables, rules: Callable[[], Rules], place: Place, report: Callable[[Report], object]
-    ) -> None:
-        """`rules` returns the rules of the present round; `report` takes what the reduction found."""
+    def __init__(self, variables: Variables, rules: Callable[[], Rules], place: Place) -> None:
+        """`rules` returns the rules of the present round."""
         self._variables = variables
         self._spec = variables.spec
         self._rules = rules
         self._place = place
-        self._report = report
         self._held: list[_Held] = []
 
     divides_in_place = False
@@ -273,20 +290,22 @@ class HeldUpdates:
             MemoryError: There is not enough memory.
         """
         spec, variables = self._spec, self._variables
-        held = sorted(self._held, key=_worker_order) if spec.deterministic else list(self._held)
-        reduced, report = spec.reduction.reduce(
+        order = sorted(range(len(self._held)), key=self._place_of) if spec.deterministic else range(len(self._held))
+        held = [self._held[index] for index in order]
+        reduced = reduce_updates(
+            spec.reduction,
+            tuple(spec.by_name),
             [each.values for each in held],
             [each.contribution.weight for each in held],
-            clip_norm=spec.clip_norm,
-            by_count=spec.normalization is Normalization.COUNT,
         )
         step = variables.stage_step(memory)
 
         def end() -> dict[str, Value]:
             rules = self._rules()
-            updates = {name: ReducedUpdate(total, None, 1.0, 1.0) for name, total in reduced.items()}
+            updates = {name: ReducedUpdate(value, None, 1.0, 1.0) for name, value in reduced.values.items()}
             version = step(updates, rules.optimizer, rules.schedule.factor(variables.rounds))
-            self._report(report)
+            in_order = sorted(zip(order, reduced.updates, strict=True), key=itemgetter(0))
+            variables.reports = tuple([report for _, report in in_order])
             self._held = []
             return dict(version)
 
@@ -296,7 +315,12 @@ class HeldUpdates:
         """Drops the updates, as other values were loaded."""
         self._held = []
 
+    def _place_of(self, index: int) -> tuple[str, int]:
+        contribution = self._held[index].contribution
+        return contribution.worker_id, contribution.sequence
 
-def _worker_order(held: _Held) -> tuple[str, int]:
-    return held.contribution.worker_id, held.contribution.sequence
 
+def update_sum(variables: Variables, rules: Callable[[], Rules], place: Place) -> RunningUpdates | HeldUpdates:
+    """Returns the arithmetic that the spec of variables asks for; `rules` returns the rules of the present round."""
+    kind = HeldUpdates if variables.spec.holds_updates else RunningUpdates
+    return kind(variables, rules, place)

@@ -3,11 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.places.place import Place
@@ -15,6 +13,7 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import listed
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.stepping import ComponentStep, Stepper
+from gradserve_server.parameters.reductions.reduce import UpdateReport
 from gradserve_server.parameters.spec import ParametersSpec
 
 MASTER = "master"
@@ -26,9 +25,9 @@ def digest_of(arrays: Iterable[Array]) -> bytes:
     """Returns the digest of a version, given its components in order: `Version.digest` in the protos says how."""
     blocks = bytearray()
     for array in arrays:
-        data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-        for begin in range(0, len(data), _BLOCK_BYTES):
-            blocks += xxhash.xxh3_128_digest(data[begin : begin + _BLOCK_BYTES])
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        for begin in range(0, data.size, _BLOCK_BYTES):
+            blocks += xxhash.xxh3_128_digest(data[begin : begin + _BLOCK_BYTES].data)
     return xxhash.xxh3_128_digest(bytes(blocks))
 
 
@@ -96,6 +95,8 @@ class Variables:
         digest: Its digest.
         component_steps: The rounds in which each component had an update.
         rounds: The number of rounds that the schedule has seen.
+        reports: What the reduction found about the updates of the latest round, in order of arrival; empty if it looked
+            at none by itself.
     """
 
     def __init__(self, spec: ParametersSpec, place: Place, stepper: Stepper) -> None:
@@ -108,6 +109,7 @@ class Variables:
         self.digest = b""
         self.component_steps = dict.fromkeys(spec.by_name, 0)
         self.rounds = 0
+        self.reports: tuple[UpdateReport, ...] = ()
         self._masters: dict[str, Array] = {}
         self._slots: dict[str, tuple[Array, ...]] = {}
         self._next: tuple[Optimizer, dict[str, tuple[Array, ...]] | None] | None = None
@@ -182,7 +184,7 @@ class Variables:
         keeps = optimizer.keeps_state_of(self.optimizer)
         following = (optimizer, None if keeps else self._new_slots(optimizer, None))
 
-        def change(at_once: bool) -> None:  # noqa: FBT001
+        def change(at_once: bool) -> None:
             self._next = following
             if at_once:
                 self._begin_next()
@@ -269,7 +271,9 @@ class Variables:
         expected = {slot.name for slot in optimizer.slots} | ({MASTER} if self.narrow else set())
         _check_names(state.slots, dict.fromkeys(expected), "slot", "state.slots")
         for slot, values in state.slots.items():
-            _check_names(values, self.narrow if slot == MASTER else spec.by_name, f"component of slot {slot!r}", "state.slots")
+            _check_names(
+                values, self.narrow if slot == MASTER else spec.by_name, f"component of slot {slot!r}", "state.slots"
+            )
             for name, value in values.items():
                 if value.shape != spec.shapes[name] or value.dtype != spec.masters[name]:
                     raise InvalidArgumentError(
@@ -309,8 +313,8 @@ class Variables:
             slots[name] = tuple(arrays)
         return slots
 
-    def _copied(self, array: Array, name: str) -> NDArray[Any]:
-        copied = self._place.allocate(self.spec.shapes[name], self.spec.masters[name])
+    def _copied(self, array: Array, name: str) -> Array:
+        copied: Array = self._place.allocate(self.spec.shapes[name], self.spec.masters[name])
         np.copyto(copied, array)
         return copied
 

@@ -1,7 +1,7 @@
 """The versions of parameters that are kept, for readers and for calls that may not have received them yet."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 from gradserve_server.accumulators.averages import KeptAverages
@@ -68,6 +68,7 @@ class Versions(KeptAverages):
         self._variables = variables
         self._records = records
         self._digest = variables.digest
+
     def begin(self) -> None:
         """Notes that the variables have other values than a round has made."""
         self._digest = self._variables.digest
@@ -93,7 +94,12 @@ class Versions(KeptAverages):
         ledger, variables = self._ledger, self._variables
         ended, rules = ledger.ended, ledger.round_rules
         assert ended is not None, "the round is about to end"
-        updates = variables.described(ledger.updates)
+        updates = ledger.updates
+        if variables.reports:
+            updates = [
+                replace(update, norm=report.norm, cosine=report.cosine, dropped=report.is_dropped)
+                for update, report in zip(updates, variables.reports, strict=True)
+            ]
         return RoundRecord(
             step=step,
             reason=ended.reason,
