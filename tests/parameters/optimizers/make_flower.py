@@ -53,8 +53,8 @@ def main() -> None:
     cases = []
     for strategy, kind, settings in CASES:
         history = run(strategy(initial_parameters=ndarrays_to_parameters([np.array(INITIAL)]), **settings), deltas)
-        named = {name.replace("_1", "1").replace("_2", "2"): value for name, value in settings.items()}
-        cases.append({"optimizer": {"kind": kind, **named}, "history": history})
+        named: dict[str, Any] = {name.replace("_1", "1").replace("_2", "2"): value for name, value in settings.items()}
+        cases.append({"optimizer": named | {"kind": kind}, "history": history})
     recorded = {"flwr": flwr.__version__, "initial": INITIAL, "weights": WEIGHTS, "deltas": deltas, "cases": cases}
     Path(__file__).with_name("flower.json").write_text(json.dumps(recorded) + "\n")
 

@@ -25,8 +25,7 @@ class Round:
     def mean(self, name: str) -> Array:
         """Returns the weighted mean of a component."""
         weights = [weight for _, weight in self.updates[name]]
-        mean: Array = sum(update * weight for update, weight in self.updates[name]) / sum(weights)
-        return mean
+        return np.asarray(sum(update * weight for update, weight in self.updates[name]) / sum(weights))
 
 
 def initial_values() -> dict[str, Array]:
@@ -62,6 +61,7 @@ class Variables:
     slots: dict[str, tuple[Array, ...]] = field(init=False)
     steps: dict[str, int] = field(init=False)
     num_applied: int = 0
+    largest: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.values = {name: value.astype(self.dtype) for name, value in initial_values().items()}
@@ -100,8 +100,10 @@ class Variables:
         self.values |= results
 
 
-def assert_close(found: Array, expected: Any, tolerance: float) -> None:
-    """Checks that values differ by at most `tolerance` of their magnitude, or of 1 where they are smaller."""
-    expected = np.asarray(expected, np.float64)
-    errors = np.abs(found.astype(np.float64) - expected) / np.maximum(np.abs(expected), 1)
-    assert errors.max() <= tolerance, f"off by {errors.max():.3g}"
+def assert_close(variables: Variables, expected: Mapping[str, Array], tolerance: float) -> None:
+    """Checks that values differ by at most `tolerance` of the largest that their component has had, or of 1."""
+    for name, value in variables.values.items():
+        largest = max(float(np.abs(expected[name]).max()), variables.largest.get(name, 1.0))
+        variables.largest[name] = largest
+        error = float(np.abs(value.astype(np.float64) - expected[name]).max()) / largest
+        assert error <= tolerance, f"{name} is off by {error:.3g}"

@@ -8,17 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve_server.parameters.optimizers import (
-    Adagrad,
-    AdagradOptax,
-    Adam,
-    Optimizer,
-    Sgd,
-    Yogi,
-    optimizer_of,
-)
+from gradserve_server.parameters.optimizers import optimizer_of
+from gradserve_server.parameters.optimizers.adagrad import Adagrad, AdagradOptax
+from gradserve_server.parameters.optimizers.adam import Adam
+from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKind
+from gradserve_server.parameters.optimizers.sgd import Sgd
 from gradserve_server.parameters.optimizers.stepping import ComponentStep, Stepper
+from gradserve_server.parameters.optimizers.yogi import Yogi
 from tests.parameters.optimizers.rounds import (
     SHAPES,
     Array,
@@ -102,8 +99,7 @@ def test_pytorch(compiled: Stepper, name: str, schedule: str, dtype: Any) -> Non
     rounds = make_rounds(NUM_ROUNDS)
     for round_, expected in zip(rounds, by_pytorch(make, dtype, SCHEDULES[schedule], rounds), strict=True):
         variables.apply(round_)
-        for component, value in expected.items():
-            assert_close(variables.values[component], value.numpy(), TOLERANCES[dtype])
+        assert_close(variables, {name: value.numpy() for name, value in expected.items()}, TOLERANCES[dtype])
 
 
 OPTAX: dict[str, tuple[Optimizer, Callable[[Any], Any]]] = {
@@ -132,34 +128,37 @@ OPTAX: dict[str, tuple[Optimizer, Callable[[Any], Any]]] = {
 }
 
 
-def by_optax(make: Callable[[Any], Any], dtype: Any, schedule: Schedule, rounds: list[Round]) -> Expected:
-    """Optax has no absent gradients: each component has a state of its own, which absent rounds do not touch."""
+def by_optax(make: Callable[[Any], Any], schedule: Schedule, rounds: list[Round]) -> Expected:
+    """Computes in float64. In float32 Optax rounds its corrections, which is an error of up to 1e-5 in early rounds.
+
+    Optax has no absent gradients: each component has a state of its own, which absent rounds do not touch. The factor
+    scales all of an update, AdamW's decay included.
+    """
     jax = pytest.importorskip("jax", reason="not installed: make install-frameworks")
     optax = pytest.importorskip("optax", reason="not installed: make install-frameworks")
-    with jax.enable_x64(dtype == np.float64):
-        parameters = {name: jax.numpy.asarray(value.astype(dtype)) for name, value in initial_values().items()}
+    with jax.enable_x64(True):
+        parameters = {name: jax.numpy.asarray(value) for name, value in initial_values().items()}
         optimizer = make(optax)
+        update = jax.jit(optimizer.update)
         states = {name: optimizer.init(value) for name, value in parameters.items()}
         for num_applied, round_ in enumerate(rounds):
             for name in round_.updates:
-                gradient = jax.numpy.asarray(round_.mean(name).astype(dtype))
-                updates, states[name] = optimizer.update(gradient, states[name], parameters[name])
+                gradient = jax.numpy.asarray(round_.mean(name))
+                updates, states[name] = update(gradient, states[name], parameters[name])
                 parameters[name] = parameters[name] + updates * schedule.factor(num_applied)
-            yield parameters
+            yield {name: np.asarray(value) for name, value in parameters.items()}
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize("name", OPTAX)
-def test_optax(compiled: Stepper, name: str, dtype: Any) -> None:
+def test_optax(compiled: Stepper, name: str) -> None:
     optimizer, make = OPTAX[name]
-    # AdamW's decay of the parameters is multiplied with the rate, too, so the factor scales all of Optax's update.
     schedule = SCHEDULES["warm-up and cosine"]
-    variables = Variables(optimizer, dtype, compiled, schedule)
+    runs = {dtype: Variables(optimizer, dtype, compiled, schedule) for dtype in TOLERANCES}
     rounds = make_rounds(NUM_ROUNDS)
-    for round_, expected in zip(rounds, by_optax(make, dtype, schedule, rounds), strict=True):
-        variables.apply(round_)
-        for component, value in expected.items():
-            assert_close(variables.values[component], value, TOLERANCES[dtype])
+    for round_, expected in zip(rounds, by_optax(make, schedule, rounds), strict=True):
+        for dtype, tolerance in TOLERANCES.items():
+            runs[dtype].apply(round_)
+            assert_close(runs[dtype], expected, tolerance)
 
 
 FLOWER = json.loads(Path(__file__).with_name("flower.json").read_text())
@@ -181,7 +180,7 @@ def test_flower(compiled: Stepper, case: dict[str, Any], dtype: Any) -> None:
         step = ComponentStep(total, last, weights[-1], sum(weights), True, value, slots, result, index + 1)
         compiled.step(optimizer, 1.0, [step])
         value = result
-        assert_close(value, expected, TOLERANCES[dtype])
+        np.testing.assert_allclose(value, expected, rtol=0, atol=2.5 * TOLERANCES[dtype])
 
 
 def test_plain_sgd_on_deltas_gives_the_weighted_mean_of_the_workers(compiled: Stepper) -> None:
