@@ -68,8 +68,23 @@ from gradserve.ops.recurrent import (
     GRUBlockCellGradOutputs,
     GRUBlockCellOutputs,
 )
+from gradserve.parameter_records import (
+    UNCHANGED,
+    ParametersInfo,
+    PushPull,
+    PushResult,
+    Refusal,
+    RoundRecord,
+    RoundRules,
+    RoundUpdate,
+    Unchanged,
+    Version,
+    WeightLedger,
+)
+from gradserve.parameters import Parameters
 from gradserve.public_names import publish as _publish
 from gradserve.raw_ops import RawOps
+from gradserve.reductions import Reduction, ReductionLike
 from gradserve.results import (
     ACCEPTED,
     STALE,
@@ -94,6 +109,7 @@ from gradserve.results import (
     TensorLike,
     TransportInfo,
 )
+from gradserve.saved.parameters import SavedParameters, load_parameters
 from gradserve_protocol.server_status import ServerStatus
 from gradserve_protocol.tls import TLS
 
@@ -103,6 +119,7 @@ __all__ = [
     "ACCEPTED",
     "STALE",
     "TLS",
+    "UNCHANGED",
     "AbortedError",
     "Accumulator",
     "AccumulatorHandle",
@@ -156,12 +173,23 @@ __all__ = [
     "NotFoundError",
     "OutOfRangeError",
     "Outcome",
+    "Parameters",
+    "ParametersInfo",
     "PermissionDeniedError",
+    "PushPull",
     "PushPullResult",
+    "PushResult",
     "RandomAdjustment",
     "RawOps",
+    "Reduction",
+    "ReductionLike",
+    "Refusal",
     "Regularizer",
     "ResourceExhaustedError",
+    "RoundRecord",
+    "RoundRules",
+    "RoundUpdate",
+    "SavedParameters",
     "ServerInfo",
     "ServerStatus",
     "Shape",
@@ -176,9 +204,13 @@ __all__ = [
     "Tree",
     "UnauthenticatedError",
     "UnavailableError",
+    "Unchanged",
     "UnimplementedError",
     "VariableInfo",
+    "Version",
+    "WeightLedger",
     "connect",
+    "load_parameters",
 ]
 
 _publish(__name__, globals(), __all__)
