@@ -8,6 +8,7 @@ with gradserve.connect("localhost:50051") as client:
     mean = acc.take_grad(1)
 """
 
+from gradserve import optim, reductions
 from gradserve.accumulators import (
     Accumulator,
     ConditionalAccumulator,
@@ -84,7 +85,6 @@ from gradserve.parameter_records import (
 from gradserve.parameters import Parameters
 from gradserve.public_names import publish as _publish
 from gradserve.raw_ops import RawOps
-from gradserve.reductions import Reduction, ReductionLike
 from gradserve.results import (
     ACCEPTED,
     STALE,
@@ -181,8 +181,6 @@ __all__ = [
     "PushResult",
     "RandomAdjustment",
     "RawOps",
-    "Reduction",
-    "ReductionLike",
     "Refusal",
     "Regularizer",
     "ResourceExhaustedError",

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
+from gradserve.optim import Optimizer, Schedule
 from gradserve.reductions import Reduction
 from gradserve.results import DenseSpec, Outcome
 from gradserve_protocol.printing import abbreviated
@@ -164,13 +165,13 @@ class ParametersInfo:
         incarnation: An id that distinguishes them from later parameters with the same name.
         components: The dtype and shape of each component, by name.
         update: What workers push: "delta" or "gradient".
-        optimizer: The optimizer; of `gradserve.optim`.
+        optimizer: The optimizer, of `gradserve.optim`; None if only newer clients know it.
         schedule: The schedule of its learning rate; None: constant.
         rules: The rules for the end of a round.
         max_staleness: The staleness up to which updates count.
         staleness: The discount of stale updates, as `Client.parameters` takes it.
         normalize: The divisor of a mean: "weights" or "count".
-        reduction: The reduction of a round's updates; of `gradserve.reductions`.
+        reduction: The reduction of a round's updates, of `gradserve.reductions`.
         clip_norm: The norm to which longer updates are scaled; None: none.
         keep_versions: The number of versions that can be read.
         keep_rounds: The number of rounds whose records are kept.
@@ -196,8 +197,8 @@ class ParametersInfo:
     incarnation: str
     components: Mapping[str, DenseSpec]
     update: str
-    optimizer: Any
-    schedule: Any
+    optimizer: Optimizer | None
+    schedule: Schedule | None
     rules: RoundRules
     max_staleness: int
     staleness: str
@@ -268,7 +269,7 @@ class RoundRecord:
         digest_before: The digest of the version before it.
         digest_after: The digest of the version that it made.
         lr: The learning rate that counted, after the schedule.
-        optimizer: The optimizer; of `gradserve.optim`.
+        optimizer: The optimizer, of `gradserve.optim`; None if only newer clients know it.
         hash: The hash of this record and of the previous one's hash, 64 hexadecimal digits.
     """
 
@@ -280,7 +281,7 @@ class RoundRecord:
     digest_before: str
     digest_after: str
     lr: float
-    optimizer: Any
+    optimizer: Optimizer | None
     hash: str
 
 

@@ -7,13 +7,30 @@ server uses the mean, and only reports in the record of the round which updates 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any
 
 from gradserve.conversion.plain import INT64, as_choice, as_flag, as_integer, as_number
+from gradserve.public_names import publish as _publish
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.v1 import parameters_pb2
 
+__all__ = [
+    "GeometricMedian",
+    "Krum",
+    "Mean",
+    "Median",
+    "Reduction",
+    "Sum",
+    "TrimmedMean",
+    "geometric_median",
+    "krum",
+    "mean",
+    "median",
+    "multi_krum",
+    "sum",
+    "trimmed_mean",
+]
 _NATURAL = range(1, INT64.stop)
 
 
@@ -27,34 +44,13 @@ class Reduction:
 
     report_only: bool = field(default=False, kw_only=True)
 
-    _kind: ClassVar[str]
+    _kind = ""
     """The field of its message."""
 
     def __post_init__(self) -> None:
         for name, value in self._checked().items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "report_only", as_flag(self.report_only, Argument("report_only")))
-
-    def message(self) -> parameters_pb2.UpdateReduction:
-        """Returns the reduction as the protos have it."""
-        message = parameters_pb2.UpdateReduction(report_only=self.report_only)
-        part = getattr(message, self._kind)
-        part.SetInParent()
-        for name, value in self._settings().items():
-            setattr(part, name, value)
-        return message
-
-    @classmethod
-    def of(cls, message: parameters_pb2.UpdateReduction) -> "Reduction":
-        """Returns the reduction in a message."""
-        kind = message.WhichOneof("kind") or Mean._kind
-        part = getattr(message, kind)
-        settings = {each.name: getattr(part, each.name) for each in part.DESCRIPTOR.fields}
-        reduction: Reduction = _KINDS[kind](**settings, report_only=message.report_only)
-        return reduction
-
-    def _settings(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "report_only"}
 
     def _checked(self) -> Mapping[str, object]:
         """Returns the settings as the numbers that are sent."""
@@ -144,8 +140,6 @@ class GeometricMedian(Reduction):
 
 
 _KINDS: dict[str, type[Any]] = {each._kind: each for each in (Mean, Sum, Median, TrimmedMean, Krum, GeometricMedian)}
-ReductionLike: TypeAlias = Reduction | str
-"""A reduction, or the name of one without settings: "mean", "sum", "median", "geometric_median"."""
 
 
 def mean(*, report_only: bool = False) -> Mean:
@@ -204,3 +198,25 @@ def as_reduction(value: object, argument: Argument) -> Reduction:
     if not isinstance(value, str):
         raise argument.error("a reduction of gradserve.reductions, or its name,", value)
     return _BY_NAME[as_choice(value, tuple(_BY_NAME), argument)]()
+
+
+def reduction_message(reduction: Reduction) -> parameters_pb2.UpdateReduction:
+    """Returns the message of a reduction."""
+    message = parameters_pb2.UpdateReduction(report_only=reduction.report_only)
+    settings = getattr(message, reduction._kind)
+    settings.SetInParent()
+    for each in settings.DESCRIPTOR.fields:
+        setattr(settings, each.name, getattr(reduction, each.name))
+    return message
+
+
+def reduction_of(message: parameters_pb2.UpdateReduction) -> Reduction:
+    """Returns the reduction of a message."""
+    kind = message.WhichOneof("kind") or Mean._kind
+    settings = getattr(message, kind)
+    values = {each.name: getattr(settings, each.name) for each in settings.DESCRIPTOR.fields}
+    reduction: Reduction = _KINDS[kind](**values, report_only=message.report_only)
+    return reduction
+
+
+_publish(__name__, globals(), __all__)

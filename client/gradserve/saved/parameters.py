@@ -37,7 +37,7 @@ class SavedState:
         slots: Arrays by slot and component; the slot "master" has the values of 16-bit components in float32.
         component_steps: By component, the number of rounds in which it had an update.
         rounds: The number of rounds that the schedule has seen.
-        optimizer: The optimizer that they belong to.
+        optimizer: The optimizer that they belong to, as a message.
     """
 
     slots: Mapping[tuple[str, str], Array]
@@ -58,6 +58,8 @@ class SavedParameters(Mapping[str, NDArray[Any]]):
         components: Arrays by name.
         step: Their step; 0 in a file that is only a model.
         digest: The digest of the version, 32 hexadecimal digits.
+        state: The state of the optimizer; None if the file has none.
+        schedule: The schedule of the learning rate, as a message; None for none.
     """
 
     components: Mapping[str, NDArray[Any]]
@@ -74,11 +76,6 @@ class SavedParameters(Mapping[str, NDArray[Any]]):
 
     def __len__(self) -> int:
         return len(self.components)
-
-    @property
-    def has_optimizer_state(self) -> bool:
-        """Whether the file has the state of the optimizer."""
-        return self.state is not None
 
 
 def save(path: PathLike, saved: SavedParameters) -> None:
@@ -124,7 +121,7 @@ def load_parameters(path: str | os.PathLike[str]) -> SavedParameters:
         InvalidArgumentError: The file is damaged or something else; the message says what is wrong.
         OSError: The file cannot be read.
     """
-    place = Path(path)
+    place = as_path(path)
     try:
         contents = safetensors.read(place)
         return _interpreted(contents)

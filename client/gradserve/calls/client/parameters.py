@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from gradserve import optim, reductions
 from gradserve.calls.client.state import ClientState
 from gradserve.calls.exchange import Operation
 from gradserve.calls.parameters.model import model_of
 from gradserve.calls.parameters.operations import ParametersCalls
-from gradserve.calls.parameters.optimizers import Optimizer, Schedule
 from gradserve.calls.parameters.spec import ParametersOptions
 from gradserve.conversion.plain import as_text
 from gradserve.conversion.trees import Tree
 from gradserve.parameter_records import ParametersInfo, RoundRules
-from gradserve.reductions import ReductionLike
 from gradserve_protocol.argument import Argument
 
 
@@ -28,7 +27,7 @@ class ParametersOfClient(ClientState):
         name: str = "parameters",
         *,
         container: str = "",
-        optimizer: Optimizer | None = None,
+        optimizer: optim.Optimizer | None = None,
         update: str = "delta",
         num_required: int = 1,
         min_required: int | None = None,
@@ -40,9 +39,9 @@ class ParametersOfClient(ClientState):
         max_staleness: int = 0,
         staleness: str = "constant",
         normalize: str = "weights",
-        reduction: ReductionLike = "mean",
+        reduction: reductions.Reduction | str = "mean",
         clip_norm: float | None = None,
-        schedule: Schedule | None = None,
+        schedule: optim.Schedule | None = None,
         keep_versions: int = 2,
         keep_rounds: int = 1000,
         deterministic: bool = False,

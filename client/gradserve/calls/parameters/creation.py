@@ -21,6 +21,7 @@ from gradserve.calls.private_resources import PrivateResources
 from gradserve.calls.server import Cluster
 from gradserve.calls.tensors import call_with_arrays
 from gradserve.conversion.plain import as_text
+from gradserve.optim.messages import optimizer_of, schedule_of
 from gradserve.parameter_records import ParametersInfo
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import InvalidArgumentError, NotFoundError
@@ -192,8 +193,10 @@ def _completed(options: ParametersOptions, model: Model) -> ParametersOptions:
     saved = model.saved
     if options.optimizer is not None or saved is None or saved.state is None:
         return options
-    schedule = saved.schedule if options.schedule is None else options.schedule
-    return replace(options, optimizer=saved.state.optimizer, schedule=schedule)
+    schedule = options.schedule
+    if schedule is None and saved.schedule is not None:
+        schedule = schedule_of(saved.schedule)
+    return replace(options, optimizer=optimizer_of(saved.state.optimizer), schedule=schedule)
 
 
 def _created(

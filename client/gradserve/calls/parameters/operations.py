@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from gradserve import optim
 from gradserve.calls.accumulators.contributions import Contribution
 from gradserve.calls.combinators import at_target
 from gradserve.calls.exchange import Operation, Progress, Work, check_timeout, tracked
 from gradserve.calls.parameters.creation import ParametersCache
-from gradserve.calls.parameters.optimizers import Optimizer, Schedule, optimizer_message, schedule_message
+from gradserve.calls.parameters.spec import changed_properties
 from gradserve.calls.parameters.wire import ParametersWire
 from gradserve.conversion.plain import as_flag
 from gradserve.conversion.trees import Tree
@@ -221,8 +222,8 @@ class ParametersCalls:
     def change(
         self,
         *,
-        optimizer: Optimizer | Unchanged = UNCHANGED,
-        schedule: Schedule | Unchanged | None = UNCHANGED,
+        optimizer: optim.Optimizer | Unchanged = UNCHANGED,
+        schedule: optim.Schedule | Unchanged | None = UNCHANGED,
         num_required: int | Unchanged = UNCHANGED,
         min_required: int | Unchanged | None = UNCHANGED,
         expected: int | Literal["alive"] | Unchanged | None = UNCHANGED,
@@ -266,13 +267,7 @@ class ParametersCalls:
         changes = {name: value for name, value in rules.items() if not isinstance(value, Unchanged)}
         if isinstance(optimizer, Unchanged) and isinstance(schedule, Unchanged) and not changes:
             raise Argument("optimizer").error_saying("something to change", "nothing")
-        return self._home(
-            self._wire.change(
-                None if isinstance(optimizer, Unchanged) else optimizer_message(optimizer, Argument("optimizer")),
-                None if isinstance(schedule, Unchanged) else schedule_message(schedule, Argument("schedule")),
-                changes,
-            )
-        )
+        return self._home(self._wire.change(changed_properties(optimizer, schedule), changes))
 
     def save(self, path: str | os.PathLike[str], *, optimizer: bool = True) -> Operation[int]:
         """Writes the newest version to a file in safetensors' format.

@@ -11,16 +11,26 @@ from google.protobuf.duration_pb2 import Duration
 from gradserve.calls.accumulators.components import Component
 from gradserve.calls.accumulators.creation import component_message
 from gradserve.calls.arguments import as_durability
-from gradserve.calls.parameters.optimizers import optimizer_message, optimizer_of, schedule_message, schedule_of
 from gradserve.conversion.plain import INT32, INT64, as_choice, as_flag, as_integer, as_number, as_texts
-from gradserve.parameter_records import ParametersInfo, Refusal, RoundRecord, RoundRules, RoundUpdate, WeightLedger
-from gradserve.reductions import Reduction, as_reduction
+from gradserve.optim import SGD, Optimizer, Schedule, constant
+from gradserve.optim.messages import optimizer_message, optimizer_of, schedule_message, schedule_of
+from gradserve.parameter_records import (
+    ParametersInfo,
+    Refusal,
+    RoundRecord,
+    RoundRules,
+    RoundUpdate,
+    Unchanged,
+    WeightLedger,
+)
+from gradserve.reductions import Reduction, as_reduction, reduction_message, reduction_of
 from gradserve.results import DenseSpec
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import InvalidArgumentError
 from gradserve_protocol.messages import decode_duration, encode_duration
 from gradserve_protocol.tensors import to_dtype
 from gradserve_protocol.v1 import accumulator_pb2, parameters_pb2
+from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 
 _LONGEST_SECONDS = 315_576_000_000
 """10,000 years, the most that a Duration can hold."""
@@ -35,6 +45,7 @@ _DURABILITIES = {
     accumulator_pb2.DURABILITY_ROUND: "round",
     accumulator_pb2.DURABILITY_GRADIENT: "gradient",
 }
+_OPTIMIZER, _SCHEDULE = Argument("optimizer"), Argument("schedule")
 _DISCOUNT = re.compile(r"(polynomial|exponential)\(([^()]*)\)")
 _STALENESS = "'constant', 'inverse_sqrt', 'polynomial(A)' or 'exponential(G)'"
 _DEFAULT_KEPT_VERSIONS, _DEFAULT_KEPT_ROUNDS = 2, 1000
@@ -45,7 +56,7 @@ _DEFAULT_RULES = RoundRules()
 class ParametersOptions:
     """The properties of new parameters; see `Client.parameters`."""
 
-    optimizer: Any = None
+    optimizer: Optimizer | None = None
     update: str = "delta"
     rules: RoundRules = _DEFAULT_RULES
     max_staleness: int = 0
@@ -53,7 +64,7 @@ class ParametersOptions:
     normalize: str = "weights"
     reduction: Reduction | str = "mean"
     clip_norm: float | None = None
-    schedule: Any = None
+    schedule: Schedule | None = None
     keep_versions: int = _DEFAULT_KEPT_VERSIONS
     keep_rounds: int = _DEFAULT_KEPT_ROUNDS
     deterministic: bool = False
@@ -77,11 +88,11 @@ def spec_of(options: ParametersOptions, components: Iterable[Component]) -> para
     spec = parameters_pb2.ParametersSpec(
         components=map(component_message, components),
         update=_UPDATES[update],
-        optimizer=optimizer_message(options.optimizer, Argument("optimizer")),
+        optimizer=optimizer_message(SGD(1.0) if options.optimizer is None else options.optimizer, _OPTIMIZER),
         rounds=rules_message(options.rules),
         staleness=_staleness_message(options.max_staleness, options.staleness),
         normalization=_NORMALIZATIONS[as_choice(options.normalize, tuple(_NORMALIZATIONS), Argument("normalize"))],
-        reduction=as_reduction(options.reduction, Argument("reduction")).message(),
+        reduction=reduction_message(as_reduction(options.reduction, Argument("reduction"))),
         keep_versions=as_integer(options.keep_versions, Argument("keep_versions"), range(1, INT32.stop)),
         keep_rounds=as_integer(options.keep_rounds, Argument("keep_rounds"), range(1, INT32.stop)),
         deterministic=as_flag(options.deterministic, Argument("deterministic")),
@@ -90,7 +101,7 @@ def spec_of(options: ParametersOptions, components: Iterable[Component]) -> para
         durability=as_durability(options.durability),
     )
     if options.schedule is not None:
-        spec.schedule.CopyFrom(schedule_message(options.schedule, Argument("schedule")))
+        spec.schedule.CopyFrom(schedule_message(options.schedule, _SCHEDULE))
     if options.clip_norm is not None:
         argument = Argument("clip_norm")
         spec.clip_norm = as_number(options.clip_norm, argument)
@@ -161,6 +172,22 @@ def rules_of(message: parameters_pb2.RoundRules) -> RoundRules:
     )
 
 
+def changed_properties(
+    optimizer: Optimizer | Unchanged, schedule: Schedule | Unchanged | None
+) -> messages_pb2.ChangeParametersRequest:
+    """Returns a request that changes the optimizer and the schedule, without the name of the parameters.
+
+    Raises:
+        InvalidArgumentError: The optimizer or the schedule is something else.
+    """
+    request = messages_pb2.ChangeParametersRequest()
+    if not isinstance(optimizer, Unchanged):
+        request.optimizer.CopyFrom(optimizer_message(optimizer, _OPTIMIZER))
+    if not isinstance(schedule, Unchanged):
+        request.schedule.CopyFrom(schedule_message(constant() if schedule is None else schedule, _SCHEDULE))
+    return request
+
+
 def changed_rules(rules: RoundRules, changes: Mapping[str, Any]) -> RoundRules:
     """Returns rules with some of them changed."""
     return replace(rules, **changes)
@@ -190,7 +217,7 @@ def info_of(info: parameters_pb2.ParametersInfo) -> ParametersInfo:
         max_staleness=spec.staleness.max,
         staleness=_staleness_text(spec.staleness),
         normalize="count" if spec.normalization == parameters_pb2.NORMALIZATION_COUNT else "weights",
-        reduction=Reduction.of(spec.reduction),
+        reduction=reduction_of(spec.reduction),
         clip_norm=spec.clip_norm if spec.HasField("clip_norm") else None,
         keep_versions=spec.keep_versions or _DEFAULT_KEPT_VERSIONS,
         keep_rounds=spec.keep_rounds or _DEFAULT_KEPT_ROUNDS,

@@ -167,19 +167,9 @@ class ParametersWire(ContributionWire):
             since = reply.rounds[-1].step
 
     def change(
-        self,
-        optimizer: parameters_pb2.Optimizer | None,
-        schedule: parameters_pb2.Schedule | None,
-        rules: Mapping[str, Any],
+        self, request: messages_pb2.ChangeParametersRequest, rules: Mapping[str, Any]
     ) -> Operation[ParametersInfo]:
-        """Changes rules, from the next round on.
-
-        Args:
-            optimizer: The new optimizer; None: as it is.
-            schedule: The new schedule; likewise.
-            rules: The rules to change, by name.
-        """
-        request = messages_pb2.ChangeParametersRequest(optimizer=optimizer, schedule=schedule)
+        """Changes the optimizer and the schedule, as a request says, and rules by name, from the next round on."""
         call = self._call(None)
         if rules:
             present = rules_of((yield from self._info()).spec.rounds)
