@@ -130,7 +130,7 @@ class RoundRules:
 @abbreviated
 @dataclass(frozen=True, repr=False)
 class WeightLedger:
-    """Where the weight of all updates went: accepted = applied + pending. Refused updates have none of it.
+    """The weight of all updates: accepted = applied + pending. Refused updates have none of it.
 
     Attributes:
         accepted: The weight of all accepted updates.
@@ -180,7 +180,7 @@ class ParametersInfo:
         one_per_worker: Whether only the first update of each worker in a round counts.
         durability: What survives a crash of the server: "none", "round" or "gradient".
         agreement: The texts by name on which all who create or find them must agree.
-        weights: Where the weight of all updates went.
+        weights: The weight of all updates, accepted, applied and refused.
     """
 
     container: str

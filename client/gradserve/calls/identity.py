@@ -20,7 +20,7 @@ from gradserve_protocol.errors import (
 from gradserve_protocol.v1 import accumulator_pb2
 
 AccumulatorKey = tuple[str, ...]
-"""What names an accumulator or parameters in this client; the last text is the name."""
+"""The kind, container and name of an accumulator or of parameters."""
 _MAX_FAILED = 16
 _MAY_COME_AGAIN = (CallCancelledError, DeadlineExceededError, InternalError, UnavailableError)
 _SEQUENCE_BITS = 64

@@ -25,7 +25,7 @@ ComponentSpec: TypeAlias = DenseSpec | SparseSpec
 Sent: TypeAlias = Value | GpuArray | TensorHandle
 """A gradient of a component, as it is sent."""
 Missing: TypeAlias = Literal["error", "zeros", "skip"]
-"""What becomes of a component without a gradient: it is an error, it gets zeros, or it is left out."""
+"""The treatment of a component without a gradient: an error, zeros, or no value at all."""
 ONLY = ""
 """The name of the component of an accumulator of one tensor."""
 _INT64 = np.dtype(np.int64)
@@ -127,7 +127,6 @@ class Components:
         missing: Missing = "error",
         given_as: str = "gradient",
     ) -> None:
-        """Takes the components, their tree, the treatment of missing gradients, and the argument that has gradients."""
         self._components = components
         self._structure = structure
         self._missing = missing

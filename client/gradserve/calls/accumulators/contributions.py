@@ -1,4 +1,4 @@
-"""What workers add to rounds, gradients and updates: the calls that send it, and wait for the end of its round."""
+"""Contributions of workers to rounds, gradients and updates: the calls that send them, and wait for their round."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence

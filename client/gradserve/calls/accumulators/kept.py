@@ -20,7 +20,7 @@ MakeRequest: TypeAlias = Callable[[Sequence[tensor_pb2.Tensor]], Any]
 
 
 class Answer(Protocol):
-    """What the server says of the round of a contribution; see `gradserve.calls.accumulators.service.Accepted`."""
+    """The part of an answer that tells the round of a contribution; see `service.Accepted`."""
 
     @property
     def round(self) -> int:
@@ -29,7 +29,7 @@ class Answer(Protocol):
 
     @property
     def num_rounds(self) -> int:
-        """How many rounds have ended."""
+        """The number of rounds that have ended."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What the services of accumulators and of parameters call the same things: rounds, what workers add, requests.
+"""Names of the services of accumulators and of parameters for what both have: rounds, contributions, requests.
 
 Sessions and wires are written once, for a `RoundService`.
 """
@@ -31,11 +31,11 @@ class Method(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What the answer to a contribution says of its round.
+    """The round of a contribution, as the answer tells it.
 
     Attributes:
         round: The number of the round that it is in; 0 if it is in none.
-        num_rounds: How many rounds have ended.
+        num_rounds: The number of rounds that have ended.
         step: The step after the call.
     """
 

@@ -1,6 +1,6 @@
 """The components of parameters, the tree that they form, and the values that their creator gives them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -33,11 +33,13 @@ class ParameterComponents(Components):
         names: All names of the tree, in its order.
     """
 
-    def __init__(self, components: Mapping[str, Component], structure: Structure, tied: Mapping[str, str]) -> None:
-        """Takes the components, their tree, and for each further name of a tied tensor its component."""
+    def __init__(
+        self, components: Mapping[str, Component], structure: Structure, names: Sequence[str], tied: Mapping[str, str]
+    ) -> None:
+        """Takes the components, their tree, its names, and the component of each name that is a further one of it."""
         super().__init__(components, structure, "skip", _UPDATE)
+        self.names = names
         self._tied = tied
-        self.names = (*components, *tied)
 
     def gradient(self, tree: Tree) -> dict[str, Sent]:
         """Converts an update to what is sent for each component that it has.
@@ -71,7 +73,7 @@ class ParameterComponents(Components):
 
 
 class Model(NamedTuple):
-    """What a program gives of parameters: their components, and their values unless it only has shapes.
+    """Parameters as a program gives them: their components, and their values unless it only has shapes.
 
     Attributes:
         components: The components.
@@ -109,7 +111,7 @@ def model_of(tree: Tree) -> Model:
         raise _VALUES.error_saying(
             "values of all components, or shapes alone", f"no values of {first_items(map(repr, without), len(without))}"
         )
-    return Model(ParameterComponents(components, structure, tied), values, saved)
+    return Model(ParameterComponents(components, structure, tuple(leaves), tied), values, saved)
 
 
 def check_saved(
