@@ -244,7 +244,7 @@ class FakeParameterServer:
     def _Push(self, request: messages_pb2.PushRequest) -> Any:  # noqa: N802
         return self._add(request)
 
-    def _PushPull(self, request: messages_pb2.PushPullParametersRequest) -> Any:  # noqa: N802
+    def _PushPullParameters(self, request: messages_pb2.PushPullParametersRequest) -> Any:  # noqa: N802
         answer = self._add(request)
         held = self._find(request.parameters)
         return messages_pb2.PushPullParametersResponse(

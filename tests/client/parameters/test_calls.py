@@ -67,7 +67,7 @@ def test_local_steps_are_numbers_or_versions(server: FakeParameterServer, client
     result = parameters.push_pull({"w": W}, 0)
     parameters.push_pull({"w": W}, result.version)
     parameters.push_pull({"w": W}, parameters.read())
-    assert [request.local_step for request in server.of("PushPull")] == [0, 1, 2]
+    assert [request.local_step for request in server.of("PushPullParameters")] == [0, 1, 2]
 
 
 def test_a_stale_update_returns_the_newest_version(client: gradserve.Client) -> None:

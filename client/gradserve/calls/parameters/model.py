@@ -36,7 +36,6 @@ class ParameterComponents(Components):
     def __init__(
         self, components: Mapping[str, Component], structure: Structure, names: Sequence[str], tied: Mapping[str, str]
     ) -> None:
-        """Takes the components, their tree, its names, and the component of each name that is a further one of it."""
         super().__init__(components, structure, "skip", _UPDATE)
         self.names = names
         self._tied = tied
