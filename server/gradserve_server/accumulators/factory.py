@@ -81,12 +81,14 @@ class RoundKind:
         queue: Holds the waiting calls, and says when a round ends.
         summation: Makes the arithmetic of the sum for a spec in a place.
         keep: Makes the history of averages, given the arguments of `KeptAverages`.
+        holds_gradients: Whether the gradients of a round are held until it ends, whatever the spec says.
     """
 
     ledger: Ledger
     queue: TakeQueue
     summation: Callable[[AccumulatorSpec, Place], Summation] = make_summation
     keep: Callable[..., KeptAverages] = KeptAverages
+    holds_gradients: bool = False
 
 
 class AccumulatorFactory:
@@ -198,6 +200,7 @@ class AccumulatorFactory:
             own: Its reservations.
         """
         average_memory = self._make_average_memory()
+        holds_gradients = spec.deterministic or kind.holds_gradients
 
         def make_sum(spec: AccumulatorSpec, make_room: Callable[[], bool]) -> RoundSum:
             return RoundSum(
@@ -223,7 +226,7 @@ class AccumulatorFactory:
             round_sum=make_sum(spec.without_components() if spec.num_shards else spec, averages.make_room),
             averages=averages,
             journal=None if journal is None else place.journal(journal, spec.durability, own.host_memory),
-            member_bytes=MemberBytes(own.bookkeeping, kind.ledger, holds_gradients=spec.deterministic),
+            member_bytes=MemberBytes(own.bookkeeping, kind.ledger, holds_gradients=holds_gradients),
             gate=self.gate,
             observer=self._observe(key),
             shard=self._shard(key, spec, make_sum, own, journal),

@@ -277,24 +277,24 @@ class Parameters:
             ResourceExhaustedError: There is not enough memory.
         """
         newest = versions[-1][0]
+        by_step = {record.step: record for record in records}
+        if newest.num_gradients and newest.step not in by_step:
+            raise ValueError(f"there is no record of the round that led to step {newest.step}")
         values = cast(Mapping[str, Array], newest.values)
         loaded = Loaded(values, newest.step, state)
         variables, ledger = self._variables, self._ledger
         variables.check_loaded(loaded, state.optimizer)
         with self._machine.memory.another() as memory:
-            memory.grow(variables.state_bytes(state.optimizer))
+            memory.grow(variables.state_bytes(state.optimizer) + sum([each.nbytes for each, _ in versions]))
             variables.stage_load(loaded, values, state.optimizer)()
             for optimizer, at_once in ((ledger.round_rules.optimizer, True), (ledger.next_rules.optimizer, False)):
                 if optimizer != variables.next_optimizer:
                     memory.grow(variables.growth(optimizer, at_once=at_once))
                     variables.stage_optimizer(optimizer, at_once=at_once)()
             self._changes.sum.settle()
-        by_step = {record.step: record for record in records}
-        if newest.num_gradients and newest.step not in by_step:
-            raise ValueError(f"there is no record of the round that led to step {newest.step}")
-        for each, answered in versions:
-            self._variables.check_loaded(Loaded(cast(Mapping[str, Array], each.values), each.step), state.optimizer)
-            await self._accumulator.keep_again(version_of(each, record=by_step.get(each.step)), answered)
+            for each, answered in versions:
+                variables.check_loaded(Loaded(cast(Mapping[str, Array], each.values), each.step), state.optimizer)
+                await self._accumulator.keep_again(version_of(each, record=by_step.get(each.step)), answered)
         for record in records:
             self._machine.records.add(record)
         self._versions.begin()

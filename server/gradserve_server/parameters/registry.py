@@ -304,6 +304,7 @@ class ParametersRegistry:
             queue,
             lambda _spec, place: update_sum(variables, lambda: ledger.round_rules, place),
             partial(Versions, ledger=ledger, variables=variables, records=records, journal=journal),
+            spec.holds_updates,
         )
         changes = self.factory.make_changes(key, spec.updates, place, incarnation, kind, journal, own)
         machine = Machine(changes, ledger, queue, variables, records, journal, own.memory, own.waiters)
