@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from gradserve_protocol.v1 import parameters_messages_pb2 as gradserve_dot_v1_dot_parameters__messages__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%gradserve/v1/parameters_service.proto\x12\x0cgradserve.v1\x1a&gradserve/v1/parameters_messages.proto2\x9b\x07\n\x10ParameterService\x12\x61\n\x10\x43reateParameters\x12%.gradserve.v1.CreateParametersRequest\x1a&.gradserve.v1.CreateParametersResponse\x12X\n\rGetParameters\x12\".gradserve.v1.GetParametersRequest\x1a#.gradserve.v1.GetParametersResponse\x12[\n\x0eListParameters\x12#.gradserve.v1.ListParametersRequest\x1a$.gradserve.v1.ListParametersResponse\x12\x61\n\x10\x44\x65leteParameters\x12%.gradserve.v1.DeleteParametersRequest\x1a&.gradserve.v1.DeleteParametersResponse\x12[\n\x0eReadParameters\x12#.gradserve.v1.ReadParametersRequest\x1a$.gradserve.v1.ReadParametersResponse\x12=\n\x04Push\x12\x19.gradserve.v1.PushRequest\x1a\x1a.gradserve.v1.PushResponse\x12]\n\x08PushPull\x12\'.gradserve.v1.PushPullParametersRequest\x1a(.gradserve.v1.PushPullParametersResponse\x12\x61\n\x10\x43hangeParameters\x12%.gradserve.v1.ChangeParametersRequest\x1a&.gradserve.v1.ChangeParametersResponse\x12O\n\nListRounds\x12\x1f.gradserve.v1.ListRoundsRequest\x1a .gradserve.v1.ListRoundsResponse\x12[\n\x0e\x46orkParameters\x12#.gradserve.v1.ForkParametersRequest\x1a$.gradserve.v1.ForkParametersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%gradserve/v1/parameters_service.proto\x12\x0cgradserve.v1\x1a&gradserve/v1/parameters_messages.proto2\xa5\x07\n\x10ParameterService\x12\x61\n\x10\x43reateParameters\x12%.gradserve.v1.CreateParametersRequest\x1a&.gradserve.v1.CreateParametersResponse\x12X\n\rGetParameters\x12\".gradserve.v1.GetParametersRequest\x1a#.gradserve.v1.GetParametersResponse\x12[\n\x0eListParameters\x12#.gradserve.v1.ListParametersRequest\x1a$.gradserve.v1.ListParametersResponse\x12\x61\n\x10\x44\x65leteParameters\x12%.gradserve.v1.DeleteParametersRequest\x1a&.gradserve.v1.DeleteParametersResponse\x12[\n\x0eReadParameters\x12#.gradserve.v1.ReadParametersRequest\x1a$.gradserve.v1.ReadParametersResponse\x12=\n\x04Push\x12\x19.gradserve.v1.PushRequest\x1a\x1a.gradserve.v1.PushResponse\x12g\n\x12PushPullParameters\x12\'.gradserve.v1.PushPullParametersRequest\x1a(.gradserve.v1.PushPullParametersResponse\x12\x61\n\x10\x43hangeParameters\x12%.gradserve.v1.ChangeParametersRequest\x1a&.gradserve.v1.ChangeParametersResponse\x12O\n\nListRounds\x12\x1f.gradserve.v1.ListRoundsRequest\x1a .gradserve.v1.ListRoundsResponse\x12[\n\x0e\x46orkParameters\x12#.gradserve.v1.ForkParametersRequest\x1a$.gradserve.v1.ForkParametersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradserve_protocol.v1.param
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PARAMETERSERVICE']._serialized_start=96
-  _globals['_PARAMETERSERVICE']._serialized_end=1019
+  _globals['_PARAMETERSERVICE']._serialized_end=1029
 # @@protoc_insertion_point(module_scope)

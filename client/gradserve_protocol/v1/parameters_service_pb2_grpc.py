@@ -81,8 +81,8 @@ class ParameterServiceStub(object):
                 request_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.PushRequest.SerializeToString,
                 response_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.PushResponse.FromString,
                 _registered_method=True)
-        self.PushPull = channel.unary_unary(
-                '/gradserve.v1.ParameterService/PushPull',
+        self.PushPullParameters = channel.unary_unary(
+                '/gradserve.v1.ParameterService/PushPullParameters',
                 request_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.PushPullParametersRequest.SerializeToString,
                 response_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.PushPullParametersResponse.FromString,
                 _registered_method=True)
@@ -181,7 +181,7 @@ class ParameterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PushPull(self, request, context):
+    def PushPullParameters(self, request, context):
         """Does the same, and waits for the end of the round.
 
         DEADLINE_EXCEEDED: the round did not end in time, or its own deadline passed
@@ -250,8 +250,8 @@ def add_ParameterServiceServicer_to_server(servicer, server):
                     request_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.PushRequest.FromString,
                     response_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.PushResponse.SerializeToString,
             ),
-            'PushPull': grpc.unary_unary_rpc_method_handler(
-                    servicer.PushPull,
+            'PushPullParameters': grpc.unary_unary_rpc_method_handler(
+                    servicer.PushPullParameters,
                     request_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.PushPullParametersRequest.FromString,
                     response_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.PushPullParametersResponse.SerializeToString,
             ),
@@ -461,7 +461,7 @@ class ParameterService(object):
             _registered_method=True)
 
     @staticmethod
-    def PushPull(request,
+    def PushPullParameters(request,
             target,
             options=(),
             channel_credentials=None,
@@ -474,7 +474,7 @@ class ParameterService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/gradserve.v1.ParameterService/PushPull',
+            '/gradserve.v1.ParameterService/PushPullParameters',
             gradserve_dot_v1_dot_parameters__messages__pb2.PushPullParametersRequest.SerializeToString,
             gradserve_dot_v1_dot_parameters__messages__pb2.PushPullParametersResponse.FromString,
             options,
