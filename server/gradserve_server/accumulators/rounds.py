@@ -79,7 +79,7 @@ class Rounds:
 
     def is_stale(self, contribution: Contribution) -> bool:
         """Returns True if a contribution is of an earlier step than the current one. Later steps are accepted."""
-        return contribution.local_step < self.global_step
+        return contribution.local_step < self.global_step and not contribution.was_accepted
 
     def admit(self, contribution: Contribution) -> Round:
         """Adds a contribution to the current round; returns the round."""

@@ -8,7 +8,7 @@ from gradserve_server.accumulators.gradient import Array, Contribution, Gradient
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.spec import AccumulatorSpec, DType
 from gradserve_server.accumulators.sums.checking import Check
-from gradserve_server.accumulators.sums.summation import Staged, WorkerOrderSum, make_summation
+from gradserve_server.accumulators.sums.summation import Staged, Summation, WorkerOrderSum, make_summation
 from gradserve_server.devices.compute import INLINE_BYTES, PIECE_BYTES
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.budget import Reservation
@@ -84,6 +84,7 @@ class RoundSum:
         self,
         spec: AccumulatorSpec,
         place: Place,
+        summation: Summation | None = None,
         *,
         memory: Reservation,
         owner: Identity = ANONYMOUS,
@@ -95,6 +96,7 @@ class RoundSum:
         Args:
             spec: The accumulator's spec.
             place: Where the sum is.
+            summation: The arithmetic; None for the one that the spec asks for.
             memory: The budget of bytes there.
             owner: Whose accumulator it is.
             make_room: Called when the budget is used up; frees some memory, or returns False.
@@ -104,7 +106,7 @@ class RoundSum:
         self._dense = spec.dense_components
         self._least_work = _COMPONENT_WORK * len(spec.components)
         self.place = place
-        self._summation = make_summation(spec, place)
+        self._summation = summation or make_summation(spec, place)
         self._compute = place.compute
         self._reservation = memory.another()
         self._copied = memory.another()
@@ -115,11 +117,10 @@ class RoundSum:
             average_memory is not None
             and average_memory.takes_sums
             and len(self._dense) > 0
-            and not spec.deterministic
-            and spec.sums_have_dtypes_of_components
+            and self._summation.divides_in_place
         )
         self._is_in_average_memory = False
-        self._shapes: Shapes | None = None
+        self._shapes: Shapes | None = self._summation.shapes
         self._is_unfinished = False
         self._closed = False
 
@@ -143,6 +144,8 @@ class RoundSum:
             ResourceExhaustedError: There is not enough memory.
         """
         spec = self.spec.of_sums if contribution.sum_of else self.spec
+        if len(gradient.values) < len(spec.components):
+            spec = spec.only(gradient.values)
         check = await self._pass(Check.of, spec, gradient, self.place)
         num_bytes = check.copied_bytes
         if num_bytes:
@@ -206,7 +209,7 @@ class RoundSum:
 
     async def commit_average(self, staged: Staged[dict[str, Value]]) -> dict[str, Value]:
         """Returns the result of the round, and begins the next one."""
-        self._shapes = None
+        self._shapes = self._summation.shapes
         return await self._compute.run(max(staged.work, self._least_work), staged.commit)
 
     async def finish(self) -> None:

@@ -23,6 +23,7 @@ from gradserve_server.devices.host.kernels import (
     Kernel,
     KernelTable,
     PreparedKernels,
+    is_fit,
 )
 
 
@@ -73,12 +74,12 @@ def addresses(
     Without NumPy, whose calls take longer than the few numbers that there mostly are.
     """
     places = [[array.ctypes.data for array in row] for row in rows]
-    sizes = [array.itemsize for array in rows[0]]
+    sizes = [[array.itemsize for array in row] for row in rows]
     spans: list[list[int]] = []
     firsts = [0]
     for chunk in chunks:
         for which, begin, end in chunk:
-            spans.append([end - begin, *map(operator.add, places[which], [begin * size for size in sizes])])
+            spans.append([end - begin, *map(operator.add, places[which], [begin * size for size in sizes[which]])])
         firsts.append(len(spans))
     return np.array(spans, np.int64), np.array(firsts, np.int64)
 
@@ -431,7 +432,7 @@ class Reducer:
         shared: dict[np.dtype[Any], list[tuple[int, Array]]] = {}
         found: list[Place] = []
         for index, array in enumerate(arrays):
-            if is_large and array.size > small and _fits(array) and self._kernels.get(array.dtype) is not None:
+            if is_large and array.size > small and is_fit(array) and self._kernels.get(array.dtype) is not None:
                 shared.setdefault(array.dtype, []).append((index, array))
             elif (position := first_non_finite(array)) is not None:
                 found.append(Place(index, position))
@@ -484,11 +485,7 @@ class Reducer:
         if kernels is None or total.dtype != REDUCTION.types[gradient.dtype]["S"]:
             return None
         # Inline gradients lie anywhere in their message.
-        return kernels if all(_fits(array) for row in rows for array in row) else None
-
-
-def _fits(array: Array) -> bool:
-    return array.flags.aligned and array.flags.c_contiguous
+        return kernels if all(is_fit(array) for row in rows for array in row) else None
 
 
 def _alike(rows: Iterable[Row]) -> Iterable[list[Row]]:

@@ -36,10 +36,6 @@ _LONGEST_CONTENTS = 3 << 20
 upload, of which only dtypes and shapes are known."""
 
 
-NEVER_OVER = (1 << 63) - 1
-"""A step that comes after all others: the one of a gradient that counts whenever it comes."""
-
-
 class _Weighted(Protocol):
     """A request with a weight."""
 
@@ -68,14 +64,13 @@ def weight_of(request: _Weighted) -> float:
 
 
 def contribution_of(
-    request: _Sent, *, accepted_before: bool = False, sum_of: tuple[Summand, ...] = (), epoch: int | None = None
+    request: _Sent, *, was_accepted: bool = False, sum_of: tuple[Summand, ...] = (), epoch: int | None = None
 ) -> Contribution:
     """Reads the step, weight and sender of a gradient.
 
     Args:
         request: The request.
-        accepted_before: Whether an earlier run of the server has accepted the gradient, so that its step does not
-            matter.
+        was_accepted: Whether an earlier run of the server has accepted the gradient, so that its step does not matter.
         sum_of: The gradients of a sum.
         epoch: The epoch of a gradient for a sharded accumulator, if the request says it.
 
@@ -84,12 +79,13 @@ def contribution_of(
     """
     check_length(request.worker_id, MAX_WORKER_ID_BYTES, "worker_id")
     return Contribution(
-        local_step=NEVER_OVER if accepted_before else request.local_step,
+        local_step=request.local_step,
         weight=sum_of_weights([each.weight for each in sum_of]) if sum_of else weight_of(request),
         worker_id=request.worker_id,
         sequence=request.request_id.sequence,
         sum_of=sum_of,
         epoch=epoch,
+        was_accepted=was_accepted,
     )
 
 

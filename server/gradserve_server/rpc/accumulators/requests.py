@@ -218,7 +218,7 @@ def counts_one_per_worker(request: messages_pb2.PushPullRequest) -> bool:
 def _contribution(request: GradientRequest, user: Identity) -> Contribution:
     return contribution_of(
         request,
-        accepted_before=isinstance(request, messages_pb2.ApplyGradientRequest) and request.accepted_before,
+        was_accepted=isinstance(request, messages_pb2.ApplyGradientRequest) and request.accepted_before,
         sum_of=_summands(request, user) if request.sum_of else (),
         epoch=epoch_of(request),
     )
