@@ -49,6 +49,7 @@ from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.listeners.sockets.context import FairSockets, GpuAccess, SocketContext, methods_of
 from gradserve_server.rpc.listeners.sockets.listener import SocketListener, bind_sockets
 from gradserve_server.rpc.listeners.sockets.regions import max_regions
+from gradserve_server.rpc.parameters.service import ParameterServicer
 from gradserve_server.rpc.server_info.service import DeviceFigures, ServerServicer, Usage
 from gradserve_server.rpc.services import Services
 from gradserve_server.rpc.sockets.service import SocketAddresses, SocketServicer, TicketRegistry
@@ -56,6 +57,7 @@ from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
 from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.rpc.upstream.forwarding import Forwarding
 from gradserve_server.rpc.upstream.link import UpstreamLink
+from gradserve_server.rpc.upstream.parameters import NoParameters
 from gradserve_server.rpc.upstream.service import AggregatingServicer
 from gradserve_server.runtime.event_loop import LoopWatch
 from gradserve_server.runtime.files import OwnedFile, write_addresses
@@ -319,6 +321,7 @@ class Server:
                 max_message_bytes=limits.max_message_bytes,
             ),
             accumulators=self._make_accumulator_servicer(),
+            parameters=self._make_parameter_servicer(),
             gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer, processors.compute),
             batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
             leases=LeaseServicer(self.lifetimes.clients),
@@ -330,6 +333,19 @@ class Server:
             interceptors=self._parts.interceptors,
             on_fault=processors.watch.suspect,
             observed=self.observed,
+        )
+
+    def _make_parameter_servicer(self) -> ParameterServicer | NoParameters:
+        if self._config.upstream.upstream is not None:
+            return NoParameters(self._config.upstream.upstream)
+        return ParameterServicer(
+            self.parameters,
+            self._opener,
+            self._receiver,
+            self._deliverer,
+            self._processors.compute,
+            self._run.incarnation,
+            self._member,
         )
 
     def _make_accumulator_servicer(self) -> AccumulatorServicer | AggregatingServicer:

@@ -28,6 +28,10 @@ CHIEFS = {
     "DeleteBatchNormLayer",
     "RunBatchNormUpdates",
     "SetBatchNormVariables",
+    "ChangeParameters",
+    "CreateParameters",
+    "DeleteParameters",
+    "ForkParameters",
 }
 """The methods that workers may not call."""
 
@@ -37,7 +41,7 @@ REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 def request_of(method: MethodDescriptor) -> Any:
     """Returns a request about something in the container "team" that does not exist."""
     request: Any = message_factory.GetMessageClass(method.input_type)()
-    for field in ("accumulator", "layer"):
+    for field in ("accumulator", "layer", "parameters", "fork"):
         if field in method.input_type.fields_by_name:
             getattr(request, field).container, getattr(request, field).name = "team", "nothing"
     if "container" in method.input_type.fields_by_name:
@@ -50,7 +54,7 @@ def request_of(method: MethodDescriptor) -> Any:
 
 
 def has_container(method: MethodDescriptor) -> bool:
-    return bool({"accumulator", "layer", "container"} & set(method.input_type.fields_by_name))
+    return bool({"accumulator", "layer", "parameters", "container"} & set(method.input_type.fields_by_name))
 
 
 def expected(name: str, method: MethodDescriptor) -> str:

@@ -322,20 +322,24 @@ def _value(component: ComponentSpec, given: IncomingComponent, path: str) -> Val
     if indices is None:
         if value.fault is not None:
             raise value.error(value.fault)
-        _check_values_dtype(component, value)
+        check_values_dtype(component, value)
         dense: Array = value.array
         return dense
     rows, values = indices.read(), value.read()
     _check_dtype(indices, _INDEX_DTYPES)
-    _check_values_dtype(component, value)
+    check_values_dtype(component, value)
     return SparseSlices(rows.astype(np.int64, copy=False), values, given.dense_shape)
 
 
 _INDEX_DTYPES = (np.dtype(np.int64), np.dtype(np.int32))
 
 
-def _check_values_dtype(component: ComponentSpec, tensor: IncomingTensor) -> None:
-    """Checks a dtype: a stored tensor may be converted, other values must have the dtype of the component."""
+def check_values_dtype(component: ComponentSpec, tensor: IncomingTensor) -> None:
+    """Checks the dtype of values that are open: those of a stored tensor may be converted, others are the component's.
+
+    Raises:
+        InvalidArgumentError: They have another dtype.
+    """
     if not tensor.is_stored:
         _check_dtype(tensor, (component.dtype,))
     elif tensor.array.dtype.kind == "c":

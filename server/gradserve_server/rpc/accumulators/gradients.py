@@ -1,4 +1,4 @@
-"""What calls with gradients share: their components, weights and senders, and the ids that make each count once.
+"""The common parts of calls with gradients: components, weights and senders, and the ids that make each count once.
 
 Gradients of accumulators and updates of parameters come in the same messages, under other names.
 """
