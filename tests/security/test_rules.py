@@ -7,13 +7,14 @@ import pytest
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 
-from gradserve_protocol.v1 import accumulator_messages_pb2, batch_norm_layer_messages_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2, batch_norm_layer_messages_pb2, parameters_messages_pb2
 from gradserve_server.errors import PermissionDeniedError
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.interceptors import AccessChecks, FairCalls
 from gradserve_server.security.access import RULES
 from gradserve_server.security.shares import ShareRules
 from gradserve_testing import LocalServer
+from tests.rpc.parameters.requests import create
 from tests.security.serving import TOKENS
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import PATIENCE_SECONDS
@@ -50,6 +51,8 @@ def request_of(method: MethodDescriptor) -> Any:
         request.client_id = "somebody"
     if isinstance(request, accumulator_messages_pb2.CreateAccumulatorRequest):
         request.spec.components.add(dtype=1)
+    if isinstance(request, parameters_messages_pb2.CreateParametersRequest):
+        request.MergeFrom(create("nothing"))
     return request
 
 

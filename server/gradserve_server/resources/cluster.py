@@ -58,13 +58,14 @@ class Member:
             )
 
 
-def check_place(member: Member | None, key: ResourceKey, num_shards: int) -> None:
-    """Checks that an accumulator belongs here.
+def check_place(member: Member | None, key: ResourceKey, num_shards: int, field: str = "accumulator") -> None:
+    """Checks that an accumulator or parameters belong here.
 
     Args:
         member: The server's place; None if it is in no cluster.
         key: The name of the accumulator.
         num_shards: The number of servers over which it is sharded; 0 if it is on one.
+        field: The field of requests that has the name.
 
     Raises:
         MisplacedError: It belongs to another server, or is sharded over another number of servers.
@@ -78,7 +79,7 @@ def check_place(member: Member | None, key: ResourceKey, num_shards: int) -> Non
                 field="spec.num_shards",
             )
     elif member is not None:
-        member.check_home(key)
+        member.check_home(key, field)
 
 
 def member_of(config: ClusterConfig) -> Member | None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_protocol.v1 import accumulator_pb2, parameters_pb2
+from gradserve_protocol.v1 import accumulator_pb2, parameters_pb2, tensor_pb2
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
-from tests.bad_input.requests import component, dense, identity, tensor
+from tests.bad_input.requests import component, dense, identity, tensor, zeros
 
 Create = messages_pb2.CreateParametersRequest
 
@@ -63,3 +63,16 @@ def push_pull(name: str = "net", **fields: Any) -> messages_pb2.PushPullParamete
 def numbers_in(version: parameters_pb2.Version) -> dict[str, set[float]]:
     """Returns the numbers of each component of a version."""
     return {each.name: set(np.frombuffer(each.dense.content, np.float32).tolist()) for each in version.components}
+
+
+def slot(name: str, component_name: str, value: tensor_pb2.Tensor) -> parameters_pb2.Slot:
+    return parameters_pb2.Slot(name=name, component=component_name, value=value)
+
+
+STATE = parameters_pb2.OptimizerState(
+    slots=[slot("momentum_buffer", "w", zeros(2, 3)), slot("momentum_buffer", "b", zeros(3))],
+    component_steps=[4, 5],
+    rounds=6,
+    optimizer=MOMENTUM,
+)
+"""The state of `MOMENTUM` for W and B."""

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradserve_protocol.v1 import accumulator_pb2, parameters_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_pb2, parameters_pb2
 from gradserve_server.accumulators.spec import ComponentSpec, PartialShape
-from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.parameters.optimizers.sgd import Sgd
 from gradserve_server.parameters.spec import Normalization, UpdateKind
 from gradserve_server.rpc.parameters.requests import (
@@ -22,18 +21,19 @@ from gradserve_server.rpc.parameters.requests import (
 from gradserve_server.security.identity import ANONYMOUS
 from gradserve_server.storage.journal import Durability
 from gradserve_server.tensors.payload import NO_PAYLOAD
-from tests.bad_input.requests import F32, component, dense, identity, sparse, tensor, zeros
+from tests.bad_input.requests import dense, identity, tensor, zeros
 from tests.rpc.parameters.requests import (
     MOMENTUM,
     SGD,
+    STATE,
     Change,
     Create,
     Rounds,
-    W,
     create,
     push,
     push_pull,
     ref,
+    slot,
     spec,
     values,
 )
@@ -89,42 +89,6 @@ def test_components_and_rules() -> None:
     assert found.rules.optimizer == Sgd(1.0, 0.0, 0.0, 0.0, nesterov=False)
     assert found.rules.rounds.num_required == 1
     assert found.rules.schedule.factor(1000) == 1.0
-
-
-def without_components() -> parameters_pb2.ParametersSpec:
-    found = spec()
-    found.ClearField("components")
-    return found
-
-
-BAD_SPECS: list[tuple[str, parameters_pb2.ParametersSpec, str]] = [
-    ("expected at least one component", without_components(), "spec.components"),
-    (
-        "component 'b': expected a known DataType",
-        spec(W, component("b", dtype=99, dims=[1])),
-        "spec.components[1].dtype",
-    ),
-    ("expected dense components", spec(component("w", dims=[2], layout=2)), "spec.components[0].layout"),
-    ("expected a known shape", spec(component("w", dims=[2, -1])), "spec.components[0].shape"),
-    ("expected a known shape", spec(component("w")), "spec.components[0].shape"),
-    ("'w' twice", spec(W, W), "spec.components[1].name"),
-    ("expected a known kind of updates, got 99", spec(update=99), "spec.update"),
-    ("expected a known normalization, got 99", spec(normalization=99), "spec.normalization"),
-    ("expected a known durability, got 99", spec(durability=99), "spec.durability"),
-    ("expected keep_versions of at least 1, got -1", spec(keep_versions=-1), "spec.keep_versions"),
-    ("expected keep_rounds of at least 1, got -1", spec(keep_rounds=-1), "spec.keep_rounds"),
-    ("expected a positive, finite clip_norm, got 0", spec(clip_norm=0.0), "spec.clip_norm"),
-    ("expected a positive, finite clip_norm, got nan", spec(clip_norm=float("nan")), "spec.clip_norm"),
-    ("expected a name for each entry", spec(agreement={"": "x"}), "spec.agreement"),
-]
-
-
-@pytest.mark.parametrize(("message", "bad", "field"), BAD_SPECS)
-def test_bad_specs(message: str, bad: parameters_pb2.ParametersSpec, field: str) -> None:
-    with pytest.raises(InvalidArgumentError) as raised:
-        decode_parameters_spec(bad)
-    assert message in raised.value.message
-    assert raised.value.field == field
 
 
 # Updates
@@ -200,30 +164,6 @@ def test_the_only_component_needs_no_name(
 
 # Saved versions
 
-STATE = parameters_pb2.OptimizerState(
-    slots=[
-        parameters_pb2.Slot(name="momentum_buffer", component="w", value=zeros(2, 3)),
-        parameters_pb2.Slot(name="momentum_buffer", component="b", value=zeros(3)),
-    ],
-    component_steps=[4, 5],
-    rounds=6,
-    optimizer=MOMENTUM,
-)
-
-
-def changed(**fields: Any) -> parameters_pb2.OptimizerState:
-    """Returns STATE with other fields."""
-    state = parameters_pb2.OptimizerState()
-    state.CopyFrom(STATE)
-    for name, value in fields.items():
-        state.ClearField(name)
-        state.MergeFrom(parameters_pb2.OptimizerState(**{name: value}))
-    return state
-
-
-def slot(name: str, component_name: str, value: tensor_pb2.Tensor) -> parameters_pb2.Slot:
-    return parameters_pb2.Slot(name=name, component=component_name, value=value)
-
 
 def loaded(request: Any, components: tuple[ComponentSpec, ...] = COMPONENTS) -> Any:
     version = decode_version(request, NO_PAYLOAD)
@@ -235,9 +175,9 @@ def test_no_values_are_no_version() -> None:
     assert loaded(Change(parameters=ref())) is None
 
 
-def test_values_in_the_order_of_the_spec() -> None:
+def test_values_in_any_order() -> None:
     found = loaded(create(values=values(1.0, 2.0)[::-1], step=3))
-    assert [(name, value.shape) for name, value in found.values.items()] == [("w", (2, 3)), ("b", (3,))]
+    assert {name: value.shape for name, value in found.values.items()} == {"w": (2, 3), "b": (3,)}
     assert (set(found.values["w"].flat), set(found.values["b"])) == ({1.0}, {2.0})
     assert (found.step, found.state) == (3, None)
 
@@ -253,61 +193,6 @@ def test_masters_of_16_bit_components_are_float32() -> None:
     state = parameters_pb2.OptimizerState(slots=[slot("master", "w", zeros(2, 3))], component_steps=[1], optimizer=SGD)
     half = [dense(tensor(np.zeros((2, 3)), np.float16), "w")]
     assert loaded(Change(values=half, state=state), HALF).state.slots["master"]["w"].dtype == np.float32
-
-
-BAD_VERSIONS: list[tuple[str, Any, str]] = [
-    ("expected values with step, got none", create(values=[], step=1), "step"),
-    ("expected values with state, got none", create(values=[], state=STATE), "state"),
-    ("expected values with step, got none", Change(step=1), "step"),
-    ("expected values with state, got none", Change(state=STATE), "state"),
-    ("expected a step of at least 0, got -1", create(step=-1), "step"),
-    ("expected every component, got none for ['b']", create(values=values()[:1]), "values"),
-    ("expected components ['b', 'w'], got 'x'", create(values=[*values(), dense(zeros(1), "x")]), "values[2].name"),
-    ("expected components ['b', 'w'], got ''", create(values=[dense(zeros(2, 3))]), "values[0].name"),
-    ("expected every component once, got 'b' twice", create(values=[*values(), values()[1]]), "values[2].name"),
-    ("got sparse", create(values=[sparse([0], (1, 3), name="w")]), "values[0]"),
-    ("got none", create(values=[accumulator_pb2.ComponentGradient(name="w")]), "values[0]"),
-    ("expected shape [2,3], got [3, 2]", create(values=[dense(zeros(3, 2), "w")]), "values[0].dense.shape"),
-    (
-        "expected dtype float32, got float64",
-        create(values=[dense(tensor(np.zeros((2, 3)), np.float64), "w")]),
-        "values[0].dense.dtype",
-    ),
-    (
-        "expected content or a handle",
-        create(values=[dense({"dtype": F32, "shape": [2, 3]}, "w")]),
-        "values[0].dense",
-    ),
-    (
-        "got 'x'",
-        create(state=changed(slots=[slot("sum", "x", zeros(3))])),
-        "state.slots[0].component",
-    ),
-    (
-        "expected slot 'sum' of component 'b' once, got it twice",
-        create(state=changed(slots=[slot("sum", "b", zeros(3))] * 2)),
-        "state.slots[1].name",
-    ),
-    (
-        "expected shape [3], got [4]",
-        create(state=changed(slots=[slot("sum", "b", zeros(4))])),
-        "state.slots[0].value.shape",
-    ),
-    ("expected at most 16 slots", create(state=changed(slots=[slot("sum", "b", zeros(3))] * 17)), "state.slots"),
-    (
-        "expected a number for each of 2 components, got 1",
-        create(state=changed(component_steps=[1])),
-        "state.component_steps",
-    ),
-]
-
-
-@pytest.mark.parametrize(("message", "request_", "field"), BAD_VERSIONS)
-def test_bad_versions(message: str, request_: Any, field: str) -> None:
-    with pytest.raises(InvalidArgumentError) as raised:
-        loaded(request_)
-    assert message in raised.value.message
-    assert raised.value.field == field
 
 
 # Changes and rounds
@@ -344,12 +229,3 @@ def test_a_change_needs_no_id() -> None:
 def test_the_length_of_a_list_of_rounds(size: int, most: int) -> None:
     since, page = decode_records_page(Rounds(since=4, page_size=size))
     assert (since, page.size) == (4, most)
-
-
-@pytest.mark.parametrize("field", ["since", "page_size"])
-def test_negative_numbers_of_rounds(field: str) -> None:
-    request = Rounds()
-    setattr(request, field, -1)
-    with pytest.raises(InvalidArgumentError, match="of at least 0") as raised:
-        decode_records_page(request)
-    assert raised.value.field == field

@@ -212,12 +212,8 @@ class IncomingVersion:
                 f"expected a number for each of {len(specs)} components, got {len(steps)}",
                 field="state.component_steps",
             )
-        return OptimizerState(
-            slots=slots,
-            component_steps=dict(zip(specs, steps, strict=True)),
-            rounds=self.state.rounds,
-            optimizer=decode_optimizer(self.state.optimizer, "state.optimizer"),
-        )
+        optimizer = decode_optimizer(self.state.optimizer, "state.optimizer")
+        return OptimizerState(slots, dict(zip(specs, steps, strict=True)), self.state.rounds, optimizer)
 
 
 def has_step(request: _WithVersion) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import TypeVar
 
-from gradserve_protocol.tensors import WithContents
+from gradserve_protocol.tensors import Contents, WithContents
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2
 from gradserve_server.accumulators.gradient import Contribution, OpenGradient
@@ -129,9 +129,7 @@ class ParameterServicer:
         await self._registry.settle()
         return messages_pb2.DeleteParametersResponse(deleted=deleted)
 
-    async def ReadParameters(
-        self, request: messages_pb2.ReadParametersRequest, call: Call
-    ) -> WithContents | messages_pb2.ReadParametersResponse:
+    async def ReadParameters(self, request: messages_pb2.ReadParametersRequest, call: Call) -> WithContents:
         step = request.step if request.HasField("step") else None
         if request.with_state and step is not None:
             raise InvalidArgumentError(
@@ -140,7 +138,7 @@ class ParameterServicer:
             )
         with (
             self._using(request.parameters, call) as parameters,
-            self._registry.waiting(call.identity),
+            self._registry.factory.waiting(call.identity),
             self._deliverer.begin(request.placement, call) as outgoing,
         ):
             if request.with_state:
@@ -148,7 +146,7 @@ class ParameterServicer:
                     return await encode_read_state(version, state, outgoing, with_values=not request.without_values)
             version = await parameters.read(step, wait_timeout(request, call))
             if request.without_values:
-                return messages_pb2.ReadParametersResponse(version=encode_version(version))
+                return WithContents(messages_pb2.ReadParametersResponse(version=encode_version(version)), Contents())
             return await encode_read(version, outgoing)
 
     async def Push(self, request: messages_pb2.PushRequest, call: Call) -> messages_pb2.PushResponse:
@@ -160,7 +158,7 @@ class ParameterServicer:
     async def PushPullParameters(self, request: messages_pb2.PushPullParametersRequest, call: Call) -> WithContents:
         with (
             self._using(request.parameters, call) as parameters,
-            self._registry.waiting(call.identity),
+            self._registry.factory.waiting(call.identity),
             self._deliverer.begin(request.placement, call) as outgoing,
         ):
             request_id, contribution, opening = await self._received(parameters, request, call)
@@ -199,7 +197,8 @@ class ParameterServicer:
         step = request.step if request.HasField("step") else None
         with self._using(request.parameters, call) as parameters, request_fields({_FIELD: "fork"}):
             key = self._key(request.fork, call)
-            fork = await self._registry.fork(parameters, step, key, lifetime)
+            source = decode_key(request.parameters, call.identity)
+            fork = await self._registry.fork(source, parameters.incarnation, step, key, lifetime)
         await self._registry.settle()
         return await self._with_info(messages_pb2.ForkParametersResponse(), key, fork)
 
