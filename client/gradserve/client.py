@@ -18,6 +18,7 @@ from gradserve.discovery import servers_to_connect
 from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making
 from gradserve.interceptors import Interceptor
 from gradserve.local_aggregator import aggregator_for
+from gradserve.parameters import Parameters
 from gradserve.public_names import shown
 from gradserve.raw_ops import RawOps
 from gradserve.tracing import Tracing
@@ -216,6 +217,9 @@ class Client(BlockingFace[ClientCalls]):
         ClientCalls.sparse_conditional_accumulator, SparseConditionalAccumulator
     )
     gradient_accumulator = blocking_making(ClientCalls.gradient_accumulator, GradientAccumulator)
+    parameters = blocking_making(ClientCalls.parameters, Parameters)
+    list_parameters = blocking(ClientCalls.list_parameters)
+    delete_parameters = blocking(ClientCalls.delete_parameters)
     list_accumulators = blocking(ClientCalls.list_accumulators)
     delete_accumulator = blocking(ClientCalls.delete_accumulator)
     batch_norm = blocking_making(ClientCalls.batch_norm, BatchNormLayer)

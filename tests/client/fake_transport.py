@@ -17,6 +17,7 @@ from gradserve.calls.exchange import (
     Together,
     Track,
     Whole,
+    Work,
     forget,
 )
 from gradserve.results import TransportInfo
@@ -73,4 +74,6 @@ async def _perform(answer: Callable[[Exchange], Any], exchange: Exchange) -> Any
             return TransferProgress.of(exchange)
         case CleanUp():
             return forget
+        case Work(run):
+            return run()
     return answer(exchange)

@@ -12,7 +12,14 @@ import gradserve
 from tests.client.test_public_names import methods
 
 SECTION = r"\n{}:\n((?: .*\n|\n)*)"
-FACES = ["Client", "ConditionalAccumulator", "SparseConditionalAccumulator", "GradientAccumulator", "BatchNormLayer"]
+FACES = [
+    "Client",
+    "ConditionalAccumulator",
+    "SparseConditionalAccumulator",
+    "GradientAccumulator",
+    "Parameters",
+    "BatchNormLayer",
+]
 METHODS = [
     pytest.param(method, id=method.__qualname__)
     for face in [*FACES, "RawOps"]

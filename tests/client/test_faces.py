@@ -21,7 +21,7 @@ def is_awaited(method: Any) -> bool:
     return inspect.iscoroutinefunction(inspect.unwrap(method, stop=inspect.iscoroutinefunction))
 
 
-@pytest.mark.parametrize("name", ["Client", "RawOps", *ACCUMULATORS])
+@pytest.mark.parametrize("name", ["Client", "RawOps", "Parameters", *ACCUMULATORS])
 def test_both_faces_are_alike(name: str) -> None:
     blocking, awaited = getattr(gradserve, name), getattr(gradserve.aio, name)
     assert public_methods(blocking) == public_methods(awaited)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Self, TypeVar
 
 from gradserve.aio.batch_norm_layer import BatchNormLayer
+from gradserve.aio.parameters import Parameters
 from gradserve.aio.raw_ops import RawOps
 from gradserve.calls.accumulators.models import GradientAccumulatorCalls
 from gradserve.calls.accumulators.operations import (
@@ -256,6 +257,9 @@ class Client(AsyncFace[ClientCalls]):
         ClientCalls.sparse_conditional_accumulator, SparseConditionalAccumulator
     )
     gradient_accumulator = awaiting_making(ClientCalls.gradient_accumulator, GradientAccumulator)
+    parameters = awaiting_making(ClientCalls.parameters, Parameters)
+    list_parameters = awaiting(ClientCalls.list_parameters)
+    delete_parameters = awaiting(ClientCalls.delete_parameters)
     list_accumulators = awaiting(ClientCalls.list_accumulators)
     delete_accumulator = awaiting(ClientCalls.delete_accumulator)
     batch_norm = awaiting_making(ClientCalls.batch_norm, BatchNormLayer)

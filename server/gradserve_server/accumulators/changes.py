@@ -263,7 +263,9 @@ class RoundChanges:
         pull: Waiter | None,
         one_per_worker: bool,
     ) -> tuple[Applied, asyncio.Future[None] | None]:
-        event = self.ledger.judge(call, contribution, one_per_worker=one_per_worker, awaits_average=pull is not None)
+        event = self.ledger.judge(
+            call, contribution, given.nbytes, one_per_worker=one_per_worker, awaits_average=pull is not None
+        )
         outcome, contribution = event.outcome, event.contribution
         if contribution.sum_of and outcome is Outcome.ALREADY_COUNTED:
             raise not_as_a_sum("a worker is in the round already, or twice in the sum")

@@ -1,4 +1,4 @@
-"""Makes accumulators and whatever else works in rounds, out of the parts of this package and within the budgets."""
+"""Makes what works in rounds, accumulators and others, out of the parts of this package and within the budgets."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.averages import AverageHistory, KeptAverages, KeptBytes, UndeliveredAverages
 from gradserve_server.accumulators.changes import MemberBytes, RoundChanges
 from gradserve_server.accumulators.gradient import Array
@@ -81,7 +80,7 @@ class RoundKind:
         ledger: Decides which gradients count.
         queue: Holds the waiting calls, and says when a round ends.
         summation: Makes the arithmetic of the sum for a spec in a place.
-        keep: Makes the history of averages, given its parts; see `KeptAverages`.
+        keep: Makes the history of averages, given the arguments of `KeptAverages`.
     """
 
     ledger: Ledger
@@ -91,7 +90,7 @@ class RoundKind:
 
 
 class AccumulatorFactory:
-    """Makes the accumulators of a server, and counts them and their waiting calls.
+    """Makes the machines of a server's accumulators, and counts them and their waiting calls.
 
     Attributes:
         places: Where accumulators can be.
@@ -177,7 +176,7 @@ class AccumulatorFactory:
             bookkeeping=bookkeeping,
         )
 
-    def make(
+    def make_changes(
         self,
         key: ResourceKey,
         spec: AccumulatorSpec,
@@ -186,15 +185,15 @@ class AccumulatorFactory:
         kind: RoundKind,
         journal: FileJournal | None,
         own: OwnReservations,
-    ) -> Accumulator:
-        """Returns an accumulator with an empty sum and without averages.
+    ) -> RoundChanges:
+        """Returns what changes the rounds of an accumulator, with an empty sum and without averages.
 
         Args:
             key: Its name.
             spec: Its properties.
             place: Where it is.
             incarnation: An id that no other accumulator of the same name has.
-            kind: Its ledger, queue and arithmetic.
+            kind: Its ledger, queue, arithmetic and history.
             journal: Takes its changes; None if nothing is durable.
             own: Its reservations.
         """
@@ -218,7 +217,7 @@ class AccumulatorFactory:
         decision = Decision(incarnation, spec.deterministic) if spec.num_shards else None
         forget: Forget = (lambda _: None) if journal is None else journal.forget
         averages = kind.keep(history, undelivered, kept, own.memory, copies, self._expiries.add, forget, decision)
-        changes = RoundChanges(
+        return RoundChanges(
             ledger=kind.ledger,
             queue=kind.queue,
             round_sum=make_sum(spec.without_components() if spec.num_shards else spec, averages.make_room),
@@ -229,7 +228,6 @@ class AccumulatorFactory:
             observer=self._observe(key),
             shard=self._shard(key, spec, make_sum, own, journal),
         )
-        return Accumulator(str(key), spec, incarnation, changes, own.waiters)
 
     def _shard(
         self,

@@ -67,13 +67,20 @@ class Ledger:
         return events
 
     def judge(
-        self, call: RequestId | None, contribution: Contribution, *, one_per_worker: bool, awaits_average: bool
+        self,
+        call: RequestId | None,
+        contribution: Contribution,
+        num_bytes: int,
+        *,
+        one_per_worker: bool,
+        awaits_average: bool,
     ) -> GradientAnswered:
         """Returns the decision on a gradient, as of now.
 
         Args:
             call: The id of the call that brings it, if it has one.
             contribution: The sender, step and weight of the gradient.
+            num_bytes: The size of its values, for those that keep records of it.
             one_per_worker: Whether only the first gradient of each worker counts.
             awaits_average: Whether the call is a push_pull.
         """

@@ -268,7 +268,8 @@ class AccumulatorRegistry:
         own: OwnReservations,
     ) -> Accumulator:
         kind = RoundKind(ledger, TakeQueue())
-        accumulator = self.factory.make(key, spec, place, incarnation, kind, journal, own)
+        changes = self.factory.make_changes(key, spec, place, incarnation, kind, journal, own)
+        accumulator = Accumulator(str(key), spec, incarnation, changes, own.waiters)
         self._reservations[key] = own
         self._accumulators.add(key, accumulator, lifetime)
         return accumulator

@@ -152,6 +152,19 @@ class Applied:
 
 
 @dataclass(frozen=True)
+class Pushed(Applied):
+    """The outcome of an update of parameters.
+
+    Attributes:
+        staleness: The number of versions made since the one from which it was computed.
+        weight: The weight that counts; 0 if it was dropped.
+    """
+
+    staleness: int = 0
+    weight: float = 0.0
+
+
+@dataclass(frozen=True)
 class AccumulatorState:
     """The state of an accumulator at one moment; see AccumulatorInfo in the protos."""
 

@@ -9,6 +9,7 @@ import contextlib
 
 from gradserve.calls.client.accumulators import AccumulatorsOfClient
 from gradserve.calls.client.layers import LayersOfClient
+from gradserve.calls.client.parameters import ParametersOfClient
 from gradserve.calls.client.tensors import TensorsOfClient
 from gradserve.calls.combinators import at_target
 from gradserve.calls.exchange import Operation, check_timeout
@@ -18,7 +19,7 @@ from gradserve_protocol.errors import GradserveError
 from gradserve_protocol.server_status import ServerStatus
 
 
-class ClientCalls(AccumulatorsOfClient, LayersOfClient, TensorsOfClient):
+class ClientCalls(AccumulatorsOfClient, ParametersOfClient, LayersOfClient, TensorsOfClient):
     """Calls of `Client`."""
 
     def server_info(self) -> Operation[ServerInfo]:

@@ -36,6 +36,11 @@ class Summation(Protocol):
         """The memory that it uses."""
         ...
 
+    @property
+    def result_nbytes(self) -> int:
+        """The memory that a result takes beside the sum; 0 if the sum can become the result."""
+        ...
+
     def growth(self, gradient: Gradient) -> int:
         """Returns the most bytes of the memory budget that adding `gradient` takes."""
         ...
@@ -134,6 +139,11 @@ class ArrivalOrderSum:
     def shapes(self) -> None:
         """None: the first gradient of a round decides."""
         return
+
+    @property
+    def result_nbytes(self) -> int:
+        """0: the sums become the result."""
+        return 0
 
     @property
     def nbytes(self) -> int:
@@ -281,6 +291,11 @@ class WorkerOrderSum:
     def shapes(self) -> None:
         """None: the first gradient of a round decides."""
         return
+
+    @property
+    def result_nbytes(self) -> int:
+        """0: the result takes no more memory than a gradient that was held."""
+        return 0
 
     @property
     def nbytes(self) -> int:

@@ -15,7 +15,7 @@ from numba.extending import register_jitable
 
 from gradserve_server.devices.host.intrinsics import DONE, count_up, load, read, store, widen
 from gradserve_server.devices.host.reduction_loops import array_at
-from gradserve_server.parameters.optimizers.optimizer import LoopCode
+from gradserve_server.parameters.optimizers.optimizer import FLOAT16_ADDEND, NO_ADDEND, OWN_ADDEND, LoopCode
 
 _TAKEN = 1
 """The index of the counter of chunks taken."""
@@ -25,11 +25,8 @@ _BLOCK = 1024
 
 _SUM, _ADDEND, _MASTER, _RESULT, _FIRST_SLOT, _SECOND_SLOT = 1, 2, 3, 4, 5, 6
 
-NO_ADDEND, ADDEND, ADDEND_FLOAT16, ADDEND_BFLOAT16 = 0, 1, 2, 3
-"""The dtype of a component's addend: none, that of masters, float16, bfloat16."""
-
-FACTOR, DIVISOR, NUMBERS = 0, 1, 2
-"""The columns of a component's numbers; those of the optimizer begin at NUMBERS."""
+_FACTOR, _DIVISOR, _NUMBERS = 0, 1, 2
+"""The columns of a component's numbers; those of the optimizer begin at _NUMBERS."""
 
 _SGD, _MOMENTUM, _ADAM = int(LoopCode.SGD), int(LoopCode.MOMENTUM), int(LoopCode.ADAM)
 _ADAGRAD, _ADAGRAD_OPTAX = int(LoopCode.ADAGRAD), int(LoopCode.ADAGRAD_OPTAX)
@@ -78,11 +75,11 @@ def step(
                 row = numbers[owner]
                 kind = addends[owner]
                 if kind == NO_ADDEND:
-                    _divide(total, row[DIVISOR], result)
-                elif kind == ADDEND:
+                    _divide(total, row[_DIVISOR], result)
+                elif kind == OWN_ADDEND:
                     addend = array_at(like, spans[span, _ADDEND] + offset, count)
                     _add_and_divide(has_sum[owner], total, addend, row, result)
-                elif kind == ADDEND_FLOAT16:
+                elif kind == FLOAT16_ADDEND:
                     addend_float16 = array_at(like_float16, spans[span, _ADDEND] + begin * half, count)
                     _add_and_divide(has_sum[owner], total, addend_float16, row, result)
                 else:
@@ -112,7 +109,7 @@ def _divide(total: Any, divisor: Any, result: Any) -> None:
 
 @register_jitable
 def _add_and_divide(has_sum: Any, total: Any, addend: Any, row: Any, result: Any) -> None:
-    factor, divisor = row[FACTOR], row[DIVISOR]
+    factor, divisor = row[_FACTOR], row[_DIVISOR]
     if has_sum:
         for index in range(len(result)):
             store(result, index, (load(total, index) + load(addend, index) * factor) / divisor)
@@ -123,7 +120,7 @@ def _add_and_divide(has_sum: Any, total: Any, addend: Any, row: Any, result: Any
 
 @register_jitable
 def _sgd(row: Any, master: Any, result: Any) -> None:
-    lr, decay = row[NUMBERS], row[NUMBERS + 1]
+    lr, decay = row[_NUMBERS], row[_NUMBERS + 1]
     for index in range(len(result)):
         p, g = load(master, index), read(result, index)
         g = g + decay * p if decay != 0 else g
@@ -132,8 +129,8 @@ def _sgd(row: Any, master: Any, result: Any) -> None:
 
 @register_jitable
 def _momentum(row: Any, master: Any, buffer: Any, result: Any) -> None:
-    lr, weight_decay, decay = row[NUMBERS], row[NUMBERS + 1], row[NUMBERS + 2]
-    fresh, ahead = row[NUMBERS + 3], row[NUMBERS + 4]
+    lr, weight_decay, decay = row[_NUMBERS], row[_NUMBERS + 1], row[_NUMBERS + 2]
+    fresh, ahead = row[_NUMBERS + 3], row[_NUMBERS + 4]
     for index in range(len(result)):
         p, g = load(master, index), read(result, index)
         g = g + weight_decay * p if weight_decay != 0 else g
@@ -144,10 +141,10 @@ def _momentum(row: Any, master: Any, buffer: Any, result: Any) -> None:
 
 @register_jitable
 def _adam(row: Any, master: Any, first: Any, second: Any, result: Any) -> None:
-    rate, weight_decay, kept = row[NUMBERS], row[NUMBERS + 1], row[NUMBERS + 2]
-    weight, rest = row[NUMBERS + 3], row[NUMBERS + 4]
-    beta2, fresh = row[NUMBERS + 5], row[NUMBERS + 6]
-    correction, eps = row[NUMBERS + 7], row[NUMBERS + 8]
+    rate, weight_decay, kept = row[_NUMBERS], row[_NUMBERS + 1], row[_NUMBERS + 2]
+    weight, rest = row[_NUMBERS + 3], row[_NUMBERS + 4]
+    beta2, fresh = row[_NUMBERS + 5], row[_NUMBERS + 6]
+    correction, eps = row[_NUMBERS + 7], row[_NUMBERS + 8]
     is_near = weight < 0.5
     for index in range(len(result)):
         p, g = load(master, index), read(result, index)
@@ -162,7 +159,7 @@ def _adam(row: Any, master: Any, first: Any, second: Any, result: Any) -> None:
 
 @register_jitable
 def _adagrad(row: Any, master: Any, squares: Any, result: Any) -> None:
-    rate, weight_decay, eps = row[NUMBERS], row[NUMBERS + 1], row[NUMBERS + 2]
+    rate, weight_decay, eps = row[_NUMBERS], row[_NUMBERS + 1], row[_NUMBERS + 2]
     for index in range(len(result)):
         p, g = load(master, index), read(result, index)
         g = g + weight_decay * p if weight_decay != 0 else g
@@ -173,7 +170,7 @@ def _adagrad(row: Any, master: Any, squares: Any, result: Any) -> None:
 
 @register_jitable
 def _adagrad_optax(row: Any, master: Any, squares: Any, result: Any) -> None:
-    lr, eps = row[NUMBERS], row[NUMBERS + 1]
+    lr, eps = row[_NUMBERS], row[_NUMBERS + 1]
     zero, one = widen(result, 0.0), widen(result, 1.0)
     for index in range(len(result)):
         g = read(result, index)
@@ -185,8 +182,8 @@ def _adagrad_optax(row: Any, master: Any, squares: Any, result: Any) -> None:
 
 @register_jitable
 def _yogi(row: Any, master: Any, first: Any, second: Any, result: Any) -> None:
-    lr, beta1, fresh, fresh_square = row[NUMBERS], row[NUMBERS + 1], row[NUMBERS + 2], row[NUMBERS + 3]
-    correction, square_correction, eps = row[NUMBERS + 4], row[NUMBERS + 5], row[NUMBERS + 6]
+    lr, beta1, fresh, fresh_square = row[_NUMBERS], row[_NUMBERS + 1], row[_NUMBERS + 2], row[_NUMBERS + 3]
+    correction, square_correction, eps = row[_NUMBERS + 4], row[_NUMBERS + 5], row[_NUMBERS + 6]
     zero, one = widen(result, 0.0), widen(result, 1.0)
     for index in range(len(result)):
         g = read(result, index)

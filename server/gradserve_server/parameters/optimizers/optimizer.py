@@ -48,6 +48,9 @@ class LoopCode(IntEnum):
     YOGI = 5
 
 
+NO_ADDEND, OWN_ADDEND, FLOAT16_ADDEND, BFLOAT16_ADDEND = range(4)
+"""The dtypes of the last update of a component, for `loops`: there is none, that of the master, float16, bfloat16."""
+
 Equation: TypeAlias = Callable[[Array, Array, Sequence[Array], Array, Sequence[Any]], None]
 """Steps elements with NumPy: takes the gradient, the master, the slots, the result and the numbers, all of the master's
 dtype. Updates the slots in place, fills the result, and changes nothing else."""

@@ -25,7 +25,14 @@ from gradserve_server.devices.host.kernels import (
     is_fit,
 )
 from gradserve_server.devices.host.reduction import Span, addresses, cut
-from gradserve_server.parameters.optimizers.optimizer import Array, Optimizer
+from gradserve_server.parameters.optimizers.optimizer import (
+    BFLOAT16_ADDEND,
+    FLOAT16_ADDEND,
+    NO_ADDEND,
+    OWN_ADDEND,
+    Array,
+    Optimizer,
+)
 
 
 @dataclass(frozen=True)
@@ -79,8 +86,8 @@ OPTIMIZER_STEPS = KernelTable(
     contract=False,
 )
 
-_ADDENDS = {np.dtype(np.float16): 2, np.dtype(ml_dtypes.bfloat16): 3}
-"""The codes of addends that do not have the dtype of their master; see `loops`."""
+_ADDENDS = {np.dtype(np.float16): FLOAT16_ADDEND, np.dtype(ml_dtypes.bfloat16): BFLOAT16_ADDEND}
+"""The codes of addends that do not have the dtype of their master."""
 
 _CHUNK_ELEMENTS = 1 << 16
 _NUMPY_CHUNKS = 8
@@ -112,12 +119,13 @@ class Stepper:
             lr_factor: The schedule's factor of the learning rate.
             steps: The components, in any order; each may be at another step.
         """
-        numbers = {each.step: optimizer.numbers(each.step, lr_factor) for each in steps}
+        assert all(len(each.slots) == len(optimizer.slots) for each in steps), "or the kernel would write elsewhere"
+        numbers = {step: optimizer.numbers(step, lr_factor) for step in {each.step for each in steps}}
         compiled: dict[np.dtype[Any], list[ComponentStep]] = {}
         rest: list[ComponentStep] = []
         for each in steps:
             dtype = each.parameter.dtype
-            has_kernel = self._kernels.get(dtype) is not None and _is_fit(each)
+            has_kernel = self._kernels.get(dtype) is not None and all(map(is_fit, _arrays(each)))
             (compiled.setdefault(dtype, []) if has_kernel else rest).append(each)
         for alike in compiled.values():
             self._step_compiled(optimizer, numbers, alike)
@@ -150,13 +158,6 @@ def _arrays(step: ComponentStep) -> tuple[Array, ...]:
     return tuple(array for array in given if array is not None)
 
 
-def _is_fit(step: ComponentStep) -> bool:
-    """Returns True if the kernel for the dtype of the master can compute a step."""
-    dtype = step.parameter.dtype
-    is_known = step.addend is None or step.addend.dtype == dtype or step.addend.dtype in _ADDENDS
-    return is_known and all(is_fit(array) for array in _arrays(step))
-
-
 def _row(step: ComponentStep) -> tuple[Array, ...]:
     """Returns the arrays whose addresses the kernel gets. The master stands for those that there are not."""
     own = step.parameter
@@ -166,7 +167,9 @@ def _row(step: ComponentStep) -> tuple[Array, ...]:
 
 
 def _addend_code(step: ComponentStep) -> int:
-    return 0 if step.addend is None else _ADDENDS.get(step.addend.dtype, 1)
+    if step.addend is None:
+        return NO_ADDEND
+    return OWN_ADDEND if step.addend.dtype == step.parameter.dtype else _ADDENDS[step.addend.dtype]
 
 
 def _divisor(step: ComponentStep) -> float:
