@@ -13,6 +13,7 @@ from gradserve.calls.identity import RequestIds
 from gradserve_protocol.address import Address
 from gradserve_protocol.lasting import lasting_task
 from gradserve_server.accumulators.durable.restoring import restore_accumulators
+from gradserve_server.accumulators.factory import AccumulatorFactory
 from gradserve_server.accumulators.incoming import GradientReceiver
 from gradserve_server.accumulators.places.device_place import ConvertingReducer, DevicePlace
 from gradserve_server.accumulators.places.place import HostPlace, Places
@@ -183,8 +184,8 @@ class Server:
         self.usage = Usage(
             memory=budgets.memory,
             handles=budgets.handles,
-            accumulators=self.registry.count,
-            waiters=self.registry.waiters,
+            accumulators=self.registry.factory.count,
+            waiters=self.registry.factory.waiters,
             layers=budgets.layers,
             bookkeeping=budgets.bookkeeping,
             device_memory=budgets.device_memory,
@@ -222,7 +223,7 @@ class Server:
         self.round_hold: RoundHold | None = None
         """Holds rounds, if a file was named that says which are open."""
         if config.listen.rounds_file is not None:
-            self.round_hold = RoundHold(self.registry.gate, self.registry.all, Path(config.listen.rounds_file))
+            self.round_hold = RoundHold(self.registry.factory.gate, self.registry.all, Path(config.listen.rounds_file))
         self.addresses: tuple[str, ...] = ()
         """The addresses on which the server listens, once it has started."""
 
@@ -236,16 +237,21 @@ class Server:
         return Places(host, device, self._config.runtime.accumulator_device)
 
     def _make_registry(self) -> AccumulatorRegistry:
-        return AccumulatorRegistry(
+        factory = AccumulatorFactory(
             places=self._places,
             bookkeeping=self.budgets.bookkeeping,
-            make_average_memory=partial(SharedAverages, self._shared_memory, self._readers),
             limits=self._limits,
             lifetimes=self.lifetimes,
+            make_average_memory=partial(SharedAverages, self._shared_memory, self._readers),
+            observe=self.observed.observe,
+            member=self._member,
+        )
+        return AccumulatorRegistry(
+            factory,
+            self.lifetimes,
             new_incarnation=self._run.new_id,
             wall_clock=self._parts.wall_clock,
             is_of_another_run=self._run.is_of_another,
-            observe=self.observed.observe,
             member=self._member,
             journals=None if self._state is None else self._state.accumulators,
         )
@@ -257,7 +263,7 @@ class Server:
         return Expiry(
             self._parts.clock,
             {
-                "averages that nobody asked for again": self.registry.expire,
+                "averages that nobody asked for again": self.registry.factory.expire,
                 "accumulators and layers": self.lifetimes.expire,
                 "tensors": self.store.expire,
             },

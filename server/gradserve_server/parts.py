@@ -209,9 +209,9 @@ class ResourceCounts:
         budgets, sockets = self.budgets, self.sockets
         limited = {
             "handles": budgets.handles,
-            "accumulators": self.registry.count,
+            "accumulators": self.registry.factory.count,
             "layers": budgets.layers,
-            "waiters": self.registry.waiters,
+            "waiters": self.registry.factory.waiters,
             "socket_connections": sockets.connections,
             "regions": sockets.regions,
         }

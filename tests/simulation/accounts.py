@@ -45,8 +45,8 @@ def check_memory(server: Server) -> None:
     expected = {
         "bytes": (sum(num_bytes.values()), server.memory.used),
         "handles": (len(tensors) + num_forwards, server.handles.used),
-        "waiting calls": (0, server.accumulators.waiters.used),
-        "accumulators": (len(accumulators), server.accumulators.count.used),
+        "waiting calls": (0, server.accumulators.factory.waiters.used),
+        "accumulators": (len(accumulators), server.accumulators.factory.count.used),
         "layers": (len(layers), server.layers.count.used),
     }
     for what, (there, counted) in expected.items():

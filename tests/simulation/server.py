@@ -130,7 +130,7 @@ class Server:
         self._expiry = Expiry(
             clock,
             {
-                "averages": self.accumulators.expire,
+                "averages": self.accumulators.factory.expire,
                 "accumulators and layers": self.lifetimes.expire,
                 "tensors": self.tensors.expire,
             },

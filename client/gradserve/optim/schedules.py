@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from gradserve.conversion.plain import as_integer, as_number
-from gradserve.public_names import HiddenConstructor
 from gradserve_protocol.argument import Argument
 
 
@@ -17,8 +16,6 @@ class Schedule:
         rounds: The rounds after warm-up in which it goes from 1 to `end`; 0 for a constant one.
         end: The factor from then on.
     """
-
-    __signature__ = HiddenConstructor()
 
     kind: str
     warmup: int = 0

@@ -93,6 +93,12 @@ class TakeQueue:
             if not waiter.answer.done():
                 waiter.answer.set_result(average)
 
+    def fail_pulls(self, error: Exception) -> None:
+        """Fails all waiting push_pulls but those whose average is being computed; their gradients stay in the round."""
+        for waiter in [each for peers in self._by_round.values() for each in peers if not each.serving]:
+            self.remove(waiter)
+            waiter.fail(error)
+
     def close(self, error: Exception) -> None:
         """Fails all waiters, and later ones too: a gradient may still be on its way to the sum."""
         self._closed = error

@@ -80,6 +80,14 @@ class EventRecords(Generic[EventT]):
         self._to_record = to_record
         self._of_record = of_record
 
+    def has(self, kind: type[object]) -> bool:
+        """Returns True if these are the records of a kind of event."""
+        return kind in self._names
+
+    def knows(self, name: str) -> bool:
+        """Returns True if a kind of event has this name in records."""
+        return name in self._kinds
+
     def record(self, event: EventT) -> Record:
         """Converts an event to a record."""
         return {"event": self._names[type(event)], **record_of(event, self._to_record)}

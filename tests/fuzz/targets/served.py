@@ -109,7 +109,7 @@ class Served:
         self.raw.channel.close()
         local = self._local
         try:
-            eventually(lambda: local.inspect(lambda server: server.registry.waiters.used), (0).__eq__)
+            eventually(lambda: local.inspect(lambda server: server.registry.factory.waiters.used), (0).__eq__)
             eventually(lambda: local.inspect(lambda server: len(server.sockets.connections)), (0).__eq__)
             eventually(lambda: local.inspect(lambda server: server.sockets.context.in_flight.used), (0).__eq__)
         except AssertionError as error:

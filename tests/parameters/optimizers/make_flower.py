@@ -1,7 +1,10 @@
 """Records what Flower's server strategies make of some rounds: writes flower.json beside this file.
 
-    python3 -m venv /tmp/flower && /tmp/flower/bin/pip install flwr==1.42.0
-    /tmp/flower/bin/python tests/parameters/optimizers/make_flower.py
+Runs in an environment of its own, which `make golden` makes so:
+
+    python3 -m venv .venv-golden-flower
+    .venv-golden-flower/bin/pip install flwr==1.42.0 numpy==2.4.6
+    .venv-golden-flower/bin/python -m tests.parameters.optimizers.make_flower
 
 All clients take part in all rounds: each adds its own delta to the parameters of the server. Strategies get and return
 float64.

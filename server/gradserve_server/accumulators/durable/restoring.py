@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.factory import AccumulatorFactory
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournals, FileJournal, ShardJournal
@@ -104,14 +105,14 @@ async def restore_accumulators(journals: AccumulatorJournals, registry: Accumula
     """
     store = journals.store
     # Short-lived and in another thread, so it counts in no budget.
-    journals.new_state = lambda: Ledger(registry.new_call_memory(Budget(_ENDLESS, "bytes").reserve()))
+    journals.new_state = lambda: Ledger(registry.factory.new_call_memory(Budget(_ENDLESS, "bytes").reserve()))
     rows = store.rows(SELECT_ACCUMULATORS)
     if num_incoming(store):
         raise StateError(f"{store.path}: {RESIZED}")
     for number, container, name, *columns in rows:
         try:
             row = StoredAccumulator.of_row(number, container, name, *columns)
-            calls = registry.new_call_memory(registry.bookkeeping_of(row.key))
+            calls = registry.factory.new_call_memory(registry.factory.bookkeeping_of(row.key))
             averages = (average_in(store, allocate, *each) for each in average_rows(store, number))
             journal_of = partial(journals.begin_again, row.key, number, row.durability)
             accumulator = await make_again(store, row, registry, calls, journal_of, averages, allocate)
@@ -285,13 +286,14 @@ async def _make_again(
         StateError, DAMAGES: A server cannot make it again.
     """
     memory = Budget(_ENDLESS, "bytes of tensor memory", ShareRules())
-    registry = AccumulatorRegistry(
+    lifetimes = Lifetimes(lambda: 0.0, 1.0)
+    factory = AccumulatorFactory(
         places=Places(HostPlace("cpu", reducer, np.empty, InlineCompute(), memory)),
         bookkeeping=Budget(_ENDLESS, "bytes of bookkeeping", ShareRules()),
         limits=LimitsConfig(),
-        lifetimes=Lifetimes(lambda: 0.0, 1.0),
-        new_incarnation=str,
+        lifetimes=lifetimes,
     )
+    registry = AccumulatorRegistry(factory, lifetimes, new_incarnation=str)
     on_host = replace(row, spec=row.spec.on("cpu"))
     await make_again(store, on_host, registry, unlimited_calls(), lambda _: None, averages, np.empty)
     for _ in ShardJournal(store, row.number).read(np.empty):

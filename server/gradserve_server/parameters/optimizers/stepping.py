@@ -119,7 +119,8 @@ class Stepper:
             lr_factor: The schedule's factor of the learning rate.
             steps: The components, in any order; each may be at another step.
         """
-        numbers = {each.step: optimizer.numbers(each.step, lr_factor) for each in steps}
+        assert all(len(each.slots) == len(optimizer.slots) for each in steps), "or the kernel would write elsewhere"
+        numbers = {step: optimizer.numbers(step, lr_factor) for step in {each.step for each in steps}}
         compiled: dict[np.dtype[Any], list[ComponentStep]] = {}
         rest: list[ComponentStep] = []
         for each in steps:

@@ -152,10 +152,6 @@ _LONGEST_CONTENTS = 3 << 20
 upload, of which only dtypes and shapes are known."""
 
 
-_NEVER_OVER = (1 << 63) - 1
-"""A step that comes after all others: the one of a gradient that counts whenever it comes."""
-
-
 def decode_gradient(
     request: GradientRequest, payload: Payload, user: Identity = ANONYMOUS
 ) -> tuple[RequestId | None, Contribution, IncomingGradient]:
@@ -248,12 +244,13 @@ def _contribution(request: GradientRequest, user: Identity) -> Contribution:
     is_again = isinstance(request, messages_pb2.ApplyGradientRequest) and request.accepted_before
     sum_of = _summands(request, user) if request.sum_of else ()
     return Contribution(
-        local_step=_NEVER_OVER if is_again else request.local_step,
+        local_step=request.local_step,
         weight=sum_of_weights([each.weight for each in sum_of]) if sum_of else weight_of(request),
         worker_id=request.worker_id,
         sequence=request.request_id.sequence,
         sum_of=sum_of,
         epoch=epoch_of(request),
+        was_accepted=is_again,
     )
 
 

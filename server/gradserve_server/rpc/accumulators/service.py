@@ -146,7 +146,7 @@ class AccumulatorServicer:
             raise call.may_only_open
         with (
             self._deciding(request.accumulator, call) as accumulator,
-            self._registry.waiting(call.identity),
+            self._registry.factory.waiting(call.identity),
             self._deliverer.begin(request.placement, call) as outgoing,
         ):
             average, duplicate = await accumulator.take(
@@ -157,7 +157,7 @@ class AccumulatorServicer:
     async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, call: Call) -> WithContents:
         with (
             self._deciding(request.accumulator, call) as accumulator,
-            self._registry.waiting(call.identity),
+            self._registry.factory.waiting(call.identity),
             self._deliverer.begin(request.placement, call) as outgoing,
         ):
             step = request.step if request.HasField("step") else None
@@ -168,7 +168,7 @@ class AccumulatorServicer:
     async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
         with (
             self._deciding(request.accumulator, call) as accumulator,
-            self._registry.waiting(call.identity),
+            self._registry.factory.waiting(call.identity),
             self._deliverer.begin(request.placement, call) as outgoing,
         ):
             request_id, contribution, given = await self._decoded(accumulator, request, call)

@@ -1,1 +1,1 @@
-"""ParametersService."""
+"""ParameterService."""

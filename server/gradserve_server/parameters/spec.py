@@ -1,0 +1,220 @@
+"""The properties of parameters, some of which are rules that can change."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, DType
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.limits import listed, quoted
+from gradserve_server.parameters.optimizers.optimizer import Optimizer
+from gradserve_server.parameters.optimizers.schedule import Schedule
+from gradserve_server.parameters.reductions.spec import UpdateReduction
+from gradserve_server.parameters.round_rules import RoundRules
+from gradserve_server.parameters.staleness import Staleness
+from gradserve_server.storage.journal import Durability
+
+
+class UpdateKind(Enum):
+    """What workers push."""
+
+    DELTA = "DELTA"
+    """The worker's parameters minus the version from which it started. Their negated mean is the gradient."""
+    GRADIENT = "GRADIENT"
+    """The gradient of the loss."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What may change while parameters exist.
+
+    Attributes:
+        optimizer: Makes the next version.
+        rounds: Say when a round ends.
+        schedule: The factor of the learning rate.
+    """
+
+    optimizer: Optimizer
+    rounds: RoundRules
+    schedule: Schedule = field(default_factory=Schedule)
+
+
+@dataclass(frozen=True)
+class ParametersSpec:
+    """The properties of parameters.
+
+    Attributes:
+        components: One or more dense components with known shapes, in the order of the creator.
+        rules: The present rules.
+        update: What workers push.
+        staleness: How updates count that were computed from an older version.
+        reduction: How the updates of a round become one.
+        keep_versions: The number of versions that can be read, the newest included.
+        deterministic: Whether to sum in the order of workers rather than of arrival.
+        refuse_non_finite: Whether to refuse updates with infinite values or NaN.
+        one_per_worker: Whether to count only the first update of each worker in a round.
+        durability: How much survives the end of the server; None for the server's default.
+        agreement: Opaque labels that every client must agree on, by name.
+        keep_rounds: The number of rounds whose records are kept.
+
+    Raises:
+        InvalidArgumentError: A property is not valid.
+    """
+
+    components: tuple[ComponentSpec, ...]
+    rules: Rules
+    update: UpdateKind = UpdateKind.DELTA
+    staleness: Staleness = field(default_factory=Staleness)
+    reduction: UpdateReduction = field(default_factory=UpdateReduction)
+    keep_versions: int = 2
+    deterministic: bool = False
+    refuse_non_finite: bool = True
+    one_per_worker: bool = True
+    durability: Durability | None = None
+    agreement: Mapping[str, str] = field(default_factory=dict)
+    keep_rounds: int = 1000
+
+    def __post_init__(self) -> None:
+        for index, component in enumerate(self.components):
+            _check_component(component, f"spec.components[{index}]")
+        for name in ("keep_versions", "keep_rounds"):
+            value = getattr(self, name)
+            if value < 1:
+                raise InvalidArgumentError(f"expected {name} of at least 1, got {value}", field=f"spec.{name}")
+        self.reduction.check_rounds(self.rules.rounds)
+        self.updates  # noqa: B018 - checks what accumulators check
+
+    @cached_property
+    def updates(self) -> AccumulatorSpec:
+        """The spec of the rounds, in which versions are the averages."""
+        return AccumulatorSpec(
+            self.components,
+            deterministic=self.holds_updates,
+            keep_averages=self.keep_versions,
+            one_per_worker=self.one_per_worker,
+            refuse_non_finite=self.refuse_non_finite,
+            durability=self.durability,
+            device="cpu",
+            agreement=self.agreement,
+        )
+
+    @property
+    def holds_updates(self) -> bool:
+        """True if the updates of a round are held until it ends."""
+        return self.deterministic or self.reduction.holds_updates
+
+    @cached_property
+    def by_name(self) -> dict[str, ComponentSpec]:
+        """The components by name."""
+        return {component.name: component for component in self.components}
+
+    @cached_property
+    def masters(self) -> dict[str, DType]:
+        """The dtype of the master of each component: float64 for float64, float32 for all others."""
+        wide = np.dtype(np.float64)
+        return {each.name: wide if each.dtype == wide else np.dtype(np.float32) for each in self.components}
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each component."""
+        return {each.name: each.shape.dims or () for each in self.components}
+
+    def master_bytes(self, names: Mapping[str, object] | None = None) -> int:
+        """Returns the memory of one array in the dtype of the masters, for each component or for these."""
+        chosen = self.masters if names is None else names
+        return sum([int(np.prod(self.shapes[name])) * self.masters[name].itemsize for name in chosen])
+
+    @cached_property
+    def version_bytes(self) -> int:
+        """The memory of a version as it is read."""
+        return sum([int(np.prod(self.shapes[each.name])) * each.dtype.itemsize for each in self.components])
+
+    def resolved(self, durability: Durability) -> Self:
+        """Returns a copy with a durability."""
+        return replace(self, durability=durability)
+
+    def with_rules(self, rules: Rules) -> Self:
+        """Returns a copy with other rules.
+
+        Raises:
+            InvalidArgumentError: They do not go with the other properties.
+        """
+        return replace(self, rules=rules)
+
+    def differences(self, other: "ParametersSpec") -> list[str]:
+        """Returns the differences from what somebody else asks for, in words: names first, then shapes, then the rest.
+
+        Rules are not compared, nor is a durability that was not asked for, and components may come in any order.
+        """
+        return (
+            _names_that_differ(self, other) or _components_that_differ(self, other) or _others_that_differ(self, other)
+        )
+
+
+_COMPARED = (
+    "update",
+    "staleness",
+    "reduction",
+    "keep_versions",
+    "deterministic",
+    "refuse_non_finite",
+    "one_per_worker",
+    "keep_rounds",
+)
+
+
+def _names_that_differ(one: ParametersSpec, other: ParametersSpec) -> list[str]:
+    missing, more = one.by_name.keys() - other.by_name.keys(), other.by_name.keys() - one.by_name.keys()
+    found = []
+    if missing:
+        found.append(f"it has {listed(sorted(missing))}, which are not among yours")
+    if more:
+        found.append(f"it lacks {listed(sorted(more))}")
+    return found
+
+
+def _components_that_differ(one: ParametersSpec, other: ParametersSpec) -> list[str]:
+    return [difference for each in one.components for difference in each.differences(other.by_name[each.name])]
+
+
+def _others_that_differ(one: ParametersSpec, other: ParametersSpec) -> list[str]:
+    found = [
+        f"{name} is {_text(getattr(one, name))}, not {_text(getattr(other, name))}"
+        for name in _COMPARED
+        if getattr(one, name) != getattr(other, name)
+    ]
+    if other.durability not in (None, one.durability) and one.durability is not None:
+        assert other.durability is not None
+        found.append(f"durability is {one.durability.value}, not {other.durability.value}")
+    for name in sorted(one.agreement.keys() | other.agreement.keys()):
+        mine, yours = one.agreement.get(name), other.agreement.get(name)
+        if mine != yours:
+            found.append(f"agreement on {quoted(name)} is {_label(mine)}, not {_label(yours)}")
+    return found
+
+
+def _label(text: str | None) -> str:
+    return "missing" if text is None else quoted(text)
+
+
+def _text(value: object) -> str:
+    return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+def _check_component(component: ComponentSpec, field: str) -> None:
+    if component.is_sparse:
+        raise InvalidArgumentError(
+            f"expected dense components, got sparse {quoted(component.name)}", field=f"{field}.layout"
+        )
+    dims = component.shape.dims
+    if dims is None or -1 in dims:
+        raise InvalidArgumentError(
+            f"expected a known shape of component {quoted(component.name)}, got {component.shape}",
+            field=f"{field}.shape",
+        )
+    if component.pieces:
+        raise InvalidArgumentError("expected no pieces: parameters are on one server", field=f"{field}.pieces")
