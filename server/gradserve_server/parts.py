@@ -26,6 +26,7 @@ from gradserve_server.layers.batch_norm.journal import LayerJournals
 from gradserve_server.observe.calls import Way
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
+from gradserve_server.parameters.journal import ParametersJournals
 from gradserve_server.resources.budget import Purpose
 from gradserve_server.resources.ids import RandomIds
 from gradserve_server.resources.lifetimes import ClientLeases
@@ -167,12 +168,14 @@ class ServerState:
     Attributes:
         store: The directory.
         accumulators: The journals of the accumulators.
+        parameters: The journals of the parameters.
         layers: The journals of the layers.
     """
 
     def __init__(self, store: StateStore, default: Durability) -> None:
         self.store = store
         self.accumulators = AccumulatorJournals(store, default)
+        self.parameters = ParametersJournals(store, default)
         self.layers = LayerJournals(store, default)
 
 

@@ -1,14 +1,15 @@
 """The journals of durable parameters in a state directory, and their records."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.gradient import Array, Average
-from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.journal import FileJournal, RoundTables
+from gradserve_server.accumulators.ledger import Answer
 from gradserve_server.accumulators.records import (
     EVENTS,
     call_of,
@@ -40,6 +41,7 @@ from gradserve_server.storage.journal import (
     Journals,
     Record,
     Recording,
+    Rows,
     record_of,
     value_of,
 )
@@ -330,11 +332,22 @@ class ParametersJournal(FileJournal):
 
 
 class ParametersJournals(Journals[Any, UpdateLedger]):
-    """The journals of a server's durable parameters."""
+    """The journals of a server's durable parameters.
+
+    Attributes:
+        new_calls: Returns an empty memory of calls that uses no budget of the server, to make snapshots with.
+    """
+
+    new_calls: Callable[[], CallMemory[Answer]]
 
     def __init__(self, store: StateStore, default: Durability) -> None:
         super().__init__(store, PARAMETERS, default)
         self._journals: dict[ResourceKey, ParametersJournal] = {}
+
+    def empty_state(self, number: int, rows: Rows) -> UpdateLedger:
+        """Returns the ledger of parameters before their first event."""
+        ((spec,),) = rows("SELECT spec FROM parameters WHERE id = ?", number)
+        return UpdateLedger(self.new_calls(), parameters_spec_of(json.loads(spec)))
 
     def begin(
         self, key: ResourceKey, spec: ParametersSpec, lifetime: Lifetime, incarnation: str

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradserve_server.accumulators.gradient import Average, Gradient
-from gradserve_server.accumulators.identity import CallMemory, RequestId
-from gradserve_server.accumulators.ledger import Answer
+from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.records import average_of, contribution_of, joined
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.parameters.journal import (
@@ -22,6 +21,7 @@ from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.record import RoundRecord
 from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.parameters.variables import OptimizerState
+from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.cluster import MisplacedError
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
@@ -30,19 +30,17 @@ from gradserve_server.storage.directory import DAMAGES, StateError
 from gradserve_server.storage.segments import Allocate
 from gradserve_server.storage.store import StateStore
 
+_ENDLESS = 1 << 62
 SELECT_PARAMETERS = "SELECT id, container, name, owner, incarnation, spec, lifetime FROM parameters ORDER BY id"
 
 
-async def restore_parameters(
-    journals: ParametersJournals, registry: ParametersRegistry, allocate: Allocate, calls: CallMemory[Answer]
-) -> int:
+async def restore_parameters(journals: ParametersJournals, registry: ParametersRegistry, allocate: Allocate) -> int:
     """Restores all parameters of a state directory; returns their number.
 
     Args:
         journals: The journals of the state directory.
         registry: Gets the parameters.
         allocate: Allocates memory for their values.
-        calls: An empty memory of calls that uses no budget of the server, to make snapshots with.
 
     Raises:
         DamagedError: Something is damaged.
@@ -50,6 +48,7 @@ async def restore_parameters(
         ResourceExhaustedError: They exceed the limits of the server.
     """
     store = journals.store
+    journals.new_calls = lambda: registry.factory.new_call_memory(Budget(_ENDLESS, "bytes").reserve())
     rows = store.rows(SELECT_PARAMETERS)
     for row in rows:
         key = ResourceKey(row[1], row[2], owner_named(row[3]))
@@ -109,9 +108,7 @@ def _state(store: StateStore, number: int, allocate: Allocate) -> tuple[Optimize
 
 
 def _versions(store: StateStore, number: int, allocate: Allocate) -> list[tuple[Average, list[RequestId]]]:
-    rows = store.rows(
-        "SELECT record, names, blob FROM parameters_version WHERE parameters = ? ORDER BY round", number
-    )
+    rows = store.rows("SELECT record, names, blob FROM parameters_version WHERE parameters = ? ORDER BY round", number)
     if not rows:
         raise ValueError("there is no version")
     return [

@@ -264,6 +264,10 @@ class Journals(Generic[EventT, StateT]):
             f"restore the directory from a backup, or see what `gradserve state repair {self.store.path}` would remove"
         )
 
+    def empty_state(self, number: int, rows: Rows) -> StateT:
+        """Returns the state of a resource before its first event, given a reader of the directory; in any thread."""
+        return self.new_state()
+
     def begin_snapshot(self, number: int, position: int) -> "asyncio.Task[None]":
         """Begins to replace the events of a resource, up to a position, by the state that they lead to."""
         return self._tasks.begin(self._write_snapshot(number, position))
@@ -294,10 +298,12 @@ class Journals(Generic[EventT, StateT]):
 
     def _replay(self, number: int, position: int) -> str:
         with reading_database(self.store.database) as connection:
-            state = self.new_state()
-            self.recording.replay(
-                lambda query, *values: connection.execute(query, values).fetchall(), number, state, position
-            )
+
+            def rows(query: str, *values: Any) -> list[tuple[Any, ...]]:
+                return connection.execute(query, values).fetchall()
+
+            state = self.empty_state(number, rows)
+            self.recording.replay(rows, number, state, position)
         return json.dumps(self.recording.state_record(state))
 
 
