@@ -3,9 +3,21 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.errors import ResourceExhaustedError
+
+
+class Wording(NamedTuple):
+    """What messages call a resource that works in rounds, what comes in, and what comes out."""
+
+    kind: str = "accumulator"
+    item: str = "gradient"
+    result: str = "average"
+
+
+OF_ACCUMULATORS = Wording()
 
 
 @dataclass(eq=False)
