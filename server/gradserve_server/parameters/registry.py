@@ -82,7 +82,7 @@ class ParametersRegistry:
             AlreadyExistsError: Parameters of this name have other properties or another lifetime.
             ResourceExhaustedError: There are too many, or there is not enough memory or disk.
         """
-        check_place(self._member, key, 0)
+        check_place(self._member, key, 0, "parameters")
         while (beginning := self._beginning.get(key)) is not None:
             await asyncio.shield(beginning)  # a creation that fails leaves the name free
         found = self._parameters.find(key)
@@ -182,7 +182,7 @@ class ParametersRegistry:
             InvalidArgumentError: The name belongs to another server of the cluster, or they do not fit together.
             ResourceExhaustedError: The server has reached its limits.
         """
-        check_place(self._member, key, 0)
+        check_place(self._member, key, 0, "parameters")
         own = self.factory.reserve(key, spec.updates, self.factory.places.host)
         ledger = self._new_ledger(key, spec, own)
         journal = ledger_of(ledger)
