@@ -446,8 +446,8 @@ class Server:
                 num_parameters = await restore_parameters(state.parameters, self.parameters, allocate)
                 num_layers = restore_layers(state.layers, self.layers, self._layer_environment, allocate, to_host)
             state.store.start(self._on_failure)
-            found = f"{count} accumulators, {num_parameters} parameters and {num_layers} layers"
-            _log.info("restored %s from %s", found, state.store.path)
+            counts = (count, num_parameters, num_layers)
+            _log.info("restored %d accumulators, %d parameters and %d layers from %s", *counts, state.store.path)
         if self._upstream is not None:
             await self._upstream.open()
             _log.info("forwarding gradients to %s", self._upstream.address)

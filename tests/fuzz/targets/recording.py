@@ -150,8 +150,8 @@ async def record() -> list[tuple[str, bytes]]:
     ):
         client.get(client.put([1.0, 2.0]))
     with server(recorder) as local, RawCalls(local.address) as raw:
-        for method, message in PARAMETER_CALLS:
-            raw.call(method, message)
+        for name, message in PARAMETER_CALLS:
+            raw.call(name, message)
     seen: dict[str, int] = {}
     kept = []
     for method, request in recorder.calls:
