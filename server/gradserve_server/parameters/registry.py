@@ -10,7 +10,14 @@ from typing import Any
 from gradserve_server.accumulators.factory import AccumulatorFactory, OwnReservations, RoundKind
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.errors import AbortedError, AlreadyExistsError, NotFoundError, ServiceError, UnavailableError
+from gradserve_server.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    NotFoundError,
+    OutOfRangeError,
+    ServiceError,
+    UnavailableError,
+)
 from gradserve_server.parameters.journal import ParametersJournal, ParametersJournals
 from gradserve_server.parameters.ledger import UpdateLedger
 from gradserve_server.parameters.optimizers.stepping import Stepper
@@ -137,10 +144,16 @@ class ParametersRegistry:
             lifetime: Their lifetime.
 
         Raises:
-            OutOfRangeError: The version is no longer kept.
+            OutOfRangeError: The version is no longer kept, or does not exist yet.
             AlreadyExistsError: The name is taken.
         """
         with self.use(key, incarnation) as source:
+            if step is not None and step > source.rounds.global_step:
+                raise OutOfRangeError(
+                    f"expected a step of at most {source.rounds.global_step}, the present one of parameters "
+                    f"{str(key)!r}, got {step}",
+                    field="step",
+                )
             version, state = await source.read(step, 0.0), None
             if version.step == source.rounds.global_step:
                 async with source.reading_state() as (version, state):

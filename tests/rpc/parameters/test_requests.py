@@ -8,8 +8,7 @@ import pytest
 from gradserve_protocol.v1 import accumulator_pb2, parameters_pb2
 from gradserve_server.accumulators.spec import ComponentSpec, PartialShape
 from gradserve_server.parameters.optimizers.sgd import Sgd
-from gradserve_server.parameters.reductions.spec import Normalization, UpdateReduction
-from gradserve_server.parameters.spec import UpdateKind
+from gradserve_server.parameters.spec import Normalization, UpdateKind
 from gradserve_server.rpc.parameters.requests import (
     decode_change_id,
     decode_key,
@@ -60,6 +59,11 @@ def test_an_empty_container_is_the_default_one() -> None:
         ({}, "update", UpdateKind.DELTA),
         ({"update": parameters_pb2.UPDATE_KIND_DELTA}, "update", UpdateKind.DELTA),
         ({"update": parameters_pb2.UPDATE_KIND_GRADIENT}, "update", UpdateKind.GRADIENT),
+        ({}, "normalization", Normalization.WEIGHTS),
+        ({"normalization": parameters_pb2.NORMALIZATION_WEIGHTS}, "normalization", Normalization.WEIGHTS),
+        ({"normalization": parameters_pb2.NORMALIZATION_COUNT}, "normalization", Normalization.COUNT),
+        ({}, "clip_norm", None),
+        ({"clip_norm": 2.5}, "clip_norm", 2.5),
         ({}, "keep_versions", 2),
         ({"keep_versions": 7}, "keep_versions", 7),
         ({}, "keep_rounds", 1000),
@@ -77,13 +81,6 @@ def test_an_empty_container_is_the_default_one() -> None:
 )
 def test_properties(fields: dict[str, Any], name: str, expected: object) -> None:
     assert getattr(decode_parameters_spec(spec(**fields)), name) == expected
-
-
-def test_the_reduction() -> None:
-    count = parameters_pb2.NORMALIZATION_COUNT
-    assert decode_parameters_spec(spec()).reduction == UpdateReduction()
-    found = decode_parameters_spec(spec(clip_norm=2.5, normalization=count)).reduction
-    assert (found.clip_norm, found.normalization) == (2.5, Normalization.COUNT)
 
 
 def test_components_and_rules() -> None:

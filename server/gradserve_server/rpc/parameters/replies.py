@@ -11,7 +11,7 @@ from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.rounds import Pushed
 from gradserve_server.parameters.parameters import Parameters, ParametersState
 from gradserve_server.parameters.record import RoundRecord
-from gradserve_server.parameters.spec import ParametersSpec, UpdateKind
+from gradserve_server.parameters.spec import Normalization, ParametersSpec, UpdateKind
 from gradserve_server.parameters.variables import OptimizerState
 from gradserve_server.parameters.versions import Version
 from gradserve_server.resources.lifetimes import Lifetime
@@ -30,7 +30,7 @@ from gradserve_server.rpc.boundary.chain import Codec
 from gradserve_server.rpc.boundary.fields import encode_durability, encode_idle_lease
 from gradserve_server.rpc.boundary.messages import Entries, Piece
 from gradserve_server.rpc.parameters.optimizers import encode_optimizer, encode_schedule
-from gradserve_server.rpc.parameters.rules import encode_reduction, encode_round_rules, encode_staleness
+from gradserve_server.rpc.parameters.rules import encode_reduction, encode_rules, encode_staleness
 from gradserve_server.rpc.tensors.outgoing import OutgoingTensors
 
 # Outcomes and versions
@@ -144,6 +144,12 @@ _UPDATE_CODES = {
 }
 
 
+_NORMALIZATION_CODES = {
+    Normalization.WEIGHTS: parameters_pb2.NORMALIZATION_WEIGHTS,
+    Normalization.COUNT: parameters_pb2.NORMALIZATION_COUNT,
+}
+
+
 def num_parts(parameters: Parameters) -> int:
     """Returns the number of parts that the message of parameters has."""
     spec = parameters.spec
@@ -183,8 +189,11 @@ def _spec_pieces(spec: ParametersSpec) -> Iterator[Piece]:
         update=_UPDATE_CODES[spec.update],
         optimizer=encode_optimizer(spec.rules.optimizer),
         schedule=encode_schedule(spec.rules.schedule),
-        rounds=encode_round_rules(spec.rules.rounds),
+        rounds=encode_rules(spec.rules.rounds),
         staleness=encode_staleness(spec.staleness),
+        normalization=_NORMALIZATION_CODES[spec.normalization],
+        reduction=encode_reduction(spec.reduction),
+        clip_norm=spec.clip_norm,
         keep_versions=spec.keep_versions,
         deterministic=spec.deterministic,
         accept_non_finite=not spec.refuse_non_finite,
@@ -193,7 +202,6 @@ def _spec_pieces(spec: ParametersSpec) -> Iterator[Piece]:
         agreement=spec.agreement,
         keep_rounds=spec.keep_rounds,
     )
-    yield encode_reduction(spec.reduction)
     yield Entries("components", map(encode_component, spec.components))
 
 

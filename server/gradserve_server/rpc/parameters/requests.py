@@ -18,7 +18,7 @@ from gradserve_server.accumulators.spec import ComponentSpec, check_agreement
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import MAX_COMPONENTS, check_count, listed, quoted
 from gradserve_server.parameters.parameters import Changes
-from gradserve_server.parameters.spec import ParametersSpec, Rules, UpdateKind
+from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules, UpdateKind
 from gradserve_server.parameters.variables import Loaded, OptimizerState
 from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.accumulators.gradients import (
@@ -29,7 +29,7 @@ from gradserve_server.rpc.accumulators.gradients import (
 from gradserve_server.rpc.accumulators.requests import check_component_counts, decode_components
 from gradserve_server.rpc.boundary.fields import Page, decode_durability, page_of
 from gradserve_server.rpc.parameters.optimizers import decode_optimizer, decode_schedule
-from gradserve_server.rpc.parameters.rules import decode_reduction, decode_round_rules, decode_staleness
+from gradserve_server.rpc.parameters.rules import decode_reduction, decode_rules, decode_staleness
 from gradserve_server.rpc.tensors.messages import decode_tensors
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.incoming import IncomingTensor, IncomingTensors
@@ -41,6 +41,13 @@ _UPDATES = {
     parameters_pb2.UPDATE_KIND_UNSPECIFIED: UpdateKind.DELTA,
     parameters_pb2.UPDATE_KIND_DELTA: UpdateKind.DELTA,
     parameters_pb2.UPDATE_KIND_GRADIENT: UpdateKind.GRADIENT,
+}
+
+
+_NORMALIZATIONS = {
+    parameters_pb2.NORMALIZATION_UNSPECIFIED: Normalization.WEIGHTS,
+    parameters_pb2.NORMALIZATION_WEIGHTS: Normalization.WEIGHTS,
+    parameters_pb2.NORMALIZATION_COUNT: Normalization.COUNT,
 }
 
 
@@ -62,18 +69,24 @@ def decode_parameters_spec(spec: parameters_pb2.ParametersSpec) -> ParametersSpe
     check_component_counts(spec.components)
     if spec.update not in _UPDATES:
         raise InvalidArgumentError(f"expected a known kind of updates, got {spec.update}", field="spec.update")
+    if spec.normalization not in _NORMALIZATIONS:
+        raise InvalidArgumentError(
+            f"expected a known normalization, got {spec.normalization}", field="spec.normalization"
+        )
     check_agreement(spec.agreement)
     with components_named("spec.components", spec.components):
         return ParametersSpec(
             components=decode_components(spec.components),
             rules=Rules(
                 optimizer=decode_optimizer(spec.optimizer, "spec.optimizer"),
-                rounds=decode_round_rules(spec.rounds, "spec.rounds"),
+                rounds=decode_rules(spec.rounds, "spec.rounds"),
                 schedule=decode_schedule(spec.schedule, "spec.schedule"),
             ),
             update=_UPDATES[spec.update],
             staleness=decode_staleness(spec.staleness, "spec.staleness"),
-            reduction=decode_reduction(spec, "spec"),
+            normalization=_NORMALIZATIONS[spec.normalization],
+            reduction=decode_reduction(spec.reduction, "spec.reduction"),
+            clip_norm=spec.clip_norm if spec.HasField("clip_norm") else None,
             keep_versions=spec.keep_versions or _DEFAULT_VERSIONS,
             deterministic=spec.deterministic,
             refuse_non_finite=not spec.accept_non_finite,
@@ -280,7 +293,7 @@ def decode_changes(request: messages_pb2.ChangeParametersRequest, loaded: Loaded
     return Changes(
         optimizer=decode_optimizer(request.optimizer, "optimizer") if request.HasField("optimizer") else None,
         schedule=decode_schedule(request.schedule, "schedule") if request.HasField("schedule") else None,
-        rounds=decode_round_rules(request.rounds, "rounds") if request.HasField("rounds") else None,
+        rounds=decode_rules(request.rounds, "rounds") if request.HasField("rounds") else None,
         loaded=loaded,
         step=request.step if has_step(request) else None,
     )
