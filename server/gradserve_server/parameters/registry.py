@@ -89,7 +89,7 @@ class ParametersRegistry:
             AlreadyExistsError: Parameters of this name have other properties or another lifetime.
             ResourceExhaustedError: There are too many, or there is not enough memory or disk.
         """
-        check_place(self._member, key, 0)
+        check_place(self._member, key, 0, "parameters")
         while (beginning := self._beginning.get(key)) is not None:
             await asyncio.shield(beginning)  # a creation that fails leaves the name free
         found = self._parameters.find(key)
@@ -144,16 +144,17 @@ class ParametersRegistry:
             lifetime: Their lifetime.
 
         Raises:
-            OutOfRangeError: The version is no longer kept.
+            OutOfRangeError: The version is no longer kept, or does not exist yet.
             AlreadyExistsError: The name is taken.
         """
         with self.use(key, incarnation) as source:
-            newest = source.rounds.global_step
-            if step is not None and step > newest:
+            if step is not None and step > source.rounds.global_step:
                 raise OutOfRangeError(
-                    f"expected a step up to {newest}, that of the newest version, got {step}", field="step"
+                    f"expected a step of at most {source.rounds.global_step}, the present one of parameters "
+                    f"{str(key)!r}, got {step}",
+                    field="step",
                 )
-            if step in (None, newest):
+            if step in (None, source.rounds.global_step):
                 async with source.reading_state() as (version, state):
                     if step in (None, version.step):  # no round has ended meanwhile
                         return await self._forked(source.spec, fork, lifetime, version, state)
@@ -201,7 +202,7 @@ class ParametersRegistry:
             InvalidArgumentError: The name belongs to another server of the cluster, or they do not fit together.
             ResourceExhaustedError: The server has reached its limits.
         """
-        check_place(self._member, key, 0)
+        check_place(self._member, key, 0, "parameters")
         own = self.factory.reserve(key, spec.updates, self.factory.places.host)
         ledger = self._new_ledger(key, spec, own)
         journal = ledger_of(ledger)
