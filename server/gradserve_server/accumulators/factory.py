@@ -74,7 +74,7 @@ Forget: TypeAlias = Callable[[Collection[int]], None]
 
 @dataclass(frozen=True)
 class RoundKind:
-    """What differs between accumulators and other resources that work in rounds.
+    """The parts in which resources that work in rounds differ.
 
     Attributes:
         ledger: Decides which gradients count.

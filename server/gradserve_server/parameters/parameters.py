@@ -31,7 +31,7 @@ from gradserve_server.parameters.versions import Version, Versions, version_of
 from gradserve_server.resources.budget import Reservation
 
 WORDING = Wording("parameters", "update", "version")
-"""What messages of accumulators say about parameters."""
+"""The words of messages that parameters share with accumulators."""
 
 
 @dataclass(frozen=True)
