@@ -18,6 +18,7 @@ from gradserve_server.accumulators.waits import LiveWorkers, Waiter, Waits
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ServiceError
 from gradserve_server.resources.budget import Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
+from gradserve_server.storage.journal import Durability
 
 NOT_COUNTED_FIELD = "worker_id"
 """The field of the timeout of a push_pull whose own gradient is not in the round."""
@@ -85,6 +86,11 @@ class Accumulator:
     def is_changing(self) -> bool:
         """True while a gradient is being added or a round is ending, before `num_accumulated` shows it."""
         return self._changes.is_under_way
+
+    @property
+    def durability(self) -> Durability | None:
+        """How much of it survives the end of the server; None for nothing."""
+        return self.spec.durability
 
     @property
     def rounds(self) -> Rounds:

@@ -207,6 +207,11 @@ class UpdateLedger(Ledger):
         )
         return self.ended
 
+    def note_applied(self) -> None:
+        """Notes that the optimizer has applied the round that `ending` has decided to end."""
+        assert self.ended is not None, "the round is about to end"
+        self.apply_seconds = self.now - self.ended.at
+
     def answer(self, event: GradientAnswered) -> Applied:
         """Applies the decision on an update; returns the answer to its call."""
         assert isinstance(event, UpdateAnswered)

@@ -29,6 +29,7 @@ from gradserve_server.parameters.update_sum import HeldUpdates, RunningUpdates
 from gradserve_server.parameters.variables import Loaded, OptimizerState, Variables
 from gradserve_server.parameters.versions import Version, Versions, version_of
 from gradserve_server.resources.budget import Reservation
+from gradserve_server.storage.journal import Durability
 
 WORDING = Wording("parameters", "update", "version")
 """The words of messages that parameters share with accumulators."""
@@ -131,6 +132,21 @@ class Parameters:
     def rounds(self) -> Rounds:
         """The rounds, read-only."""
         return self._ledger.rounds
+
+    @property
+    def num_accumulated(self) -> int:
+        """The number of updates in the round."""
+        return self._accumulator.num_accumulated
+
+    @property
+    def is_changing(self) -> bool:
+        """True while an update is being added or a round is ending, before `num_accumulated` shows it."""
+        return self._accumulator.is_changing
+
+    @property
+    def durability(self) -> Durability | None:
+        """How much of them survives the end of the server."""
+        return self._spec.durability
 
     @property
     def newest(self) -> Version:
