@@ -12,7 +12,7 @@ from gradserve_server.accumulators.identity import CallsUnderWay, RequestId
 from gradserve_server.accumulators.incoming import check_contribution, not_as_a_sum
 from gradserve_server.accumulators.ledger import Taken
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.rounds import AccumulatorState, Applied, Outcome, Rounds
+from gradserve_server.accumulators.rounds import OF_ACCUMULATORS, AccumulatorState, Applied, Outcome, Rounds, Wording
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.waits import LiveWorkers, Waiter, Waits
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ServiceError
@@ -31,7 +31,13 @@ class Accumulator:
     """
 
     def __init__(
-        self, name: str, spec: AccumulatorSpec, incarnation: str, changes: RoundChanges, waiters: Reservation
+        self,
+        name: str,
+        spec: AccumulatorSpec,
+        incarnation: str,
+        changes: RoundChanges,
+        waiters: Reservation,
+        wording: Wording = OF_ACCUMULATORS,
     ) -> None:
         """Takes its parts.
 
@@ -41,6 +47,7 @@ class Accumulator:
             incarnation: An id that no other accumulator of the same name has.
             changes: Makes the changes of its rounds.
             waiters: The budget of waiting calls, shared by all accumulators.
+            wording: What messages call it.
         """
         self.name = name
         self.spec = spec
@@ -55,8 +62,8 @@ class Accumulator:
         """This server's shard; None if it has none. The accumulator's own sum then has no components."""
         self._under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter] = CallsUnderWay()
         gave_up = _gave_up(self._under_way, changes)
-        self._waits = Waits(name, self._ledger.rounds, self.queue, self._observer, gave_up)
-        self._workers = LiveWorkers(name)
+        self._waits = Waits(name, self._ledger.rounds, self.queue, self._observer, gave_up, wording)
+        self._workers = LiveWorkers(name, wording)
         self._tasks = BackgroundTasks()
 
     @property
