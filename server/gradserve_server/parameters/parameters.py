@@ -110,7 +110,7 @@ class Parameters:
         self.name = name
         self.incarnation = incarnation
         self._spec = spec
-        self._machine = machine
+        self._parts = machine
         self._changes, self._ledger, self._variables = machine.changes, machine.ledger, machine.variables
         self._versions = cast(Versions, machine.changes.averages)
         self._updates = cast(RunningUpdates | HeldUpdates, machine.changes.sum.summation)
@@ -219,7 +219,7 @@ class Parameters:
             call,
             contribution,
             open_update,
-            self._machine.queue.num_required,
+            self._parts.queue.num_required,
             timeout,
             one_per_worker=self._spec.one_per_worker,
         )
@@ -243,7 +243,7 @@ class Parameters:
             ResourceExhaustedError: There is no memory for the copy.
         """
         self._changes.check_open()
-        with self._machine.memory.another() as memory:
+        with self._parts.memory.another() as memory:
             yield await self._changes.make(self._copy_state, memory)
 
     async def change(self, call: RequestId | None, changes: Changes) -> None:
@@ -259,13 +259,13 @@ class Parameters:
 
     def records(self, since: int, most: int) -> tuple[list[RoundRecord], bool]:
         """Returns up to `most` records of rounds that led beyond a step, oldest first, and whether there are more."""
-        return self._machine.records.since(since, most)
+        return self._parts.records.since(since, most)
 
     def close(self, error: ServiceError) -> None:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
         self._changes.close(error)
-        if self._machine.journal is not None:
-            self._machine.journal.give_back_state()
+        if self._parts.journal is not None:
+            self._parts.journal.give_back_state()
 
     # Beginning
 
@@ -299,7 +299,7 @@ class Parameters:
         values = cast(Mapping[str, Array], newest.values)
         loaded = Loaded(values, newest.step, state)
         self._variables.check_loaded(loaded, state.optimizer)
-        with self._machine.memory.another() as memory:
+        with self._parts.memory.another() as memory:
             memory.grow(self._variables.state_bytes(state.optimizer))
             self._variables.stage_load(loaded, values, state.optimizer)()
         self._changes.sum.settle()
@@ -308,7 +308,7 @@ class Parameters:
         for each, answered in versions:
             await self._accumulator.keep_again(version_of(each), answered)
         for record in records:
-            self._machine.records.add(record)
+            self._parts.records.add(record)
         self._versions.begin()
         self._ledger.resume()
 
@@ -350,7 +350,7 @@ class Parameters:
         self._spec.with_rules(rules)  # checks that they go with the other properties
         if rules == self._ledger.next_rules:
             return
-        with self._machine.memory.another() as memory:
+        with self._parts.memory.another() as memory:
             memory.grow(self._variables.state_bytes(rules.optimizer))
             change_optimizer = await self._attempt(self._variables.stage_optimizer, rules.optimizer)
             event = RulesChanged(call, rules, self._ledger.now)
@@ -368,14 +368,14 @@ class Parameters:
         rules = changes.applied_to(ledger.next_rules)
         self._spec.with_rules(rules)
         variables.check_loaded(loaded, rules.optimizer)
-        with self._machine.memory.another() as memory:
+        with self._parts.memory.another() as memory:
             memory.grow(variables.state_bytes(rules.optimizer))
             arrays = await sum_.reserve_result()
             try:
                 values = await self._attempt(self._placed, loaded, arrays)
                 load = await self._attempt(variables.stage_load, loaded, values, rules.optimizer)
                 event = VersionLoaded(call, ledger.now, step, rules)
-                journal = self._machine.journal
+                journal = self._parts.journal
                 if journal is not None:
                     await journal.reserve(0)
                     await journal.append(event)
@@ -395,7 +395,7 @@ class Parameters:
         self._versions.begin()
         self._versions.add(version, () if call is None else [call])
         sum_.settle()
-        self._machine.queue.fail_pulls(
+        self._parts.queue.fail_pulls(
             AbortedError(f"other values were loaded into parameters {self.name!r}: read the newest version")
         )
 
