@@ -84,7 +84,7 @@ class VersionLoaded(RoundEnded):
 
 @dataclass
 class WeightLedger:
-    """Where the weight of all updates went: accepted = applied + pending + dropped.
+    """The whereabouts of the weight of all updates: accepted = applied + pending + dropped.
 
     Attributes:
         accepted: The weight of all updates that counted when they came.
@@ -206,6 +206,11 @@ class UpdateLedger(Ledger):
             at=self.now, reason=self.reason, end_time=self._wall_clock(), apply_seconds=self.apply_seconds
         )
         return self.ended
+
+    def note_applied(self) -> None:
+        """Notes that the optimizer has applied the round that `ending` has decided to end."""
+        assert self.ended is not None, "the round is about to end"
+        self.apply_seconds = self.now - self.ended.at
 
     def answer(self, event: GradientAnswered) -> Applied:
         """Applies the decision on an update; returns the answer to its call."""

@@ -13,7 +13,7 @@ from gradserve_server.accumulators.gradient import Array, Average, Contribution,
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.ledger import Taken
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.rounds import Pushed, Rounds
+from gradserve_server.accumulators.rounds import Pushed, Rounds, Wording
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError
 from gradserve_server.limits import listed, quoted
@@ -29,6 +29,10 @@ from gradserve_server.parameters.update_sum import HeldUpdates, RunningUpdates
 from gradserve_server.parameters.variables import Loaded, OptimizerState, Variables
 from gradserve_server.parameters.versions import Version, Versions, version_of
 from gradserve_server.resources.budget import Reservation
+from gradserve_server.storage.journal import Durability
+
+WORDING = Wording("parameters", "update", "version")
+"""The words of messages that parameters share with accumulators."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class Parameters:
         self._changes, self._ledger, self._variables = machine.changes, machine.ledger, machine.variables
         self._versions = cast(Versions, machine.changes.averages)
         self._updates = cast(RunningUpdates | HeldUpdates, machine.changes.sum.summation)
-        self._accumulator = Accumulator(name, spec.updates, incarnation, machine.changes, machine.waiters)
+        self._accumulator = Accumulator(name, spec.updates, incarnation, machine.changes, machine.waiters, WORDING)
         machine.queue.wake = machine.changes.serve_takers
 
     @property
@@ -128,6 +132,21 @@ class Parameters:
     def rounds(self) -> Rounds:
         """The rounds, read-only."""
         return self._ledger.rounds
+
+    @property
+    def num_accumulated(self) -> int:
+        """The number of updates in the round."""
+        return self._accumulator.num_accumulated
+
+    @property
+    def is_changing(self) -> bool:
+        """True while an update is being added or a round is ending, before `num_accumulated` shows it."""
+        return self._accumulator.is_changing
+
+    @property
+    def durability(self) -> Durability | None:
+        """How much of them survives the end of the server."""
+        return self._spec.durability
 
     @property
     def newest(self) -> Version:

@@ -23,7 +23,7 @@ from gradserve_server.storage.journal import Durability
 
 
 class UpdateKind(Enum):
-    """What workers push."""
+    """The kind of update that workers push."""
 
     DELTA = "DELTA"
     """The worker's parameters minus the version from which it started. Their negated mean is the gradient."""
@@ -42,7 +42,7 @@ class Normalization(Enum):
 
 @dataclass(frozen=True)
 class Rules:
-    """What may change while parameters exist.
+    """The properties that may change while parameters exist.
 
     Attributes:
         optimizer: Makes the next version.

@@ -95,6 +95,24 @@ def test_what_is_loaded_is_what_was_saved(
     assert not server.of("ChangeParameters")[-1].HasField("state")
 
 
+def test_progress_is_told_of_all_that_travels(
+    client: gradserve.Client, parameters: gradserve.Parameters, path: Path
+) -> None:
+    told: list[tuple[int, int]] = []
+
+    def tell(moved: int, total: int) -> None:
+        told.append((moved, total))
+
+    num_bytes = W.nbytes + B.nbytes
+    with_state = num_bytes + W.nbytes + 2 * 4 * B.size
+    parameters.save(path, progress=tell)
+    assert told[-1] == (with_state, with_state)
+    parameters.load(path, progress=tell, optimizer=False)
+    assert told[-1] == (num_bytes, num_bytes)
+    client.parameters(gradserve.load_parameters(path), shared_name="other", progress=tell)
+    assert told[-1] == (with_state, with_state)
+
+
 def test_a_saved_run_goes_on_elsewhere(
     server: FakeParameterServer, client: gradserve.Client, parameters: gradserve.Parameters, path: Path
 ) -> None:
