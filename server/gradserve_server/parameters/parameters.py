@@ -338,7 +338,7 @@ class Parameters:
             }
             return replace(state, slots=slots)
 
-        return self.newest, await self.place.compute.run(num_bytes, copy)
+        return self.newest, await self.place.compute.run(max(num_bytes, self._spec.work), copy)
 
     async def _change(self, call: RequestId | None, changes: Changes) -> None:
         if isinstance(self._ledger.calls.recall(call), Taken):
@@ -414,4 +414,4 @@ class Parameters:
         return placed
 
     async def _attempt(self, function: Callable[..., Any], *args: Any) -> Any:
-        return await self.place.attempt(self._spec.version_bytes, self._changes.sum.owner, function, *args)
+        return await self.place.attempt(self._spec.work, self._changes.sum.owner, function, *args)
