@@ -35,6 +35,8 @@ from gradserve_server.observe.status.source import ServerFacts, StatusSource
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import OPS
 from gradserve_server.ops.runner import OpRunner
+from gradserve_server.parameters.optimizers.stepping import Stepper
+from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.parts import Parts, ResourceCounts, open_state, within_descriptors
 from gradserve_server.resources.cluster import member_of
 from gradserve_server.resources.ids import ServerRun
@@ -49,6 +51,7 @@ from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.listeners.sockets.context import FairSockets, GpuAccess, SocketContext, methods_of
 from gradserve_server.rpc.listeners.sockets.listener import SocketListener, bind_sockets
 from gradserve_server.rpc.listeners.sockets.regions import max_regions
+from gradserve_server.rpc.parameters.service import ParameterServicer
 from gradserve_server.rpc.server_info.service import DeviceFigures, ServerServicer, Usage
 from gradserve_server.rpc.services import Services
 from gradserve_server.rpc.sockets.service import SocketAddresses, SocketServicer, TicketRegistry
@@ -56,6 +59,7 @@ from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
 from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.rpc.upstream.forwarding import Forwarding
 from gradserve_server.rpc.upstream.link import UpstreamLink
+from gradserve_server.rpc.upstream.parameters import NoParameters
 from gradserve_server.rpc.upstream.service import AggregatingServicer
 from gradserve_server.runtime.event_loop import LoopWatch
 from gradserve_server.runtime.files import OwnedFile, write_addresses
@@ -142,7 +146,8 @@ class Server:
         device_reducer = parts.make_device_reducer(device)
         self._places = self._make_places(reducer, device_reducer)
         self._receiver = GradientReceiver(self._opener, processors.compute, reducer)
-        prepared: dict[str, Family] = {"sums": reducer}
+        self._stepper = Stepper(processors.parallel)
+        prepared: dict[str, Family] = {"sums": reducer, "steps of optimizers": self._stepper}
         if device_reducer is not None and config.runtime.accumulator_device == device.name:
             prepared["sums on the device"] = device_reducer
         self.runner = OpRunner(
@@ -157,6 +162,7 @@ class Server:
         self._state = open_state(config.state)
         self._shared_memory, self._readers = SharedMemory(limits.max_region_bytes), Readers()
         self.registry = self._make_registry()
+        self.parameters = self._make_parameters(self.registry.factory)
         self._layer_environment = LayerEnvironment(
             runner=self.runner,
             compute=processors.compute,
@@ -256,6 +262,17 @@ class Server:
             journals=None if self._state is None else self._state.accumulators,
         )
 
+    def _make_parameters(self, factory: AccumulatorFactory) -> ParametersRegistry:
+        return ParametersRegistry(
+            factory,
+            self.lifetimes,
+            self._stepper,
+            new_incarnation=self._run.new_id,
+            wall_clock=self._parts.wall_clock,
+            is_of_another_run=self._run.is_of_another,
+            member=self._member,
+        )
+
     def _make_expiry(self) -> Expiry:
         beside = {"forwards": self.layers.expire}
         if self._processors.device is not self._processors.host:
@@ -264,7 +281,7 @@ class Server:
             self._parts.clock,
             {
                 "averages that nobody asked for again": self.registry.factory.expire,
-                "accumulators and layers": self.lifetimes.expire,
+                "accumulators, layers and parameters": self.lifetimes.expire,
                 "tensors": self.store.expire,
             },
             beside,
@@ -319,6 +336,7 @@ class Server:
                 max_message_bytes=limits.max_message_bytes,
             ),
             accumulators=self._make_accumulator_servicer(),
+            parameters=self._make_parameter_servicer(),
             gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer, processors.compute),
             batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
             leases=LeaseServicer(self.lifetimes.clients),
@@ -330,6 +348,19 @@ class Server:
             interceptors=self._parts.interceptors,
             on_fault=processors.watch.suspect,
             observed=self.observed,
+        )
+
+    def _make_parameter_servicer(self) -> ParameterServicer | NoParameters:
+        if self._config.upstream.upstream is not None:
+            return NoParameters(self._config.upstream.upstream)
+        return ParameterServicer(
+            self.parameters,
+            self._opener,
+            self._receiver,
+            self._deliverer,
+            self._processors.compute,
+            self._run.incarnation,
+            self._member,
         )
 
     def _make_accumulator_servicer(self) -> AccumulatorServicer | AggregatingServicer:
@@ -469,6 +500,7 @@ class Server:
             self.aggregating.close()
             await self._upstream.close()
         self.registry.close()
+        self.parameters.close()
         self.lifetimes.clients.close(UnavailableError("the server is shutting down"))
         await asyncio.gather(self.listener.drain(grace), self.sockets.drain(grace))
         await self.observation.close()
