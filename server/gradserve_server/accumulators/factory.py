@@ -81,12 +81,14 @@ class RoundKind:
         queue: Holds the waiting calls, and says when a round ends.
         summation: Makes the arithmetic of the sum for a spec in a place.
         keep: Makes the history of averages, given the arguments of `KeptAverages`.
+        observe: Returns the observer of a new one; None for that of accumulators.
     """
 
     ledger: Ledger
     queue: TakeQueue
     summation: Callable[[AccumulatorSpec, Place], Summation] = make_summation
     keep: Callable[..., KeptAverages] = KeptAverages
+    observe: Callable[[ResourceKey], AccumulatorObserver] | None = None
 
 
 class AccumulatorFactory:
@@ -225,7 +227,7 @@ class AccumulatorFactory:
             journal=None if journal is None else place.journal(journal, spec.durability, own.host_memory),
             member_bytes=MemberBytes(own.bookkeeping, kind.ledger, holds_gradients=spec.deterministic),
             gate=self.gate,
-            observer=self._observe(key),
+            observer=(kind.observe or self._observe)(key),
             shard=self._shard(key, spec, make_sum, own, journal),
         )
 

@@ -130,6 +130,27 @@ class Parameters:
         return self._ledger.rounds
 
     @property
+    def ledger(self) -> UpdateLedger:
+        """The decisions on updates and rounds, read-only."""
+        return self._ledger
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the current round, after the schedule."""
+        rules = self._ledger.round_rules
+        return rules.optimizer.learning_rate * rules.schedule.factor(self._variables.rounds)
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of calls that wait for a version."""
+        return len(self._machine.queue)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of versions, the optimizer's state and updates."""
+        return self._accumulator.num_bytes
+
+    @property
     def newest(self) -> Version:
         """The newest version."""
         newest = self._versions.history.newest()
@@ -367,6 +388,7 @@ class Parameters:
                 raise
         load()
         self._updates.drop()
+        self._changes.observer.on_drop()
         version = version_of(Average(values, step, ledger.rounds.current.number, 0, 0.0, ()), digest=variables.digest)
         if journal is not None:
             try:
