@@ -37,6 +37,7 @@ from gradserve_server.ops.registry import OPS
 from gradserve_server.ops.runner import OpRunner
 from gradserve_server.parameters.optimizers.stepping import Stepper
 from gradserve_server.parameters.registry import ParametersRegistry
+from gradserve_server.parameters.restoring import restore_parameters
 from gradserve_server.parts import Parts, ResourceCounts, open_state, within_descriptors
 from gradserve_server.resources.cluster import member_of
 from gradserve_server.resources.ids import ServerRun
@@ -275,6 +276,7 @@ class Server:
             is_of_another_run=self._run.is_of_another,
             member=self._member,
             observe=self.observed.observe_parameters,
+            journals=None if self._state is None else self._state.parameters,
         )
 
     def _make_expiry(self) -> Expiry:
@@ -445,9 +447,11 @@ class Server:
             allocate, to_host = self._processors.pool.empty, self._residence.copy_to_host
             with self.budgets.rules.suspended():
                 count = await restore_accumulators(state.accumulators, self.registry, allocate)
+                num_parameters = await restore_parameters(state.parameters, self.parameters, allocate)
                 num_layers = restore_layers(state.layers, self.layers, self._layer_environment, allocate, to_host)
             state.store.start(self._on_failure)
-            _log.info("restored %d accumulators and %d layers from %s", count, num_layers, state.store.path)
+            counts = (count, num_parameters, num_layers)
+            _log.info("restored %d accumulators, %d parameters and %d layers from %s", *counts, state.store.path)
         if self._upstream is not None:
             await self._upstream.open()
             _log.info("forwarding gradients to %s", self._upstream.address)

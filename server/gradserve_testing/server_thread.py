@@ -65,7 +65,7 @@ class Faults:
         self._lock = threading.Lock()
 
     def fail_at(self, worker: str, step: int, *, error: type[GradserveError] = InternalError) -> Fault:
-        """Fails a worker: the gradient or update that it computed at a step is not counted, and its call raises an error.
+        """Fails a worker: its gradient or update of a step is not counted, and its call raises an error.
 
         Only its next call with one of that step fails.
 

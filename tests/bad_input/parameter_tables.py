@@ -7,7 +7,6 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 from gradserve_protocol.v1 import accumulator_pb2, lease_pb2, parameters_pb2, tensor_pb2
-from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from tests.bad_input.requests import (
     F32,
     INT64_MAX,
@@ -29,8 +28,10 @@ from tests.rpc.parameters.requests import (
     SGD,
     STATE,
     Change,
+    Delete,
     Fork,
     Get,
+    List,
     Push,
     PushPull,
     Read,
@@ -261,7 +262,7 @@ UNKNOWN = [
     *of_nobody("ForkParameters", Fork(fork=ref("fork"))),
     Bad("CreateParameters", create("bad", values=[]), "create them with values", "parameters.name", NOT_FOUND),
     Bad("CreateParameters", create(""), "got an empty one", "parameters.name"),
-    Bad("DeleteParameters", messages_pb2.DeleteParametersRequest(), "got an empty one", "parameters.name"),
+    Bad("DeleteParameters", Delete(), "got an empty one", "parameters.name"),
     Bad("ForkParameters", Fork(parameters=ref(), fork=ref("")), "got an empty one", "fork.name"),
     Bad("ForkParameters", Fork(parameters=ref(), fork=ref("x" * 1025)), "at most 1024 bytes", "fork.name"),
     Bad("ForkParameters", Fork(parameters=ref(), fork=ref("fork"), step=9), "step 9", "step", OUT_OF_RANGE),
@@ -274,8 +275,8 @@ UNKNOWN = [
         "expected a positive idle_lease",
         "lifetime.idle_lease",
     ),
-    Bad("ListParameters", messages_pb2.ListParametersRequest(page_size=-1), "of at least 0", "page_size"),
-    Bad("ListParameters", messages_pb2.ListParametersRequest(page_token="?"), "next_page_token", "page_token"),
+    Bad("ListParameters", List(page_size=-1), "of at least 0", "page_size"),
+    Bad("ListParameters", List(page_token="?"), "next_page_token", "page_token"),
 ]
 
 BAD_PARAMETERS = [*BAD_SPECS, *BAD_VERSIONS, *BAD_CHANGES, *BAD_UPDATES, *BAD_WAITS, *UNKNOWN]

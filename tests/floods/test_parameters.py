@@ -2,11 +2,23 @@
 
 from typing import Any
 
-from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from tests.bad_input.requests import component, dense, identity, zeros
 from tests.floods.servicers import PARTS, Servicers
 from tests.floods.test_components import KEEP, NAMES
-from tests.rpc.parameters.requests import MOMENTUM, Change, Fork, Get, Read, Rounds, create, push, push_pull, ref, spec
+from tests.rpc.parameters.requests import (
+    MOMENTUM,
+    Change,
+    Fork,
+    Get,
+    List,
+    Read,
+    Rounds,
+    create,
+    push,
+    push_pull,
+    ref,
+    spec,
+)
 
 VALUES = [dense(zeros(1), name) for name in NAMES]
 
@@ -21,9 +33,9 @@ async def test_a_model_of_many_components(servicers: Servicers) -> None:
     assert not (await call("CreateParameters", made)).created
     info = (await call("GetParameters", Get(parameters=ref()))).info
     assert [each.name for each in info.spec.components] == NAMES
-    await call("ListParameters", messages_pb2.ListParametersRequest())
-    assert (await call("Push", push(sequence=1, update=VALUES))).round == 1
-    assert (await call("Push", push(sequence=2, update=VALUES[: PARTS // 2], local_step=1))).round == 2
+    await call("ListParameters", List())
+    assert (await call("Push", push(sequence=1, update=VALUES))).num_updates == 1
+    assert (await call("Push", push(sequence=2, update=VALUES[: PARTS // 2], local_step=1))).num_updates == 1
     pulled = await call("PushPullParameters", push_pull(update=VALUES, local_step=2, placement=KEEP))
     assert [each.name for each in pulled.message.version.components] == NAMES
     read = await call("ReadParameters", Read(parameters=ref(), placement=KEEP, with_state=True))
@@ -42,7 +54,7 @@ async def test_many_updates_in_records(servicers: Servicers) -> None:
     per_round = PARTS // 10
     await call(
         "CreateParameters",
-        create(spec=spec(component("w", dims=[1]), rounds={"num_required": per_round}), values=VALUES[:1]),
+        create(spec=spec(component("w", dims=[1]), rounds={"num_required": per_round}), values=[dense(zeros(1), "w")]),
     )
     for step in range(10):
         for number in range(per_round):

@@ -84,7 +84,7 @@ class UpdateHistories:
         return self.rounds.add(UpdateHistory(key, self.rounds, self.applying, ledger))
 
     def latest(self) -> Iterator[UpdateHistory]:
-        """Returns the histories of parameters with updates, those whose round ended (or first round began) last first."""
+        """Returns the histories of parameters with updates, those whose round ended (or began, if first) last first."""
         for history in self.rounds.latest():
             assert isinstance(history, UpdateHistory)
             yield history

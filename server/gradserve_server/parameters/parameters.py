@@ -39,8 +39,8 @@ class Changes:
         optimizer: The next optimizer; None for the present one. Likewise the others.
         schedule: The next schedule.
         rounds: The next rules for the end of a round.
-        loaded: Values to go on with. Without a step, they become the next step.
-        step: Their step; None for the next one.
+        loaded: Values to go on with.
+        step: Their step, if it is ahead of the present one; otherwise they become the next step.
     """
 
     optimizer: Optimizer | None = None
@@ -252,7 +252,7 @@ class Parameters:
         """Changes rules, from the next round on, or loads values. All or nothing, and once for each call.
 
         Raises:
-            InvalidArgumentError: The values or the state do not fit, or their step is not ahead.
+            InvalidArgumentError: The rules, the values or the state do not fit.
             ResourceExhaustedError: There is not enough memory or disk; nothing has changed.
         """
         self._changes.check_open()
@@ -364,11 +364,9 @@ class Parameters:
     async def _load(self, call: RequestId | None, changes: Changes, loaded: Loaded) -> None:
         ledger, variables, sum_ = self._ledger, self._variables, self._changes.sum
         is_first = not ledger.rounds.current.number
-        step = ledger.rounds.global_step + 1 if changes.step is None else changes.step
-        if not is_first and step <= ledger.rounds.global_step:
-            raise InvalidArgumentError(
-                f"expected a step beyond {ledger.rounds.global_step}, the present one, got {step}", field="step"
-            )
+        step = changes.step or 0
+        if not is_first:
+            step = max(step, ledger.rounds.global_step + 1)
         rules = changes.applied_to(ledger.next_rules)
         self._spec.with_rules(rules)
         variables.check_loaded(loaded, rules.optimizer)

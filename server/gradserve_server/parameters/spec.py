@@ -13,7 +13,7 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import listed, quoted
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import Schedule
-from gradserve_server.parameters.reductions.spec import UpdateReduction
+from gradserve_server.parameters.reductions.spec import Mean, Reduction
 from gradserve_server.parameters.round_rules import RoundRules
 from gradserve_server.parameters.staleness import Staleness
 from gradserve_server.storage.journal import Durability
@@ -26,6 +26,15 @@ class UpdateKind(Enum):
     """The worker's parameters minus the version from which it started. Their negated mean is the gradient."""
     GRADIENT = "GRADIENT"
     """The gradient of the loss."""
+
+
+class Normalization(Enum):
+    """The divisor of a mean, for each component."""
+
+    WEIGHTS = "WEIGHTS"
+    """The sum of the weights of the updates that have it."""
+    COUNT = "COUNT"
+    """The number of these updates, as in FedBuff."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,9 @@ class ParametersSpec:
         rules: The present rules.
         update: What workers push.
         staleness: How updates count that were computed from an older version.
+        normalization: The divisor of a mean.
         reduction: How the updates of a round become one.
+        clip_norm: The greatest norm of an update over all components; None for any.
         keep_versions: The number of versions that can be read, the newest included.
         deterministic: Whether to sum in the order of workers rather than of arrival.
         refuse_non_finite: Whether to refuse updates with infinite values or NaN.
@@ -69,7 +80,9 @@ class ParametersSpec:
     rules: Rules
     update: UpdateKind = UpdateKind.DELTA
     staleness: Staleness = field(default_factory=Staleness)
-    reduction: UpdateReduction = field(default_factory=UpdateReduction)
+    normalization: Normalization = Normalization.WEIGHTS
+    reduction: Reduction = field(default_factory=Mean)
+    clip_norm: float | None = None
     keep_versions: int = 2
     deterministic: bool = False
     refuse_non_finite: bool = True
@@ -85,6 +98,7 @@ class ParametersSpec:
             value = getattr(self, name)
             if value < 1:
                 raise InvalidArgumentError(f"expected {name} of at least 1, got {value}", field=f"spec.{name}")
+        self.reduction.check_options(by_count=self.normalization is Normalization.COUNT, clip_norm=self.clip_norm)
         self.reduction.check_rounds(self.rules.rounds)
         self.updates  # noqa: B018 - checks what accumulators check
 
@@ -158,7 +172,9 @@ class ParametersSpec:
 _COMPARED = (
     "update",
     "staleness",
+    "normalization",
     "reduction",
+    "clip_norm",
     "keep_versions",
     "deterministic",
     "refuse_non_finite",

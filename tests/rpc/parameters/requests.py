@@ -12,6 +12,10 @@ Create = messages_pb2.CreateParametersRequest
 
 Get = messages_pb2.GetParametersRequest
 
+List = messages_pb2.ListParametersRequest
+
+Delete = messages_pb2.DeleteParametersRequest
+
 Read = messages_pb2.ReadParametersRequest
 
 Push = messages_pb2.PushRequest

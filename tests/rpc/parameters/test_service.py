@@ -16,8 +16,10 @@ from tests.bad_input.requests import identity
 from tests.rpc.parameters.requests import (
     MOMENTUM,
     Change,
+    Delete,
     Fork,
     Get,
+    List,
     Push,
     Read,
     Rounds,
@@ -116,17 +118,17 @@ def test_the_description(raw: RawCalls) -> None:
 def test_a_list_has_pages_sorted_by_name(raw: RawCalls) -> None:
     for name in ("c", "a", "b"):
         raw.call("CreateParameters", create(name))
-    first = raw.call("ListParameters", messages_pb2.ListParametersRequest(page_size=2))
+    first = raw.call("ListParameters", List(page_size=2))
     assert [each.parameters.name for each in first.parameters] == ["a", "b"]
-    rest = messages_pb2.ListParametersRequest(page_size=2, page_token=first.next_page_token)
+    rest = List(page_size=2, page_token=first.next_page_token)
     second = raw.call("ListParameters", rest)
     assert ([each.parameters.name for each in second.parameters], second.next_page_token) == (["c"], "")
-    assert not raw.call("ListParameters", messages_pb2.ListParametersRequest(container="other")).parameters
+    assert not raw.call("ListParameters", List(container="other")).parameters
 
 
 def test_deleted_parameters_are_gone(raw: RawCalls) -> None:
     incarnation = raw.call("CreateParameters", create()).info.parameters.incarnation
-    delete = messages_pb2.DeleteParametersRequest(parameters=ref())
+    delete = Delete(parameters=ref())
     assert raw.call("DeleteParameters", delete).deleted
     assert not raw.call("DeleteParameters", delete).deleted
     assert raw.fail("Push", push()).code is NOT_FOUND

@@ -124,6 +124,8 @@ class ParametersCache:
     def list_all(self, container: str) -> Operation[list[ParametersInfo]]:
         """Describes the parameters of a container, on all servers, sorted by name."""
         container = as_text(container, Argument("container"))
+        if self._cluster.size == 1:
+            return list((yield from _listed(container)))
         lists = yield from together(*[at_target(each, _listed(container)) for each in range(self._cluster.size)])
         return sorted(chain.from_iterable(lists), key=lambda info: info.name)
 

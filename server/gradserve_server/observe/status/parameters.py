@@ -53,7 +53,11 @@ def parameters_snapshot(
 
 def optimizer_text(optimizer: Optimizer) -> str:
     """Returns an optimizer in words: its name in the contract and the settings that are not 0."""
-    settings = [f"{name}={value if isinstance(value, bool) else f'{value:g}'}" for name, value in vars(optimizer).items() if value]
+    settings = [
+        f"{name}={value if isinstance(value, bool) else f'{value:g}'}"
+        for name, value in vars(optimizer).items()
+        if value
+    ]
     return f"{name_of(optimizer)}({', '.join(settings)})"
 
 

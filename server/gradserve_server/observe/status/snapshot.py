@@ -92,9 +92,7 @@ class Snapshot:
         return found
 
 
-def _ordered(
-    found: Sequence[RoundsSnapshot[StatusT]], request: StatusRequest
-) -> Sequence[RoundsSnapshot[StatusT]]:
+def _ordered(found: Sequence[RoundsSnapshot[StatusT]], request: StatusRequest) -> Sequence[RoundsSnapshot[StatusT]]:
     count = request.max_accumulators
     match request.order:
         case Order.NAME:

@@ -172,7 +172,7 @@ class StatusSource:
 
     def _parameters_figures(self) -> Iterable[ParametersFigures]:
         """Yields the metrics of the parameters whose rounds began or ended last."""
-        existing = {key: parameters for key, parameters in self._parameters.all()}
+        existing = dict(self._parameters.all())
         for history in islice(self._observed.updates.latest(), MOST_PARAMETERS):
             parameters = existing.get(history.key)
             if parameters is not None:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Array, Contribution
