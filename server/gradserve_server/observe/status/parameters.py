@@ -26,7 +26,7 @@ def parameters_snapshot(
         container=key.container,
         name=key.name,
         step=rounds.global_step,
-        num_rounds=rounds.current.number,
+        num_rounds=history.num_rounds,
         rounds_per_second=history.rounds_per_second,
         num_updates=rounds.num_accumulated,
         num_required=ledger.closer.rules.num_required,

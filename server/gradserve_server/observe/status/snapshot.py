@@ -111,7 +111,8 @@ def _name(snapshot: RoundsSnapshot[Any]) -> tuple[str, str]:
     return snapshot.key.container, snapshot.key.name
 
 
-class RoundsSnapshot(NamedTuple, Generic[StatusT]):
+@dataclass(frozen=True, slots=True)
+class RoundsSnapshot(Generic[StatusT]):
     """An accumulator or parameters at one moment, which any thread can describe.
 
     Attributes:
