@@ -189,7 +189,9 @@ class Server:
             max_regions(),
             budgets.rules,
         )
-        resources = ResourceCounts(budgets, self.registry, self._fair_sockets, self.lifetimes.clients, processors.pool)
+        resources = ResourceCounts(
+            budgets, self.registry, self.parameters, self._fair_sockets, self.lifetimes.clients, processors.pool
+        )
         self.usage = Usage(
             memory=budgets.memory,
             handles=budgets.handles,
@@ -198,6 +200,7 @@ class Server:
             layers=budgets.layers,
             bookkeeping=budgets.bookkeeping,
             device_memory=budgets.device_memory,
+            num_parameters=lambda: len(self.parameters),
         )
         self.counts = Counts()
         """The counts of an aggregator."""
@@ -274,6 +277,7 @@ class Server:
             wall_clock=self._parts.wall_clock,
             is_of_another_run=self._run.is_of_another,
             member=self._member,
+            observe=self.observed.observe_parameters,
             journals=None if self._state is None else self._state.parameters,
         )
 
@@ -310,7 +314,7 @@ class Server:
             uptime=lambda: time.monotonic() - started,
             http_url=lambda: self.observation.url,
         )
-        return StatusSource(facts, self.registry, self.observed)
+        return StatusSource(facts, self.registry, self.parameters, self.observed)
 
     def _make_services(self) -> Services:
         config, limits, processors, budgets = self._config, self._limits, self._processors, self.budgets

@@ -82,6 +82,7 @@ class RoundKind:
         summation: Makes the arithmetic of the sum for a spec in a place.
         keep: Makes the history of averages, given the arguments of `KeptAverages`.
         wording: What messages call it.
+        observe: Returns the observer of a new one; None for that of accumulators.
     """
 
     ledger: Ledger
@@ -89,6 +90,7 @@ class RoundKind:
     summation: Callable[[AccumulatorSpec, Place], Summation] = make_summation
     keep: Callable[..., KeptAverages] = KeptAverages
     wording: Wording = OF_ACCUMULATORS
+    observe: Callable[[ResourceKey], AccumulatorObserver] | None = None
 
 
 class AccumulatorFactory:
@@ -227,7 +229,7 @@ class AccumulatorFactory:
             journal=None if journal is None else place.journal(journal, spec.durability, own.host_memory),
             member_bytes=MemberBytes(own.bookkeeping, kind.ledger, holds_gradients=spec.deterministic),
             gate=self.gate,
-            observer=self._observe(key),
+            observer=(kind.observe or self._observe)(key),
             shard=self._shard(key, spec, make_sum, own, journal),
         )
 

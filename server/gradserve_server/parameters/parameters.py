@@ -148,6 +148,26 @@ class Parameters:
         """How much of them survives the end of the server."""
         return self._spec.durability
 
+    def ledger(self) -> UpdateLedger:
+        """The decisions on updates and rounds, read-only."""
+        return self._ledger
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the current round, after the schedule."""
+        rules = self._ledger.round_rules
+        return rules.optimizer.learning_rate * rules.schedule.factor(self._variables.rounds)
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of calls that wait for a version."""
+        return len(self._parts.queue)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of versions, the optimizer's state and updates."""
+        return self._accumulator.num_bytes
+
     @property
     def newest(self) -> Version:
         """The newest version."""
@@ -384,6 +404,7 @@ class Parameters:
                 raise
         load()
         self._updates.drop()
+        self._changes.observer.on_drop()
         version = version_of(Average(values, step, ledger.rounds.current.number, 0, 0.0, ()), digest=variables.digest)
         if journal is not None:
             try:

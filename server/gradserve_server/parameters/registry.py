@@ -10,6 +10,7 @@ from typing import cast
 from gradserve_server.accumulators.factory import AccumulatorFactory, OwnReservations, RoundKind
 from gradserve_server.accumulators.gradient import Array, Average
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.observer import AccumulatorObserver, Unobserved
 from gradserve_server.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -52,11 +53,12 @@ class ParametersRegistry:
         wall_clock: Callable[[], int] = time.time_ns,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
         member: Member | None = None,
+        observe: Callable[[ResourceKey, UpdateLedger], AccumulatorObserver] = lambda _, __: Unobserved(),
     ) -> None:
         """Takes, among others, what makes machines of rounds, and the journals if there is a state directory.
 
         `wall_clock` has the nanoseconds since 1970. `member` is the place of the server in a cluster, whose other
-        servers have parameters of other names.
+        servers have parameters of other names. `observe` returns the observer of new parameters with a ledger.
         """
         self.factory = factory
         self._lifetimes = lifetimes
@@ -65,6 +67,7 @@ class ParametersRegistry:
         self._journals = journals
         self._wall_clock = wall_clock
         self._member = member
+        self._observe = observe
         self._parameters: Directory[Parameters] = Directory(
             "parameters", lifetimes, self._end, article="some", is_of_another_run=is_of_another_run
         )
@@ -257,6 +260,9 @@ class ParametersRegistry:
         """Returns up to `size` parameters of a container with names greater than `after`, sorted by name."""
         return self._parameters.page(container, after, size, user=user)
 
+    def __len__(self) -> int:
+        return len(self._parameters)
+
     def all(self) -> Iterator[tuple[ResourceKey, Parameters]]:
         """Returns all parameters."""
         return iter(self._parameters)
@@ -312,6 +318,7 @@ class ParametersRegistry:
             lambda _spec, place: update_sum(variables, lambda: ledger.round_rules, place),
             partial(Versions, ledger=ledger, variables=variables, records=records, journal=journal),
             WORDING,
+            lambda key: self._observe(key, ledger),
         )
         changes = self.factory.make_changes(key, spec.updates, place, incarnation, kind, journal, own)
         machine = Machine(changes, ledger, queue, variables, records, journal, own.memory, own.waiters)
