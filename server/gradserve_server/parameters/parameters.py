@@ -148,6 +148,7 @@ class Parameters:
         """How much of them survives the end of the server."""
         return self._spec.durability
 
+    @property
     def ledger(self) -> UpdateLedger:
         """The decisions on updates and rounds, read-only."""
         return self._ledger
