@@ -115,7 +115,7 @@ class ParametersSpec:
         """The spec of the rounds, in which versions are the averages."""
         return AccumulatorSpec(
             self.components,
-            deterministic=self.holds_updates,
+            deterministic=self.deterministic,
             keep_averages=self.keep_versions,
             one_per_worker=self.one_per_worker,
             refuse_non_finite=self.refuse_non_finite,
