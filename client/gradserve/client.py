@@ -184,9 +184,9 @@ class Client(BlockingFace[ClientCalls]):
     def close(self, timeout: float | None = None) -> None:
         """Deletes what this client made without a shared name or scope, and disconnects. Can be called again.
 
-        First waits until the gradients that it has applied to shared accumulators of durability "round" are durable,
-        that is, until their rounds have ended: afterwards nobody could send them again. A block that ends with an
-        error does not wait.
+        First waits until the gradients and updates that it has sent to shared accumulators and parameters of durability
+        "round" are durable, that is, until their rounds have ended: afterwards nobody could send them again. A block
+        that ends with an error does not wait.
 
         Waits at most 10 s for a silent server. If the client is not closed, or the server cannot be reached, the server
         deletes these things itself somewhat later (after `client_lease` of `server_info().limits`).

@@ -14,7 +14,7 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.config import RuntimeConfig, ServerConfig, StateConfig
 from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKind
 from gradserve_server.parameters.parameters import Changes, Parameters
-from gradserve_server.parameters.reductions.spec import Krum, UpdateReduction
+from gradserve_server.parameters.reductions.spec import Krum
 from gradserve_server.parameters.round_rules import RoundRules
 from gradserve_server.parameters.spec import UpdateKind
 from gradserve_server.parameters.staleness import PolynomialDiscount, Staleness
@@ -114,7 +114,8 @@ async def fill_parameters(directory: Path) -> None:
     krum = await disk.parameters(
         key=KRUM,
         update=UpdateKind.GRADIENT,
-        reduction=UpdateReduction(Krum(0), clip_norm=3.0),
+        reduction=Krum(0),
+        clip_norm=3.0,
         deterministic=True,
         rounds={"num_required": 3},
         durability=Durability.ROUND,

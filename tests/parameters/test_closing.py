@@ -347,6 +347,17 @@ def test_whoever_wakes_up_when_told_does_not_wait_again_and_again(now: float, gr
     assert closer.verdict(now, everybody) == End("grace")
 
 
+@pytest.mark.parametrize("now", [0.0, 1e3 / 3, 1.7e9, 1e12])
+def test_whoever_has_failed_waiting_calls_does_not_have_to_again_at_once(now: float) -> None:
+    closer = Closer(RoundRules(2, deadline=0.001), now)
+    closer.admit(now, ["a"], 1)
+    assert isinstance(closer.verdict(now, everybody), Wait)
+    now += 1
+    assert isinstance(closer.verdict(now, everybody), Overdue)
+    closer.fail_deadline(now)
+    assert isinstance(closer.verdict(now, everybody), Wait)
+
+
 # Changes, restarts
 
 
@@ -428,7 +439,9 @@ def test_events_with_the_closers_time_can_be_replayed() -> None:
     at = live.time(now)
     assert on_record is not None
     assert live.record(now) == replayed.record(at) == on_record.record(at)
+    assert (live.latest, replayed.latest) == (now, at)
     replayed.resume(5.0)
+    assert replayed.latest == 5
     assert replayed.time(7.0) == at + 2
 
 
@@ -477,7 +490,8 @@ INF, NAN = math.inf, math.nan
         ({"max_grace": INF}, "max_grace", "got inf"),
         ({"min_interval": -0.5}, "min_interval", "got -0.5"),
         ({"min_interval": NAN}, "min_interval", "got nan"),
-        ({"deadline": 0.0}, "deadline", "overdue at its first update"),
+        ({"deadline": 0.0}, "deadline", "at least 0.001 s, got 0 s: .*overdue at their first update"),
+        ({"deadline": 0.0009}, "deadline", "got 0.0009 s"),
         ({"deadline": -1.0}, "deadline", "got -1"),
         ({"deadline": INF}, "deadline", "got inf"),
         ({"deadline": 4.0, "grace": 5.0}, "deadline", "at least grace, which is 5 s, got 4 s"),

@@ -78,6 +78,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "sees that bookkeeping, which shows only as memory, is given back": (
         "accumulators/test_windows.py",
+        "client/parameters/test_restarts.py",
         "client/transport/test_cleanup.py",
         "conversion/test_arrays.py",
         "devices/cuda/sharing/test_what_the_server_has.py",

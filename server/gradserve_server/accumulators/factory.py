@@ -17,7 +17,7 @@ from gradserve_server.accumulators.journal import FileJournal
 from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.observer import AccumulatorObserver, Unobserved
 from gradserve_server.accumulators.places.place import AllocateAverage, Place, Places
-from gradserve_server.accumulators.rounds import RoundGate
+from gradserve_server.accumulators.rounds import OF_ACCUMULATORS, RoundGate, Wording
 from gradserve_server.accumulators.sharding.home import Decision
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
@@ -74,13 +74,15 @@ Forget: TypeAlias = Callable[[Collection[int]], None]
 
 @dataclass(frozen=True)
 class RoundKind:
-    """What differs between accumulators and other resources that work in rounds.
+    """The parts in which resources that work in rounds differ.
 
     Attributes:
         ledger: Decides which gradients count.
         queue: Holds the waiting calls, and says when a round ends.
         summation: Makes the arithmetic of the sum for a spec in a place.
         keep: Makes the history of averages, given the arguments of `KeptAverages`.
+        wording: What messages call it.
+        observe: Returns the observer of a new one; None for that of accumulators.
         holds_gradients: Whether the gradients of a round are held until it ends, whatever the spec says.
     """
 
@@ -88,6 +90,8 @@ class RoundKind:
     queue: TakeQueue
     summation: Callable[[AccumulatorSpec, Place], Summation] = make_summation
     keep: Callable[..., KeptAverages] = KeptAverages
+    wording: Wording = OF_ACCUMULATORS
+    observe: Callable[[ResourceKey], AccumulatorObserver] | None = None
     holds_gradients: bool = False
 
 
@@ -216,7 +220,7 @@ class AccumulatorFactory:
         copies = place.average_copies(own.host_memory, self._allocate_averages(average_memory))
         kept = KeptBytes()
         undelivered = UndeliveredAverages(self._limits.undelivered_lease_seconds, self.clock, kept)
-        history = AverageHistory(spec.keep_averages, kept)
+        history = AverageHistory(spec.keep_averages, kept, kind.wording)
         decision = Decision(incarnation, spec.deterministic) if spec.num_shards else None
         forget: Forget = (lambda _: None) if journal is None else journal.forget
         averages = kind.keep(history, undelivered, kept, own.memory, copies, self._expiries.add, forget, decision)
@@ -228,7 +232,7 @@ class AccumulatorFactory:
             journal=None if journal is None else place.journal(journal, spec.durability, own.host_memory),
             member_bytes=MemberBytes(own.bookkeeping, kind.ledger, holds_gradients=holds_gradients),
             gate=self.gate,
-            observer=self._observe(key),
+            observer=(kind.observe or self._observe)(key),
             shard=self._shard(key, spec, make_sum, own, journal),
         )
 

@@ -10,7 +10,7 @@ A round without updates never ends. `Closer` reads no clock. Its caller asks for
 client leaves, and at the time that the last verdict named.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, Self, TypeAlias
 
@@ -134,6 +134,7 @@ class Closer:
         self._next_rules: RoundRules | None = None
         self._offset = now
         """The caller's time minus the closer's."""
+        self._latest = now
         self._time = 0.0
         """The closer's time at the last call. All following times are the closer's."""
         self._previous_end: float | None = None
@@ -172,6 +173,16 @@ class Closer:
         return self._num_updates
 
     @property
+    def came(self) -> Collection[str]:
+        """The workers with an update in the round, in order of arrival."""
+        return self._came.keys()
+
+    @property
+    def missing(self) -> Collection[str]:
+        """The workers of the last two rounds without one, newest round first."""
+        return self._missing.keys()
+
+    @property
     def smoothed_times(self) -> SmoothedTimes | None:
         """The smoothed durations of earlier rounds; None until one was measured."""
         return self._smoothed
@@ -185,8 +196,8 @@ class Closer:
 
     @property
     def latest(self) -> float:
-        """The closer's own time at the last call."""
-        return self._time
+        """The latest time that a caller has passed."""
+        return self._latest
 
     def time(self, now: float) -> float:
         """Returns the closer's own time, in seconds since it was made, which never decreases.
@@ -194,6 +205,7 @@ class Closer:
         Events that record this time can be replayed with it: into a closer made at 0, or one made of a record at the
         record's "time". `resume` then goes on with a clock.
         """
+        self._latest = now
         time = now - self._offset
         if time < self._time:
             self._offset = now - self._time
@@ -203,6 +215,7 @@ class Closer:
 
     def resume(self, now: float) -> None:
         """Goes on with another clock, on which it is `now`: no time has passed since the last call."""
+        self._latest = now
         self._offset = now - self._time
 
     def admit(self, now: float, worker_ids: Iterable[str], num_updates_after: int) -> None:

@@ -30,7 +30,7 @@ from gradserve_server.parameters.optimizers.schedule import schedule_of, schedul
 from gradserve_server.parameters.record import Refusal, RoundRecord, RoundUpdate
 from gradserve_server.parameters.reductions.spec import reduction_of, reduction_record
 from gradserve_server.parameters.round_rules import rules_of, rules_record
-from gradserve_server.parameters.spec import ParametersSpec, Rules, UpdateKind
+from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules, UpdateKind
 from gradserve_server.parameters.staleness import staleness_of, staleness_record
 from gradserve_server.parameters.variables import OptimizerState, Variables
 from gradserve_server.parameters.versions import Version
@@ -70,6 +70,7 @@ def all_rules_of(record: Record) -> Rules:
 
 
 _PLAIN = (
+    "clip_norm",
     "keep_versions",
     "deterministic",
     "refuse_non_finite",
@@ -85,6 +86,7 @@ def parameters_spec_record(spec: ParametersSpec) -> Record:
         "rules": all_rules_record(spec.rules),
         "update": spec.update.value,
         "staleness": staleness_record(spec.staleness),
+        "normalization": spec.normalization.value,
         "reduction": reduction_record(spec.reduction),
         **{name: getattr(spec, name) for name in _PLAIN},
     }
@@ -102,6 +104,7 @@ def parameters_spec_of(record: Record) -> ParametersSpec:
         rules=all_rules_of(record["rules"]),
         update=UpdateKind(record["update"]),
         staleness=staleness_of(record["staleness"]),
+        normalization=Normalization(record["normalization"]),
         reduction=reduction_of(record["reduction"]),
         durability=updates.durability,
         agreement=updates.agreement,
@@ -149,6 +152,7 @@ def update_ledger_record(ledger: UpdateLedger) -> Record:
     """Returns a ledger in types that JSON has; the reverse of `fill_update_ledger`."""
     return {
         **ledger_record(ledger),
+        "time": ledger.closer.latest,
         "closer": ledger.closer.record(ledger.closer.latest),
         "round_rules": all_rules_record(ledger.round_rules),
         "next_rules": all_rules_record(ledger.next_rules),
@@ -166,7 +170,7 @@ def fill_update_ledger(ledger: UpdateLedger, record: Record) -> None:
         DAMAGES, InvalidArgumentError: It is no such record.
     """
     fill_ledger(ledger, record)
-    ledger.closer = Closer.of(record["closer"], record["closer"]["time"])
+    ledger.closer = Closer.of(record["closer"], record["time"])
     ledger.round_rules = all_rules_of(record["round_rules"])
     ledger.next_rules = all_rules_of(record["next_rules"])
     ledger.updates = [value_of(RoundUpdate, each, {}) for each in record["updates"]]

@@ -16,6 +16,8 @@ from gradserve_server.parameters.record import Refusal, RoundUpdate
 from gradserve_server.parameters.spec import ParametersSpec, Rules
 
 _REFUSALS = {Outcome.STALE: "stale", Outcome.ALREADY_COUNTED: "already counted"}
+LOADED = "loaded"
+"""The reason in `WeightLedger.refused` for updates that were accepted, and dropped when other values were loaded."""
 _MOST_REFUSALS = 1000
 _LOOKS_PER_LEASE = 4
 
@@ -84,9 +86,22 @@ class VersionLoaded(RoundEnded):
     rules: Rules | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Participation:
+    """The live workers at the end of a round: those in it, and others of the two rounds before with a live client.
+
+    Attributes:
+        num_counted: The number of workers with an update in the round.
+        num_live: The number of live workers.
+    """
+
+    num_counted: int
+    num_live: int
+
+
 @dataclass
 class WeightLedger:
-    """Where the weight of all updates went: accepted = applied + pending + dropped.
+    """The whereabouts of the weight of all updates: accepted = applied + pending + dropped.
 
     Attributes:
         accepted: The weight of all updates that counted when they came.
@@ -100,6 +115,11 @@ class WeightLedger:
     applied: float = 0.0
     pending: float = 0.0
     refused: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def dropped(self) -> float:
+        """The weight of updates that were accepted, and dropped when other values were loaded."""
+        return self.refused.get(LOADED, 0.0)
 
     def refuse(self, reason: str, weight: float) -> None:
         """Counts a weight that does not count."""
@@ -117,6 +137,7 @@ class UpdateLedger(Ledger):
         refusals: The latest updates that were refused meanwhile.
         weights: Where all weights went.
         ended: The decision that ended the latest round; None before the first.
+        participation: The share of workers in that round; None before the first, and if no worker in it has an id.
     """
 
     def __init__(
@@ -147,6 +168,7 @@ class UpdateLedger(Ledger):
         self.refusals: deque[Refusal] = deque(maxlen=_MOST_REFUSALS)
         self.weights = WeightLedger()
         self.ended: StepTaken | None = None
+        self.participation: Participation | None = None
         self.reason: Reason = "required"
         """Why the next round ends, as the closer has decided."""
         self.apply_seconds = 0.0
@@ -219,12 +241,15 @@ class UpdateLedger(Ledger):
         self.ended = StepTaken(
             at=self.now, reason=self.reason, end_time=self._wall_clock(), apply_seconds=self.apply_seconds
         )
+        num_counted = len(self.closer.came)
+        num_live = num_counted + sum(map(self.is_alive, self.closer.missing))
+        self.participation = Participation(num_counted, num_live) if num_counted else None
         return self.ended
 
-    def note_applied(self) -> None:
-        """Notes that the optimizer has made the version of the round that `ending` ended."""
+    def applied(self) -> None:
+        """Notes that the optimizer has made the version of the round that is about to end."""
         assert self.ended is not None, "the round is about to end"
-        self.apply_seconds = self.now - self.ended.at
+        self.apply_seconds = max(self.now - self.ended.at, 0.0)
 
     def answer(self, event: GradientAnswered) -> Applied:
         """Applies the decision on an update; returns the answer to its call."""
@@ -258,7 +283,7 @@ class UpdateLedger(Ledger):
             if self.rounds.current.number:  # the first values begin no interval
                 self.closer.drop(event.at)
             if pending:
-                self.weights.refuse("loaded", pending)
+                self.weights.refuse(LOADED, pending)
             if event.rules is not None:
                 self.next_rules = event.rules
                 self.closer.change(event.rules.rounds)

@@ -14,7 +14,7 @@ from gradserve_server.accumulators.gradient import Array, Average, Contribution,
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.ledger import Taken
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.rounds import Pushed, Rounds
+from gradserve_server.accumulators.rounds import Pushed, Rounds, Wording
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError, ServiceError
 from gradserve_server.limits import listed, quoted
@@ -30,6 +30,10 @@ from gradserve_server.parameters.update_sum import HeldUpdates, RunningUpdates
 from gradserve_server.parameters.variables import Loaded, OptimizerState, Variables
 from gradserve_server.parameters.versions import Version, Versions, version_of
 from gradserve_server.resources.budget import Reservation
+from gradserve_server.storage.journal import Durability
+
+WORDING = Wording("parameters", "update", "version")
+"""The words of messages that parameters share with accumulators."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,8 @@ class Changes:
         optimizer: The next optimizer; None for the present one. Likewise the others.
         schedule: The next schedule.
         rounds: The next rules for the end of a round.
-        loaded: Values to go on with. Without a step, they become the next step.
-        step: Their step; None for the next one.
+        loaded: Values to go on with.
+        step: Their step, if it is ahead of the present one; otherwise they become the next step.
     """
 
     optimizer: Optimizer | None = None
@@ -107,11 +111,11 @@ class Parameters:
         self.name = name
         self.incarnation = incarnation
         self._spec = spec
-        self._machine = machine
+        self._parts = machine
         self._changes, self._ledger, self._variables = machine.changes, machine.ledger, machine.variables
         self._versions = cast(Versions, machine.changes.averages)
         self._updates = cast(RunningUpdates | HeldUpdates, machine.changes.sum.summation)
-        self._accumulator = Accumulator(name, spec.updates, incarnation, machine.changes, machine.waiters)
+        self._accumulator = Accumulator(name, spec.updates, incarnation, machine.changes, machine.waiters, WORDING)
         machine.queue.wake = machine.changes.serve_takers
 
     @property
@@ -129,6 +133,42 @@ class Parameters:
     def rounds(self) -> Rounds:
         """The rounds, read-only."""
         return self._ledger.rounds
+
+    @property
+    def num_accumulated(self) -> int:
+        """The number of updates in the round."""
+        return self._accumulator.num_accumulated
+
+    @property
+    def is_changing(self) -> bool:
+        """True while an update is being added or a round is ending, before `num_accumulated` shows it."""
+        return self._accumulator.is_changing
+
+    @property
+    def durability(self) -> Durability | None:
+        """How much of them survives the end of the server."""
+        return self._spec.durability
+
+    @property
+    def ledger(self) -> UpdateLedger:
+        """The decisions on updates and rounds, read-only."""
+        return self._ledger
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the current round, after the schedule."""
+        rules = self._ledger.round_rules
+        return rules.optimizer.learning_rate * rules.schedule.factor(self._variables.rounds)
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of calls that wait for a version."""
+        return len(self._parts.queue)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of versions, the optimizer's state and updates."""
+        return self._accumulator.num_bytes
 
     @property
     def newest(self) -> Version:
@@ -201,7 +241,7 @@ class Parameters:
             call,
             contribution,
             open_update,
-            self._machine.queue.num_required,
+            self._parts.queue.num_required,
             timeout,
             one_per_worker=self._spec.one_per_worker,
         )
@@ -225,14 +265,14 @@ class Parameters:
             ResourceExhaustedError: There is no memory for the copy.
         """
         self._changes.check_open()
-        with self._machine.memory.another() as memory:
+        with self._parts.memory.another() as memory:
             yield await self._changes.make(self._copy_state, memory)
 
     async def change(self, call: RequestId | None, changes: Changes) -> None:
         """Changes rules, from the next round on, or loads values. All or nothing, and once for each call.
 
         Raises:
-            InvalidArgumentError: The values or the state do not fit, or their step is not ahead.
+            InvalidArgumentError: The rules, the values or the state do not fit.
             ResourceExhaustedError: There is not enough memory or disk; nothing has changed.
         """
         await self._accumulator.forget_overdue(call)
@@ -244,7 +284,7 @@ class Parameters:
 
     def records(self, since: int, most: int) -> tuple[list[RoundRecord], bool]:
         """Returns up to `most` records of rounds that led beyond a step, oldest first, and whether there are more."""
-        return self._machine.records.since(since, most)
+        return self._parts.records.since(since, most)
 
     def close(self, error: ServiceError) -> None:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
@@ -286,7 +326,7 @@ class Parameters:
         loaded = Loaded(values, newest.step, state)
         variables, ledger = self._variables, self._ledger
         variables.check_loaded(loaded, state.optimizer)
-        with self._machine.memory.another() as memory:
+        with self._parts.memory.another() as memory:
             memory.grow(variables.state_bytes(state.optimizer) + sum([each.nbytes for each, _ in versions]))
             variables.stage_load(loaded, values, state.optimizer)()
             for optimizer, at_once in ((ledger.round_rules.optimizer, True), (ledger.next_rules.optimizer, False)):
@@ -298,7 +338,7 @@ class Parameters:
                 variables.check_loaded(Loaded(cast(Mapping[str, Array], each.values), each.step), state.optimizer)
                 await self._accumulator.keep_again(version_of(each, record=by_step.get(each.step)), answered)
         for record in records:
-            self._machine.records.add(record)
+            self._parts.records.add(record)
         self._versions.begin()
         self._ledger.resume()
 
@@ -345,7 +385,7 @@ class Parameters:
         if rules == self._ledger.next_rules and call is None:
             return
         at_once = not self._ledger.updates
-        with self._machine.memory.another() as memory:
+        with self._parts.memory.another() as memory:
             memory.grow(self._variables.growth(rules.optimizer, at_once=at_once))
             change = await self._attempt(partial(self._variables.stage_optimizer, rules.optimizer, at_once=at_once))
             event = RulesChanged(call, rules, self._ledger.now)
@@ -357,16 +397,14 @@ class Parameters:
     async def _load(self, call: RequestId | None, changes: Changes, loaded: Loaded) -> None:
         ledger, variables, sum_ = self._ledger, self._variables, self._changes.sum
         is_first = not ledger.rounds.current.number
-        step = ledger.rounds.global_step + 1 if changes.step is None else changes.step
-        if not is_first and step <= ledger.rounds.global_step:
-            raise InvalidArgumentError(
-                f"expected a step beyond {ledger.rounds.global_step}, the present one, got {step}", field="step"
-            )
+        step = changes.step or 0
+        if not is_first:
+            step = max(step, ledger.rounds.global_step + 1)
         rules = changes.applied_to(ledger.next_rules)
         self._spec.with_rules(rules)
         variables.check_loaded(loaded, rules.optimizer)
-        journal = self._machine.journal
-        with self._machine.memory.another() as memory:
+        journal = self._parts.journal
+        with self._parts.memory.another() as memory:
             memory.grow(variables.slot_bytes(rules.optimizer))
             arrays = await sum_.reserve_result()
             try:
@@ -381,6 +419,7 @@ class Parameters:
                 raise
             load()
             self._updates.drop()
+            self._changes.observer.on_drop()
             number = ledger.rounds.current.number
             version = version_of(Average(values, step, number, 0, 0.0, ()), digest=variables.digest)
             if journal is not None:
@@ -397,7 +436,7 @@ class Parameters:
             self._versions.begin()
             self._versions.add(version, ())
             self._versions.history.step_set(step)
-        self._machine.queue.fail_pulls(
+        self._parts.queue.fail_pulls(
             AbortedError(f"other values were loaded into parameters {self.name!r}: read the newest version")
         )
 
@@ -422,6 +461,6 @@ class Parameters:
             ResourceExhaustedError: There is not enough memory.
         """
         try:
-            return await self.place.attempt(self._spec.version_bytes, self._changes.sum.owner, function, *args)
+            return await self.place.attempt(self._spec.work, self._changes.sum.owner, function, *args)
         except MemoryError as error:
             raise ResourceExhaustedError("the server has no memory left for these values") from error

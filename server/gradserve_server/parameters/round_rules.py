@@ -8,6 +8,8 @@ from gradserve_server.storage.journal import Record, record_of, value_of
 
 LONGEST_SECONDS = 315_576_000_000.0
 """The longest duration of a rule: 10,000 years, the most that protobuf has."""
+SHORTEST_DEADLINE = 0.001
+"""The shortest deadline: many clocks could not tell much shorter ones from none."""
 DEFAULT_MAX_GRACE = 60.0
 
 
@@ -98,9 +100,10 @@ class RoundRules:
     def _check_deadline(self) -> None:
         if self.deadline is None:
             return
-        if not self.deadline:
+        if self.deadline < SHORTEST_DEADLINE:
             raise InvalidArgumentError(
-                "expected a positive deadline, got 0: every round would be overdue at its first update",
+                f"expected a deadline of at least {SHORTEST_DEADLINE:g} s, got {self.deadline:g} s: rounds would be "
+                "overdue at their first update",
                 field="rounds.deadline",
             )
         for name, least in (("grace", self.grace), ("min_interval", self.min_interval)):

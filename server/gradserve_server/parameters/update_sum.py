@@ -1,6 +1,5 @@
 """The arithmetic of a round of parameters: updates are added up or held, and the optimizer makes the next version."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,11 +9,9 @@ from gradserve_server.accumulators.gradient import Array, Contribution, Gradient
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.sums.summation import Staged
 from gradserve_server.devices.compute import PIECE_BYTES
-from gradserve_server.parameters.reductions.choices import clip_scales
-from gradserve_server.parameters.reductions.measures import squared_norms, total
-from gradserve_server.parameters.reductions.reduce import UpdateReport, reduce_updates
-from gradserve_server.parameters.reductions.spec import Normalization, Sum
-from gradserve_server.parameters.spec import ParametersSpec, Rules
+from gradserve_server.parameters.reductions.reduce import clipped_factor, reduce_updates
+from gradserve_server.parameters.reductions.spec import Sum
+from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules
 from gradserve_server.parameters.variables import ReducedUpdate, Variables
 
 
@@ -34,9 +31,9 @@ class _Divisor:
     count: int = 0
 
     def of(self, spec: ParametersSpec) -> float:
-        if isinstance(spec.reduction.kind, Sum):
+        if isinstance(spec.reduction, Sum):
             return 1.0
-        return self.weight if spec.reduction.normalization is Normalization.WEIGHTS else float(self.count)
+        return self.weight if spec.normalization is Normalization.WEIGHTS else float(self.count)
 
 
 class RunningUpdates:
@@ -55,7 +52,6 @@ class RunningUpdates:
         self._divisors: dict[str, _Divisor] = {}
         self._nbytes = 0
         self._pending: _Addition | None = None
-        self._reports: list[UpdateReport] = []
         self._first: frozenset[str] = frozenset()
         """The components of the pending addition whose sums are empty."""
 
@@ -114,17 +110,15 @@ class RunningUpdates:
                 is_adopted = self._is_adoptable(name, value, owned=gradient.is_adoptable)
                 begun[name] = value if is_adopted else self._place.allocate(value.shape, masters[name])
         factor = contribution.factor
-        report = None
-        if self._spec.reduction.clip_norm is not None:
-            report = self._clipped(values)
-            factor *= report.scale
+        if self._spec.clip_norm is not None:
+            factor *= clipped_factor(values, self._spec.clip_norm)
+        if not factor:  # its norm is infinite or NaN, and so would be the sum
+            return Staged(lambda: None)
 
         def commit() -> None:
             self._sums |= begun
             self._nbytes += sum([each.nbytes for each in begun.values()])
             self._pending, self._first = _Addition(values, factor), frozenset(begun)
-            if report is not None:
-                self._reports.append(report)
             for name in values:
                 divisor = self._divisors.setdefault(name, _Divisor())
                 divisor.weight += contribution.weight
@@ -179,7 +173,7 @@ class RunningUpdates:
                     divisor=self._divisors[name].of(self._spec),
                 )
             version = step(updates, rules.optimizer, rules.schedule.factor(variables.rounds))
-            variables.reports = tuple(self._reports)
+            variables.reports = ()
             self._clear()
             return dict(version)
 
@@ -191,12 +185,7 @@ class RunningUpdates:
         self._clear()
 
     def _clear(self) -> None:
-        self._sums, self._divisors, self._nbytes, self._first, self._reports = {}, {}, 0, frozenset(), []
-
-    def _clipped(self, values: Mapping[str, Array]) -> UpdateReport:
-        (square,) = total(squared_norms([each]) for each in values.values())
-        (scale,) = clip_scales([square], self._spec.reduction.clip_norm)
-        return UpdateReport(math.sqrt(square) if math.isfinite(square) else None, scale, None, is_dropped=False)
+        self._sums, self._divisors, self._nbytes, self._first = {}, {}, 0, frozenset()
 
     def _is_adoptable(self, name: str, value: Array, *, owned: bool) -> bool:
         return owned and value.dtype == self._spec.masters[name] and self._place.may_be_written(value)
@@ -293,20 +282,22 @@ class HeldUpdates:
         spec, variables = self._spec, self._variables
         order = sorted(range(len(self._held)), key=self._place_of) if spec.deterministic else range(len(self._held))
         held = [self._held[index] for index in order]
-        reduced = reduce_updates(
+        reduced, report = reduce_updates(
             spec.reduction,
             tuple(spec.by_name),
             [each.values for each in held],
             [each.contribution.weight for each in held],
+            by_count=spec.normalization is Normalization.COUNT,
+            clip_norm=spec.clip_norm,
         )
         step = variables.stage_step(memory)
 
         def end() -> dict[str, Value]:
             rules = self._rules()
-            updates = {name: ReducedUpdate(value, None, 1.0, 1.0) for name, value in reduced.values.items()}
+            updates = {name: ReducedUpdate(value, None, 1.0, 1.0) for name, value in reduced.items()}
             version = step(updates, rules.optimizer, rules.schedule.factor(variables.rounds))
-            in_order = sorted(zip(order, reduced.updates, strict=True), key=itemgetter(0))
-            variables.reports = tuple([report for _, report in in_order])
+            in_order = sorted(zip(order, report.updates, strict=True), key=itemgetter(0))
+            variables.reports = tuple([each for _, each in in_order])
             self._held = []
             return dict(version)
 

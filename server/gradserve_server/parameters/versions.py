@@ -82,10 +82,10 @@ class Versions(KeptAverages):
 
     def of_current(self, rounds: Rounds, values: Mapping[str, Value]) -> Version:
         """Returns the version of the round that is about to end, with its record, without keeping it yet."""
+        self._ledger.applied()
         average = super().of_current(rounds, values)
         record = self._record(average.step)
         self._digest = record.digest_after
-        self._ledger.note_applied()
         return version_of(average, digest=record.digest_after, record=record)
 
     async def keep_again(self, average: Average, answered: Sequence[RequestId]) -> None:

@@ -303,7 +303,7 @@ class RetryingTransport(fake_transport.FakeTransport):
     @staticmethod
     async def _attempt(answer: Any, step: Any) -> Any:
         exchange: Any = step.exchange if isinstance(step, Attempt) else step
-        return await fake_transport._perform(answer, exchange)
+        return await fake_transport.perform(answer, exchange)
 
 
 def calls(client_id: str = "me") -> ClientCalls:

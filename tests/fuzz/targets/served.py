@@ -15,9 +15,13 @@ from tests.fuzz.targets.target import Found
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.raw_calls import METHODS, RawCalls
 
-WAITING = frozenset({"TakeGradient", "ReadAverage", "PushPull", "HoldClientLease"})
+WAITING = frozenset(
+    {"TakeGradient", "ReadAverage", "PushPull", "HoldClientLease", "PushPullParameters", "ReadParameters"}
+)
 """The methods that wait for others, as long as their client does."""
-_DELETING = frozenset({"DeleteAccumulator", "DeleteBatchNormLayer", "DeleteTensors", "EndClientLease"})
+_DELETING = frozenset(
+    {"DeleteAccumulator", "DeleteBatchNormLayer", "DeleteParameters", "DeleteTensors", "EndClientLease"}
+)
 _NOT_FINE = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,

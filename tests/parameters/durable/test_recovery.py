@@ -21,7 +21,7 @@ from gradserve_server.errors import (
 )
 from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKind
 from gradserve_server.parameters.parameters import Changes, Parameters
-from gradserve_server.parameters.reductions.spec import Kind, Mean, Median, UpdateReduction
+from gradserve_server.parameters.reductions.spec import Mean, Median, Reduction
 from gradserve_server.parameters.round_rules import RoundRules
 from gradserve_server.parameters.staleness import PolynomialDiscount, Staleness
 from gradserve_server.parameters.variables import Loaded
@@ -149,10 +149,12 @@ async def a_load_with_state(made: Parameters) -> None:
     ids=lambda each: each.__name__,
 )
 @pytest.mark.parametrize("reduction", [Mean(), Median()], ids=["mean", "median"])
-async def test_everything_is_there_and_goes_on_with_the_same_bits(disk: Disk, steps: Steps, reduction: Kind) -> None:
+async def test_everything_is_there_and_goes_on_with_the_same_bits(
+    disk: Disk, steps: Steps, reduction: Reduction
+) -> None:
     schedule = Schedule(ScheduleKind.COSINE, 1, 9, 0.1)
     made = await disk.parameters(
-        VALUES, optimizer=adam(lr=0.125), schedule=schedule, reduction=UpdateReduction(reduction), one_per_worker=False
+        VALUES, optimizer=adam(lr=0.125), schedule=schedule, reduction=reduction, one_per_worker=False
     )
     await push_all(made, 1)
     await steps(made)
@@ -201,8 +203,8 @@ async def test_at_round_the_current_round_begins_again(tmp_path: Path) -> None:
     [
         {},
         {"deterministic": True},
-        {"reduction": UpdateReduction(Median())},
-        {"reduction": UpdateReduction(clip_norm=2.0)},
+        {"reduction": Median()},
+        {"clip_norm": 2.0},
         {"one_per_worker": False},
     ],
     ids=str,

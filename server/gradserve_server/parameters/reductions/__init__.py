@@ -11,3 +11,32 @@ The same updates in the same order give the same bits on any number of threads, 
 whole components: arrays are only added, subtracted, multiplied, divided and sorted, element by element, and numbers of
 blocks and components are added in their order.
 """
+
+from gradserve_server.parameters.reductions.reduce import Report, UpdateReport, clipped_factor, reduce_updates
+from gradserve_server.parameters.reductions.spec import (
+    GeometricMedian,
+    Krum,
+    Mean,
+    Median,
+    Reduction,
+    Sum,
+    TrimmedMean,
+    reduction_of,
+    reduction_record,
+)
+
+__all__ = [
+    "GeometricMedian",
+    "Krum",
+    "Mean",
+    "Median",
+    "Reduction",
+    "Report",
+    "Sum",
+    "TrimmedMean",
+    "UpdateReport",
+    "clipped_factor",
+    "reduce_updates",
+    "reduction_of",
+    "reduction_record",
+]

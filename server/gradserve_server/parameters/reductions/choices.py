@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,14 @@ from gradserve_server.parameters.reductions.spec import (
     Krum,
     Mean,
     Median,
-    Normalization,
+    Reduction,
     Sum,
     TrimmedMean,
-    UpdateReduction,
 )
 
 Vector: TypeAlias = NDArray[np.float64]
+
+Divisor: TypeAlias = Literal["weights", "count", "none"]
 
 _NEAR = 1e-7
 """The distance to an update, as a part of the greatest distance between updates, at which a point counts as equal to
@@ -37,8 +38,8 @@ class Decision:
     Attributes:
         scales: The factors that limit norms.
         factors: The weights of the updates, `scales` not included; 0 for one that does not count.
-        divisor: The divisor of a sum with these factors: WEIGHTS for the sum of the factors of the updates that have a
-            component, COUNT for their number; None for 1.
+        divisor: The divisor of a sum with these factors: "weights" for the sum of the factors of the updates that have
+            a component, "count" for their number, "none" for 1.
         order: The reduction of elements in order, in place of a sum; updates with the factor 0 do not count.
         is_dropped: Whether the reduction left an update out, or would have.
         note: The reason why another reduction than the chosen one was used; None if it was that one.
@@ -46,32 +47,40 @@ class Decision:
 
     scales: tuple[float, ...]
     factors: tuple[float, ...]
-    divisor: Normalization | None
+    divisor: Divisor
     order: Median | TrimmedMean | None
     is_dropped: tuple[bool, ...]
     note: str | None = None
+
+
+def is_measurable(squared_norm: float) -> bool:
+    """Returns True if an update with this squared norm has finite distances to others."""
+    return squared_norm <= _GREATEST_SQUARE
 
 
 def clip_scales(squared_norms: Sequence[float], clip_norm: float | None) -> list[float]:
     """Returns the factors by which updates get norms of at most `clip_norm`; 1 for those that `decide` drops."""
     if clip_norm is None:
         return [1.0] * len(squared_norms)
-    norms = [math.sqrt(each) if each <= _GREATEST_SQUARE else 0.0 for each in squared_norms]
+    norms = [math.sqrt(each) if is_measurable(each) else 0.0 for each in squared_norms]
     return [clip_norm / norm if norm > clip_norm else 1.0 for norm in norms]
 
 
-def needs_distances(reduction: UpdateReduction, num_updates: int) -> bool:
+def needs_distances(reduction: Reduction, num_updates: int) -> bool:
     """Returns True if `decide` needs distances for a round of so many updates."""
-    if isinstance(reduction.kind, Krum):
-        return num_updates >= reduction.kind.num_needed
-    return isinstance(reduction.kind, GeometricMedian)
+    if isinstance(reduction, Krum):
+        return num_updates >= reduction.num_needed
+    return isinstance(reduction, GeometricMedian)
 
 
 def decide(
-    reduction: UpdateReduction,
+    reduction: Reduction,
     weights: Sequence[float],
     squared_norms: Sequence[float],
     squared_distances: Sequence[float] = (),
+    *,
+    by_count: bool = False,
+    clip_norm: float | None = None,
 ) -> Decision:
     """Decides how much each update counts.
 
@@ -88,50 +97,51 @@ def decide(
         weights: The weights of the updates.
         squared_norms: Their squared norms over all components.
         squared_distances: The squared distances of each pair, with `clip_scales`; see `needs_distances`.
+        by_count: Whether a mean is divided by the number of updates rather than by their weights.
+        clip_norm: The greatest norm of an update; None for no limit.
     """
     count = len(weights)
-    scales = tuple(clip_scales(squared_norms, reduction.clip_norm))
-    must_be_finite = reduction.clip_norm is not None or reduction.needs_all_components
-    is_usable = [not must_be_finite or each <= _GREATEST_SQUARE for each in squared_norms]
+    scales = tuple(clip_scales(squared_norms, clip_norm))
+    must_be_finite = clip_norm is not None or reduction.needs_all_components
+    is_usable = [not must_be_finite or is_measurable(each) for each in squared_norms]
     usable = [index for index in range(count) if is_usable[index]]
     factors = [weight if counts else 0.0 for weight, counts in zip(weights, is_usable, strict=True)]
     dropped = [not counts for counts in is_usable]
-    divisor: Normalization | None = reduction.normalization
+    divisor: Divisor = "count" if by_count else "weights"
     order: Median | TrimmedMean | None = None
     note = None
-    match reduction.kind:
+    match reduction:
         case Mean():
             pass
         case Sum():
-            divisor = None
+            divisor = "none"
         case Median() | TrimmedMean():
-            order = reduction.kind
-        case Krum() as krum:
+            order = reduction
+        case Krum():
             selected = usable
-            if count >= krum.num_needed:
+            if count >= reduction.num_needed:
                 rest = _Distances(count, squared_distances).among(usable)
-                selected = [usable[index] for index in krum_selection(rest, krum, count - len(usable))]
+                selected = [usable[index] for index in krum_selection(rest, reduction, count - len(usable))]
             else:
-                note = (
-                    f"krum of fewer than {krum.num_needed} updates: {'nothing' if reduction.report_only else 'median'}"
-                )
+                instead = "nothing" if reduction.report_only else "median"
+                note = f"krum of fewer than {reduction.num_needed} updates: {instead}"
                 order = None if reduction.report_only else Median()
             dropped = [index not in set(selected) for index in range(count)]
             if reduction.report_only:
                 # The mean, without those that are not finite only if clip_norm needs that.
-                keeps_all = reduction.clip_norm is None
+                keeps_all = clip_norm is None
                 factors = [weight if keeps_all or is_usable[index] else 0.0 for index, weight in enumerate(weights)]
             elif order is None:
                 alone = len(selected) == 1  # multiplying and dividing by its weight could change the last bit
                 factors = [0.0 if out else 1.0 if alone else weights[i] for i, out in enumerate(dropped)]
-        case GeometricMedian() as median:
+        case GeometricMedian():
             rest = _Distances(count, squared_distances).among(usable)
             norms = [squared_norms[index] * scales[index] ** 2 for index in usable]
-            shares = geometric_median_shares(rest, norms, [weights[index] for index in usable], median)
+            shares = geometric_median_shares(rest, norms, [weights[index] for index in usable], reduction)
             factors = [0.0] * count
             for index, share in zip(usable, shares, strict=True):
                 factors[index] = share
-            divisor = None
+            divisor = "none"
     return Decision(scales, tuple(factors), divisor, order, tuple(dropped), note)
 
 

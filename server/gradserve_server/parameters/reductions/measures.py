@@ -82,8 +82,10 @@ def products(
         return dots, squares
 
     def of_block(start: int) -> list[float]:
-        *rows, last = load([*(array for array in arrays if array is not None), reduced], start)
-        return row_sums(np.stack([*(row * last for row in rows), last * last]))
+        rows = load([*(array for array in arrays if array is not None), reduced], start)
+        rows[:-1] *= rows[-1]
+        rows[-1] *= rows[-1]
+        return row_sums(rows)
 
     *found, square = _sum_of_blocks(of_block, [reduced], len(present) + 1, parallel)
     for index, value in zip(present, found, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradserve_server.parameters.reductions.choices import Decision, clip_scales, decide, needs_distances
+from gradserve_server.parameters.reductions.choices import Decision, clip_scales, decide, is_measurable, needs_distances
 from gradserve_server.parameters.reductions.measures import (
     BLOCK,
     Array,
@@ -17,7 +17,7 @@ from gradserve_server.parameters.reductions.measures import (
     squared_norms,
     total,
 )
-from gradserve_server.parameters.reductions.spec import Median, Normalization, TrimmedMean, UpdateReduction
+from gradserve_server.parameters.reductions.spec import Median, Reduction, TrimmedMean
 
 _SORTED_ELEMENTS = 1 << 20
 _LEAST_SORTED = 1 << 10
@@ -42,28 +42,28 @@ class UpdateReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
-    """The reduced update of a round.
+class Report:
+    """The parts of all updates in a round.
 
     Attributes:
-        values: Its components, float64 for those of that dtype and float32 for others. Those that no update has are
-            absent.
-        updates: The reports of the updates, in their order.
+        updates: The report of each update, in their order.
         note: The reason why another reduction than the chosen one was used; None if it was that one.
     """
 
-    values: dict[str, Array]
     updates: tuple[UpdateReport, ...]
-    note: str | None
+    note: str | None = None
 
 
 def reduce_updates(
-    reduction: UpdateReduction,
+    reduction: Reduction,
     names: Sequence[str],
     updates: Sequence[Mapping[str, Array]],
     weights: Sequence[float],
+    *,
+    by_count: bool = False,
+    clip_norm: float | None = None,
     parallel: Parallel = map,
-) -> Reduced:
+) -> tuple[dict[str, Array], Report]:
     """Reduces the updates of a round.
 
     Blocks for as long as it takes to read all updates up to three times; for Krum and geometric medians, to compute all
@@ -77,32 +77,49 @@ def reduce_updates(
             bfloat16, float32 or float64, C-contiguous. A component has the same shape and dtype in all updates that
             have it; they passed `check_update`.
         weights: The weights of the updates, positive and finite.
+        by_count: Whether a mean is divided by the number of updates rather than by their weights.
+        clip_norm: The greatest norm of an update over all components: those with a greater one are scaled down to it,
+            before anything else. None for no limit.
         parallel: Runs blocks, perhaps in threads. The result does not depend on it.
+
+    Returns:
+        The components of the reduced update, without those that no update has: float64 for those of that dtype,
+        float32 for others; and the report.
     """
     columns = {name: [update.get(name) for update in updates] for name in names}
     norms = total(squared_norms(arrays, parallel) for arrays in columns.values()) or [0.0] * len(updates)
     distances: list[float] = []
     if needs_distances(reduction, len(updates)):
-        scales = clip_scales(norms, reduction.clip_norm)
+        scales = clip_scales(norms, clip_norm)
         distances = total(squared_distances([update[name] for update in updates], scales, parallel) for name in names)
-    decision = decide(reduction, weights, norms, distances)
+    decision = decide(reduction, weights, norms, distances, by_count=by_count, clip_norm=clip_norm)
     values = {
         name: reduced
         for name, arrays in columns.items()
         if (reduced := reduce_component(arrays, decision, parallel)) is not None
     }
     found = [products(arrays, values.get(name), parallel) for name, arrays in columns.items()]
-    return Reduced(
-        values,
-        report(norms, total(dots for dots, _ in found), total(squares for _, squares in found), decision),
-        decision.note,
-    )
+    dots, squares = total(each for each, _ in found), total(each for _, each in found)
+    return values, report(norms, dots, squares, decision)
 
 
-def report(
-    norms: Sequence[float], dots: Sequence[float], squares: Sequence[float], decision: Decision
-) -> tuple[UpdateReport, ...]:
-    """Returns the reports of the updates of a round.
+def clipped_factor(update: Mapping[str, Array], clip_norm: float, parallel: Parallel = map) -> float:
+    """Returns the factor by which an update is scaled down to `clip_norm`, for sums that hold no updates.
+
+    Args:
+        update: The update, with its components in the order of the spec.
+        clip_norm: The greatest norm.
+        parallel: Runs blocks, perhaps in threads.
+
+    Returns:
+        At most 1; 0 for an update that must not be added, as its norm is infinite or NaN.
+    """
+    norms = total(squared_norms([array], parallel) for array in update.values()) or [0.0]
+    return clip_scales(norms, clip_norm)[0] if is_measurable(norms[0]) else 0.0
+
+
+def report(norms: Sequence[float], dots: Sequence[float], squares: Sequence[float], decision: Decision) -> Report:
+    """Returns the report of a round.
 
     Args:
         norms: Their squared norms over all components.
@@ -110,12 +127,13 @@ def report(
         squares: The squared norms of the reduced update, over the components of each.
         decision: The decision by which they were reduced.
     """
-    return tuple(
+    updates = tuple(
         UpdateReport(math.sqrt(norm) if math.isfinite(norm) else None, scale, _cosine(dot, norm, square), is_dropped)
         for norm, dot, square, scale, is_dropped in zip(
             norms, dots, squares, decision.scales, decision.is_dropped, strict=True
         )
     )
+    return Report(updates, decision.note)
 
 
 def _cosine(dot: float, norm: float, square: float) -> float | None:
@@ -145,9 +163,9 @@ def reduce_component(arrays: Sequence[Array | None], decision: Decision, paralle
         return out
     factors = [decision.factors[index] for index in counting]
     divisor = 1.0
-    if decision.divisor is Normalization.WEIGHTS:
+    if decision.divisor == "weights":
         ((divisor,),) = (total([[factor] for factor in factors]),)
-    elif decision.divisor is Normalization.COUNT:
+    elif decision.divisor == "count":
         divisor = float(len(factors))
     _fill_sum(out, present, [scale * factor for scale, factor in zip(scales, factors, strict=True)], divisor, parallel)
     return out

@@ -1,45 +1,116 @@
 """The reductions, as the creator of parameters chooses them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from enum import Enum
 from fractions import Fraction
-from typing import Any, TypeAlias
 
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import listed
 from gradserve_server.parameters.round_rules import RoundRules
-from gradserve_server.storage.journal import Record
+from gradserve_server.storage.journal import Record, record_of, value_of
 
 MOST_ITERATIONS = 10_000
 
 
-class Normalization(Enum):
-    """The divisor of a mean, for each component."""
+class Reduction:
+    """A reduction: a value that says how the updates of a round become one."""
 
-    WEIGHTS = "WEIGHTS"
-    """The sum of the weights of the updates that have the component."""
-    COUNT = "COUNT"
-    """The number of these updates."""
+    __slots__ = ()
+    report_only: bool = False
+    """True if the mean is used, and the updates that the reduction would have dropped are only reported."""
+
+    @property
+    def name(self) -> str:
+        """The name of the reduction, as in the protos."""
+        return _NAMES[type(self)]
+
+    @property
+    def holds_updates(self) -> bool:
+        """True if updates are held until their round ends, rather than summed as they arrive."""
+        return not isinstance(self, Mean | Sum)
+
+    @property
+    def needs_all_components(self) -> bool:
+        """True if every update needs all components."""
+        return isinstance(self, Krum | GeometricMedian)
+
+    def check_options(self, *, by_count: bool, clip_norm: float | None) -> None:
+        """Checks the options of a spec that concern the reduction.
+
+        Args:
+            by_count: Whether a mean is divided by the number of updates rather than by their weights.
+            clip_norm: The greatest norm of an update; None for no limit.
+
+        Raises:
+            InvalidArgumentError: clip_norm is not positive and finite, or there is no mean that could be divided.
+        """
+        if clip_norm is not None and not (0 < clip_norm < float("inf")):
+            raise InvalidArgumentError(
+                f"expected a positive, finite clip_norm, got {clip_norm:g}", field="spec.clip_norm"
+            )
+        if by_count and not (isinstance(self, Mean) or self.report_only):
+            raise InvalidArgumentError(
+                f"expected normalization by weights with {self.name}, got COUNT: it is the divisor of a mean",
+                field="spec.normalization",
+            )
+
+    def check_rounds(self, rules: RoundRules) -> None:
+        """Checks that rounds that end by `rules` have enough updates.
+
+        Raises:
+            InvalidArgumentError: Krum would not be safe in the smallest of them, or select updates it does not trust.
+        """
+
+    def check_update(self, names: Collection[str], all_names: Collection[str], field: str = "update") -> None:
+        """Checks the components of an update.
+
+        Args:
+            names: The names of its components.
+            all_names: The names of all components, in order.
+            field: The field of the error.
+
+        Raises:
+            InvalidArgumentError: A component is missing, and the reduction needs all.
+        """
+        if self.needs_all_components and (missing := [each for each in all_names if each not in names]):
+            raise InvalidArgumentError(
+                f"expected all {len(all_names)} components in each update for reduction {self.name}, which compares "
+                f"distances, got an update without {listed(missing)}: send zeros for what has not changed",
+                field=field,
+            )
+
+    def check_single(self, num_updates: int, clip_norm: float | None, field: str = "sum_of") -> None:
+        """Checks the number of updates of which a push is the sum.
+
+        Raises:
+            InvalidArgumentError: It is a sum of several, and the reduction or clip_norm looks at each.
+        """
+        if num_updates > 1 and (self.holds_updates or clip_norm is not None):
+            what = f"reduction {self.name}" if self.holds_updates else "clip_norm"
+            raise InvalidArgumentError(
+                f"expected single updates for {what}, which looks at each, got a sum of {num_updates}: connect workers "
+                "to the server itself rather than to an aggregator",
+                field=field,
+            )
 
 
 @dataclass(frozen=True, slots=True)
-class Mean:
+class Mean(Reduction):
     """The weighted mean."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class Sum(Reduction):
     """The weighted sum."""
 
 
 @dataclass(frozen=True, slots=True)
-class Median:
+class Median(Reduction):
     """The median of each element; of an even number, the mean of the two in the middle. Weights do not count."""
 
 
 @dataclass(frozen=True, slots=True)
-class TrimmedMean:
+class TrimmedMean(Reduction):
     """The mean of each element without the smallest and the greatest values. Weights do not count.
 
     Attributes:
@@ -69,7 +140,7 @@ class TrimmedMean:
 
 
 @dataclass(frozen=True, slots=True)
-class Krum:
+class Krum(Reduction):
     """The weighted mean of the updates that are closest to their neighbours (Blanchard et al., 2017).
 
     The score of an update is the sum of its squared distances to its n - num_byzantine - 2 nearest neighbours, at least
@@ -79,6 +150,7 @@ class Krum:
         num_byzantine: The number of updates f that may be arbitrarily wrong. Only a round of at least 2 f + 3 updates
             is safe from them; a smaller one has the median of each element instead.
         num_selected: The number of updates that are selected; 1 is Krum, more is Multi-Krum.
+        report_only: Whether to use the mean, and only report the updates that Krum would not have selected.
 
     Raises:
         InvalidArgumentError: num_byzantine is negative, or num_selected is not positive.
@@ -86,6 +158,7 @@ class Krum:
 
     num_byzantine: int
     num_selected: int = 1
+    report_only: bool = False
 
     def __post_init__(self) -> None:
         if self.num_byzantine < 0:
@@ -102,9 +175,27 @@ class Krum:
         """The number of updates of which a round is safe."""
         return 2 * self.num_byzantine + 3
 
+    def check_rounds(self, rules: RoundRules) -> None:
+        least = rules.least_required
+        name = "num_required" if rules.min_required is None else "min_required"
+        if least < self.num_needed:
+            wrong = "one wrong update" if self.num_byzantine == 1 else f"{self.num_byzantine} wrong updates"
+            raise InvalidArgumentError(
+                f"expected rounds of at least 2 num_byzantine + 3 = {self.num_needed} updates for krum with "
+                f"num_byzantine={self.num_byzantine}, got {name}={least}: in smaller ones, {wrong} can choose the "
+                "result",
+                field="spec.reduction.krum.num_byzantine",
+            )
+        if self.num_selected > least - self.num_byzantine:
+            raise InvalidArgumentError(
+                f"expected num_selected of at most {name} - num_byzantine = {least - self.num_byzantine}, got "
+                f"{self.num_selected}: it would select updates that it does not trust",
+                field="spec.reduction.krum.num_selected",
+            )
+
 
 @dataclass(frozen=True, slots=True)
-class GeometricMedian:
+class GeometricMedian(Reduction):
     """The point with the smallest weighted sum of distances to all updates. Every update needs all components.
 
     Attributes:
@@ -131,9 +222,7 @@ class GeometricMedian:
             )
 
 
-Kind: TypeAlias = Mean | Sum | Median | TrimmedMean | Krum | GeometricMedian
-
-_KINDS: dict[str, type[Kind]] = {
+_KINDS: dict[str, type[Reduction]] = {
     "mean": Mean,
     "sum": Sum,
     "median": Median,
@@ -144,141 +233,16 @@ _KINDS: dict[str, type[Kind]] = {
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateReduction:
-    """A reduction with its options.
-
-    Attributes:
-        kind: The reduction.
-        report_only: Whether to use the mean, and only report the updates that the reduction would have dropped.
-        normalization: The divisor of a mean.
-        clip_norm: The greatest norm of an update over all components; updates with a greater one are scaled down to
-            it, before anything else. None for no limit.
-
-    Raises:
-        InvalidArgumentError: clip_norm is not positive and finite, or an option has no effect on this reduction.
-    """
-
-    kind: Kind = Mean()
-    report_only: bool = False
-    normalization: Normalization = Normalization.WEIGHTS
-    clip_norm: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.clip_norm is not None and not (0 < self.clip_norm < float("inf")):
-            raise InvalidArgumentError(
-                f"expected a positive, finite clip_norm, got {self.clip_norm:g}", field="clip_norm"
-            )
-        if self.report_only and not isinstance(self.kind, Krum):
-            raise InvalidArgumentError(
-                f"expected report_only with krum, got it with {self.name}, which drops no update: there would be "
-                "nothing to report",
-                field="reduction.report_only",
-            )
-        if self.normalization is Normalization.COUNT and not (isinstance(self.kind, Mean) or self.report_only):
-            raise InvalidArgumentError(
-                f"expected normalization by weights with {self.name}, got COUNT: it is the divisor of a mean",
-                field="normalization",
-            )
-
-    @property
-    def name(self) -> str:
-        """The name of the kind, as in the protos."""
-        return _NAMES[type(self.kind)]
-
-    @property
-    def needs_single_updates(self) -> bool:
-        """True if sums of several updates cannot be reduced: the reduction looks at each update."""
-        return self.clip_norm is not None or not isinstance(self.kind, Mean | Sum)
-
-    @property
-    def holds_updates(self) -> bool:
-        """True if updates are held until their round ends, rather than summed as they arrive."""
-        return not isinstance(self.kind, Mean | Sum)
-
-    @property
-    def needs_all_components(self) -> bool:
-        """True if every update needs all components."""
-        return isinstance(self.kind, Krum | GeometricMedian)
-
-    def check_rounds(self, rules: RoundRules) -> None:
-        """Checks that rounds that end by `rules` have enough updates.
-
-        Raises:
-            InvalidArgumentError: Krum would not be safe in the smallest of them, or select more updates than it trusts.
-        """
-        if not isinstance(self.kind, Krum):
-            return
-        least = rules.least_required
-        name = "num_required" if rules.min_required is None else "min_required"
-        if least < self.kind.num_needed:
-            raise InvalidArgumentError(
-                f"expected rounds of at least 2 num_byzantine + 3 = {self.kind.num_needed} updates for krum with "
-                f"num_byzantine={self.kind.num_byzantine}, got {name}={least}: in smaller ones, {_updates(self.kind)} "
-                "can choose the result",
-                field="reduction.krum.num_byzantine",
-            )
-        if self.kind.num_selected > least - self.kind.num_byzantine:
-            raise InvalidArgumentError(
-                f"expected num_selected of at most {name} - num_byzantine = {least - self.kind.num_byzantine}, got "
-                f"{self.kind.num_selected}: it would select updates that it does not trust",
-                field="reduction.krum.num_selected",
-            )
-
-    def check_update(self, names: Collection[str], all_names: Sequence[str], field: str = "update") -> None:
-        """Checks the components of an update.
-
-        Args:
-            names: The names of its components.
-            all_names: The names of all components.
-            field: The field of the error.
-
-        Raises:
-            InvalidArgumentError: A component is missing, and the reduction needs all.
-        """
-        if self.needs_all_components and (missing := [each for each in all_names if each not in names]):
-            raise InvalidArgumentError(
-                f"expected all {len(all_names)} components in each update for reduction {self.name}, which compares "
-                f"distances, got an update without {listed(missing)}: send zeros for what has not changed",
-                field=field,
-            )
-
-    def check_single(self, num_updates: int, field: str = "sum_of") -> None:
-        """Checks the number of updates of which a push is the sum.
-
-        Raises:
-            InvalidArgumentError: It is a sum of several, and the reduction looks at each.
-        """
-        if num_updates > 1 and self.needs_single_updates:
-            what = f"reduction {self.name}" if self.holds_updates else "clip_norm"
-            raise InvalidArgumentError(
-                f"expected single updates for {what}, which looks at each, got a sum of {num_updates}: connect workers "
-                "to the server itself rather than to an aggregator",
-                field=field,
-            )
-
-
-def _updates(krum: Krum) -> str:
-    return "one wrong update" if krum.num_byzantine == 1 else f"{krum.num_byzantine} wrong updates"
-
-
-def reduction_record(reduction: UpdateReduction) -> Record:
+def reduction_record(reduction: Reduction) -> Record:
     """Converts a reduction to a record; the reverse of `reduction_of`."""
-    numbers: dict[str, Any] = {name: getattr(reduction.kind, name) for name in reduction.kind.__dataclass_fields__}
-    return {
-        "kind": {"name": reduction.name, **numbers},
-        "report_only": reduction.report_only,
-        "normalization": reduction.normalization.value,
-        "clip_norm": reduction.clip_norm,
-    }
+    return {"name": reduction.name, **record_of(reduction, {})}
 
 
-def reduction_of(record: Record) -> UpdateReduction:
+def reduction_of(record: Record) -> Reduction:
     """Converts a record to a reduction.
 
     Raises:
         DAMAGES, InvalidArgumentError: It is no such record.
     """
-    numbers = dict(record["kind"])
-    kind = _KINDS[numbers.pop("name")](**numbers)
-    return UpdateReduction(kind, record["report_only"], Normalization(record["normalization"]), record["clip_norm"])
+    numbers = dict(record)
+    return value_of(_KINDS[numbers.pop("name")], numbers, {})

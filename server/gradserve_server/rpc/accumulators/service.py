@@ -19,6 +19,7 @@ from gradserve_server.errors import AbortedError, InvalidArgumentError
 from gradserve_server.resources.cluster import Member, check_member
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
+from gradserve_server.rpc.accumulators.gradients import weight_of
 from gradserve_server.rpc.accumulators.replies import (
     ServerId,
     encode_applied,
@@ -41,7 +42,6 @@ from gradserve_server.rpc.accumulators.requests import (
     decode_staged,
     decode_take_id,
     epoch_of,
-    weight_of,
 )
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of, wait_timeout
