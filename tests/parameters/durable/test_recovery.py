@@ -19,8 +19,9 @@ from gradserve_server.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from gradserve_server.parameters.changes import Changes
 from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKind
-from gradserve_server.parameters.parameters import Changes, Parameters
+from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.reductions.spec import Mean, Median, Reduction
 from gradserve_server.parameters.round_rules import RoundRules
 from gradserve_server.parameters.staleness import PolynomialDiscount, Staleness
