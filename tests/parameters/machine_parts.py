@@ -46,6 +46,7 @@ ROUND_RULES: list[dict[str, Any]] = [
     {"num_required": 1, "min_required": 1, "grace": 0.0, "deadline": None},
     {"num_required": 2, "min_required": 2, "grace": 0.0, "deadline": None},
     {"num_required": 3, "min_required": 2, "grace": 0.0, "deadline": 6.0},
+    {"num_required": 3, "min_required": 3, "grace": 0.0, "deadline": 1.0},
     {"num_required": 1, "min_required": 1, "grace": 4.0, "deadline": None},
     {"num_required": 2, "min_required": 2, "grace": 2.0, "deadline": 8.0},
 ]
