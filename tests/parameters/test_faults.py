@@ -10,6 +10,7 @@ import pytest
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.rounds import Outcome
+from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -356,13 +357,13 @@ async def test_parameters_without_values_are_only_found(bench: ParametersBench) 
 
 async def test_a_round_whose_end_fails_is_tried_again(bench: ParametersBench, monkeypatch: pytest.MonkeyPatch) -> None:
     made = await bench.parameters(optimizer=sgd(momentum=0.5), rounds={"num_required": 2})
-    reserve, tries = made._changes.sum.reserve_result, []
+    reserve, tries = RoundSum.reserve_result, []
 
-    async def fail() -> Any:
+    async def fail(_: RoundSum) -> Any:
         tries.append(1)
         raise ResourceExhaustedError("no memory for the version")
 
-    monkeypatch.setattr(made._changes.sum, "reserve_result", fail)
+    monkeypatch.setattr(RoundSum, "reserve_result", fail)
     pulls = [
         asyncio.create_task(
             made.push_pull(RequestId(name, 1), Contribution(worker_id=name), opened({"w": [value, 0]}), None)
@@ -377,7 +378,7 @@ async def test_a_round_whose_end_fails_is_tried_again(bench: ParametersBench, mo
     made.go_on()
     await turns()
     assert (len(tries), made.state.step, made.state.num_updates) == (2, 0, 2)
-    monkeypatch.setattr(made._changes.sum, "reserve_result", reserve)
+    monkeypatch.setattr(RoundSum, "reserve_result", reserve)
     bench.now += 1.5
     made.go_on()
     await turns()

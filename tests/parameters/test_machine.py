@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.rounds import Outcome
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -23,6 +24,7 @@ from gradserve_server.parameters.changes import Changes
 from gradserve_server.parameters.journal import PARAMETERS, ParametersJournals, update_ledger_record
 from gradserve_server.parameters.ledger import UpdateLedger
 from gradserve_server.parameters.optimizers.schedule import Schedule
+from gradserve_server.parameters.optimizers.stepping import Stepper
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.record import NO_HASH
 from gradserve_server.parameters.registry import ParametersRegistry
@@ -71,7 +73,7 @@ class ParametersMachine(RuleBasedStateMachine):
         self.bench.registry = ParametersRegistry(
             self.bench.factory,
             self.bench.lifetimes,
-            self.bench.registry._stepper,
+            Stepper(ForkJoin(1)),
             new_incarnation=lambda: "only",
             journals=cast(ParametersJournals, OneJournal(self.journal)),
             wall_clock=lambda: int(self.bench.now * 1e9),
@@ -95,8 +97,9 @@ class ParametersMachine(RuleBasedStateMachine):
     @rule(initial=values, rounds=st.sampled_from(ROUND_RULES), step=st.integers(0, 3))
     def create(self, initial: dict[str, Any], rounds: dict[str, Any], step: int) -> None:
         rules = ModelRules(**rounds)
+        self.spec = spec_of(rules)
         self.journal.records.clear()
-        made, created = self.run(self.bench.registry.create(KEY, spec_of(rules), SHARED, Loaded(arrays(initial), step)))
+        made, created = self.run(self.bench.registry.create(KEY, self.spec, SHARED, Loaded(arrays(initial), step)))
         assert created
         self.made = made
         self.model = Model(initial, rules, self.bench.now, step)
@@ -374,9 +377,9 @@ class ParametersMachine(RuleBasedStateMachine):
     def the_same_events_give_the_same_ledger(self) -> None:
         if self.made is None:
             return
-        live = self.parameters._ledger
+        live = self.parameters.ledger
         calls = self.bench.factory.new_call_memory(Budget(1 << 40, "bytes").reserve())
-        replayed = UpdateLedger(calls, self.parameters._spec)
+        replayed = UpdateLedger(calls, self.spec)
         for record in self.journal.records:
             replayed.replay(PARAMETERS.event_of(record))
         one, other = update_ledger_record(live), update_ledger_record(replayed)
@@ -481,6 +484,6 @@ class ParametersMachine(RuleBasedStateMachine):
 
 
 ParametersMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestParametersMachine = ParametersMachine.TestCase
