@@ -192,13 +192,14 @@ class UpdateLedger(Ledger):
                 field="local_step",
             )
         outcome = Outcome.ACCEPTED
-        if self._spec.staleness.is_stale(staleness):
+        if self._spec.staleness.is_stale(staleness) and not contribution.was_accepted:
             outcome = Outcome.STALE
         elif one_per_worker and not self._has_new_workers(contribution):
             outcome = Outcome.ALREADY_COUNTED
         counted = contribution
         if outcome is Outcome.ACCEPTED:
-            factor = self._spec.staleness.factor(staleness)
+            # One that was accepted and lost with its server may be too stale by now.
+            factor = self._spec.staleness.factor(min(staleness, self._spec.staleness.max))
             counted = replace(contribution, weight=contribution.weight * factor)
             if factor < 1.0:
                 check_weight(self._spec.updates, counted.weight, "weight")
