@@ -229,6 +229,7 @@ class World:
             other = Server(copy, self._chance, self._loop.time, patched)
             patched.callback(shutil.rmtree, copy)
             patched.callback(other.store.abandon)
+            patched.callback(other.parameters.close)  # rounds end by themselves
             try:
                 await other.restore()
             except StateError:
