@@ -298,8 +298,9 @@ class Parameters:
         for each, answered in versions:
             self._variables.check_loaded(Loaded(cast(Mapping[str, Array], each.values), each.step), state.optimizer)
             await self._accumulator.keep_again(version_of(each, record=by_step.get(each.step)), answered)
-        for record in records:
-            self._machine.records.add(record)
+        dropped = [step for record in records for step in self._machine.records.add(record)]
+        if self._machine.journal is not None:
+            self._machine.journal.forget_rounds(dropped)  # the server crashed before it had
         self._versions.begin()
         self._ledger.resume()
 

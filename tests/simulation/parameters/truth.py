@@ -465,6 +465,7 @@ class Life:
         check(seen is not None, f"{self.key}: there is a version of round {version.round_number}, which has not ended")
         assert seen is not None
         same = (version.step, _facts(version)) == (seen.step, seen.facts)
+        same &= version.record in (None, self.records.get(version.step))  # it may be forgotten before the version
         check(same, f"{self.key}: the version of step {version.step} has changed")
 
     # Calls
@@ -599,7 +600,7 @@ def _bits(version: Version) -> bytes:
 
 def _facts(version: Version) -> tuple[Any, ...]:
     told = (version.num_gradients, version.total_weight, version.worker_ids)
-    return version.digest, _bits(version), told, version.record
+    return version.digest, _bits(version), told
 
 
 def _told(outcome: Pushed | None) -> tuple[Any, ...] | None:
