@@ -61,7 +61,8 @@ class Timing:
         served: The clock.
         round: The number of the round.
         first: When its first update was seen.
-        quorum: When it was first seen to have enough updates.
+        enough: When it was first seen to have enough updates for its deadline.
+        quorum: When it was first seen to have num_required updates.
         previous_end: When the round before was seen to end; None for the first one.
         restarted: When a server has last started.
     """
@@ -69,6 +70,7 @@ class Timing:
     served: Served
     round: int = 1
     first: Time | None = None
+    enough: Time | None = None
     quorum: Time | None = None
     previous_end: Time | None = None
     restarted: Time = field(default_factory=Time)
@@ -80,18 +82,23 @@ class Timing:
         now = self.served.now
         if number != self.round:
             self.round, self.previous_end = number, now
-            self.first = self.quorum = None
+            self.first = self.enough = self.quorum = None
             self.left = {}
         if pending and self.first is None:
             self.first = now
+        if len(pending) >= rules.least_required and self.enough is None:
+            self.enough = now
         if len(pending) >= rules.num_required and self.quorum is None:
             self.quorum = now
         if pending and len(pending) not in self.left:
             self.left[len(pending)] = _left(parameters)
 
-    def recovered(self) -> None:
+    def recovered(self, *, is_round_lost: bool) -> None:
         """Notes that a server has started."""
         self.restarted = self.served.now
+        if is_round_lost:
+            self.first = self.enough = self.quorum = None
+            self.left = {}
 
     def check_left(self, pending: Sequence[int], parameters: Parameters, name: str) -> None:
         """Checks, after a crash, that no more time is left than when the last update had come."""
@@ -130,8 +137,8 @@ class Timing:
             if self.previous_end is not None:
                 is_due &= self._has_passed(self.previous_end, rules.min_interval)
             check(not is_due, f"{name}: a round goes on with {count} updates, by {rules}")
-        if self.first is not None and rules.deadline is not None and count >= rules.least_required:
-            is_due = self._has_passed(self.first, 2 * rules.deadline)
+        if self.enough is not None and rules.deadline is not None:
+            is_due = self._has_passed(self.enough, rules.deadline)
             check(not is_due, f"{name}: a round goes on with {count} updates after its deadline, by {rules}")
 
     def _check_passed(self, begun: Time | None, seconds: float, message: str) -> None:

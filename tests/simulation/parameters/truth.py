@@ -566,10 +566,11 @@ class Life:
         """Looks at what the next server has found."""
         self.looked_at = ()
         ledger = parameters._ledger
-        if self.durability is Durability.ROUND and ledger.rounds.current.number == self.round:
+        is_round_lost = self.durability is Durability.ROUND and ledger.rounds.current.number == self.round
+        if is_round_lost:
             check(not ledger.updates, f"{self.key}: updates of an open round were written")
             self.pending = []
-        self.timing.recovered()
+        self.timing.recovered(is_round_lost=is_round_lost)
         self.observe(parameters, epoch)
         if self.durability is Durability.GRADIENT:
             accepted = {
