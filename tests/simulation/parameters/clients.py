@@ -380,7 +380,9 @@ class Client:
                 is_old = not call.life.must_remember(call, ID_WINDOW)
             has_loads = life is not None and bool(life.dropped)
             about_loads = ("other values were loaded", "no longer kept")
-            is_dropped = isinstance(error, AbortedError) and has_loads and any(map(error.message.__contains__, about_loads))
+            is_dropped = (
+                isinstance(error, AbortedError) and has_loads and any(map(error.message.__contains__, about_loads))
+            )
             is_full = isinstance(error, ResourceExhaustedError) and world.was_full
             has_failed = isinstance(error, UnavailableError) and world.server.failure is not None
             is_early = isinstance(error, InvalidArgumentError) and is_of_the_future and error.field == "local_step"

@@ -15,7 +15,7 @@ from gradserve_server.parameters.record import RoundRecord
 from gradserve_server.parameters.reductions.spec import Mean, Sum
 from gradserve_server.parameters.spec import ParametersSpec, Rules
 from gradserve_server.parameters.staleness import ConstantDiscount, ExponentialDiscount
-from gradserve_server.parameters.variables import OptimizerState
+from gradserve_server.parameters.variables import Loaded, OptimizerState
 from gradserve_server.parameters.versions import Version
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.storage.journal import Durability
@@ -63,6 +63,11 @@ class Call:
     @property
     def is_answered(self) -> bool:
         return self.epoch >= 0
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """The values that it loads, if it does."""
+        return None if self.changes is None else self.changes.loaded
 
     def __str__(self) -> str:
         what = "" if self.number is None else f" of u{self.number}"
@@ -215,9 +220,7 @@ class Life:
         if source.has_other_optimizers and kept.differences(state):
             new = plain.of_optimizer(optimizer)
             return Model(self.spec, optimizer, of_source.masters, new.slots, new.component_steps, of_source.rounds)
-        return Model(
-            self.spec, optimizer, of_source.masters, kept.slots, kept.component_steps, of_source.rounds
-        )
+        return Model(self.spec, optimizer, of_source.masters, kept.slots, kept.component_steps, of_source.rounds)
 
     @property
     def marks(self) -> set[int]:
@@ -296,22 +299,21 @@ class Life:
 
     def _loaded(self, newest: Version) -> Model:
         """Looks at a version that somebody has loaded."""
-        loads = [each for each in self.calls if each.changes is not None and each.changes.loaded is not None]
         bits = _bits(newest)
-        found = [each for each in loads if _loads(each, bits)]
+        found = [
+            (call, call.changes, call.loaded)
+            for call in self.calls
+            if call.changes is not None and call.loaded is not None and bits_of(call.loaded.values.values()) == bits
+        ]
         check(found, f"{self.key}: step {newest.step} was neither made by a round nor loaded")
-        (call,) = found
-        assert call.changes is not None and call.changes.loaded is not None
+        ((call, changes, loaded),) = found
         check(not call.is_applied, f"{call}: it was loaded twice")
         call.is_applied = True
-        expected = max(call.changes.step or 0, self.step + 1)
+        expected = max(changes.step or 0, self.step + 1)
         check(newest.step == expected, f"{call}: expected step {expected}, got {newest.step}")
         self.dropped.add(self.round)
-        self.next_rules = call.changes.applied_to(self.next_rules)
-        self.round_rules = self.next_rules
-        return Model.loaded(
-            self.spec, self.next_rules.optimizer, call.changes.loaded.values, call.changes.loaded.state
-        )
+        self.next_rules = self.round_rules = changes.applied_to(self.next_rules)
+        return Model.loaded(self.spec, self.next_rules.optimizer, loaded.values, loaded.state)
 
     def _stepped(self, newest: Version, record: RoundRecord) -> Model:
         """Looks at a version that a round has made; returns the parameters as they have to be."""
@@ -390,7 +392,7 @@ class Life:
         return [
             (each.changes.applied_to(self.next_rules), each)
             for each in self.calls
-            if each.changes is not None and each.changes.loaded is None and not each.is_applied
+            if each.changes is not None and each.loaded is None and not each.is_applied
         ]
 
     def _look_at_rules(self, rules: Rules) -> None:
@@ -588,11 +590,6 @@ class Life:
             check(not is_lost, f"{call}: it was answered, and has no effect")
         self._check_state(parameters)
         self.timing.check_left(self.pending, parameters, str(self.key))
-
-
-def _loads(call: Call, bits: bytes) -> bool:
-    assert call.changes is not None and call.changes.loaded is not None
-    return bits_of(call.changes.loaded.values.values()) == bits
 
 
 def _bits(version: Version) -> bytes:

@@ -124,9 +124,7 @@ def spec_of(chance: random.Random, number: int) -> ParametersSpec:
         ComponentSpec("noise", noise_dtype, PartialShape(noise(0).shape)),
         ComponentSpec("mark", np.dtype(np.float64), PartialShape((1,))),
     )
-    rules = Rules(
-        chance.choice(OPTIMIZERS), rules_of(chance, number, least_of(reduction)), chance.choice(SCHEDULES)
-    )
+    rules = Rules(chance.choice(OPTIMIZERS), rules_of(chance, number, least_of(reduction)), chance.choice(SCHEDULES))
     return ParametersSpec(
         components,
         rules,
