@@ -209,7 +209,7 @@ class Client:
             values, state, number = answer[0]
             check(number in life.seen, f"{what}: there is no round {number}")
             model = life.seen[number].model
-            if state.optimizer == model.optimizer:
+            if not life.has_other_optimizers:
                 differences = model.differences(state)
                 check(not differences, f"{what}: {'; '.join(differences)}")
             self._saved = life, values, state
@@ -283,7 +283,7 @@ class Client:
         life.note_sent(call, world.epoch)
         contribution = call.contribution
         if call.kind == "push" and life.durability is Durability.ROUND and life.is_lost(call, world.epoch):
-            contribution = replace(contribution, was_accepted=True)
+            contribution, call.was_lost = replace(contribution, was_accepted=True), True
         is_of_the_future = contribution.local_step > parameters.rounds.global_step
         lender = Lender()
 
@@ -368,6 +368,8 @@ class Client:
             now, ended_at = asyncio.get_running_loop().time(), None if life is None else life.ended_at
             has_waited = isinstance(error, DeadlineExceededError) and ended_at is not None and now > ended_at
             check(world.is_over or not has_waited, f"{what}: it waited on after the deletion")
+            if call is not None and isinstance(error, DeadlineExceededError) and not world.is_over:
+                call.life.check_too_late(call)
             return None
         except ServiceError as error:
             if world.is_over:

@@ -42,6 +42,7 @@ class Call:
         pulled: The number of the round whose version answered it.
         epoch: The number of crashes before the latest answer.
         is_applied: Whether its change was seen.
+        was_lost: Whether the client has said that its update was accepted and lost.
         is_given_up: Whether the client has forgotten it; copies of it may still be on their way.
     """
 
@@ -56,6 +57,7 @@ class Call:
     pulled: int | None = None
     epoch: int = -1
     is_applied: bool = False
+    was_lost: bool = False
     is_given_up: bool = False
     later: set[int] = field(default_factory=set)
     """The calls that the server may remember in its place."""
@@ -103,12 +105,14 @@ class Seen:
         step: Its step.
         facts: Its digest, its bits and all else that never changes.
         epoch: The number of crashes before.
+        at: The time by the clock of the world.
         model: The parameters as they have to be.
     """
 
     step: int
     facts: tuple[Any, ...]
     epoch: int
+    at: float
     model: Model
 
 
@@ -197,7 +201,7 @@ class Life:
             model = Model.loaded(self.spec, self.spec.rules.optimizer, creation.values, None)
         else:
             model = self._forked(parameters, version, creation)
-        self.seen[0] = Seen(version.step, _facts(version), epoch, model)
+        self.seen[0] = Seen(version.step, _facts(version), epoch, _now(), model)
         self.round, self.step = 1, version.step
         self._check_state(parameters)
         self.observe(parameters, epoch)
@@ -289,7 +293,7 @@ class Life:
             _bits(newest) == bits_of(model.values.values()),
             f"{self.key}: the values of step {newest.step} are not those of its updates {self.members.get(number)}",
         )
-        self.seen[number] = Seen(newest.step, _facts(newest), epoch, model)
+        self.seen[number] = Seen(newest.step, _facts(newest), epoch, _now(), model)
         self.round, self.step, self.pending = number + 1, newest.step, []
         there = parameters.rounds.global_step
         check(there == self.step, f"{self.key}: the newest version has step {self.step}, but the step is {there}")
@@ -422,6 +426,8 @@ class Life:
 
     def _check_weight(self, call: Call, weight: float, staleness: int) -> None:
         assert call.number is not None
+        is_in_time = staleness <= self.spec.staleness.max or call.was_lost
+        check(is_in_time, f"{call}: it counts, but is {staleness} versions old")
         expected = weight_of(call.number) * self._factor(staleness)
         check(math.isclose(weight, expected), f"{call}: it counts {weight}, not {expected}")
 
@@ -562,6 +568,12 @@ class Life:
         is_there = call.number in self.where or outcome.round.number in self.dropped
         check(is_there, f"{call}: was accepted, and is in no version")
 
+    def check_too_late(self, call: Call) -> None:
+        """Checks, when a call has waited for too long, that its round had not ended before."""
+        ended = None if call.number is None else self.where.get(call.number)
+        if call.kind == "push_pull" and ended is not None:
+            check(self.seen[ended].at >= _now(), f"{call}: it waited on when round {ended} had ended")
+
     # Crashes
 
     def recovered(self, parameters: Parameters, epoch: int) -> None:
@@ -590,6 +602,10 @@ class Life:
             check(not is_lost, f"{call}: it was answered, and has no effect")
         self._check_state(parameters)
         self.timing.check_left(self.pending, parameters, str(self.key))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _bits(version: Version) -> bytes:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,8 +96,8 @@ STALENESS = (
 def rules_of(chance: random.Random, number: int, least: int = 1) -> RoundRules:
     """Returns rules for the end of a round that no other number has, with at least so many updates in each round."""
     num_required = chance.randint(least, 3)
-    grace = chance.choice([0.0, 0.0, 0.3, 2.0, "adaptive"])
-    expected = None
+    grace: float | Literal["adaptive"] = chance.choice([0.0, 0.0, 0.3, 2.0, "adaptive"])
+    expected: int | Literal["alive"] | None = None
     if grace:
         expected = chance.choice([None, None, num_required + 1, "alive"])
     deadline = chance.choice([None, None, 2.5, 4.0])
