@@ -141,7 +141,11 @@ DIFFER = {
     ),
     "segments gone": (lambda path: shutil.rmtree(path / "segments"), "segments/commits: the file is missing", 7),
     "database of another": (database_of_another_directory, "expected the database of the directory [0-9a-f]+, got", 0),
-    "database of an earlier format": (of_an_earlier_format, f"expected format {FIRST_WITH_ID} or a later one, got 2", 0),
+    "database of an earlier format": (
+        of_an_earlier_format,
+        f"expected format {FIRST_WITH_ID} or a later one, got 2",
+        0,
+    ),
 }
 
 

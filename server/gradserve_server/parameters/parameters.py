@@ -265,8 +265,12 @@ class Parameters:
             ResourceExhaustedError: There is no memory for the copy.
         """
         self._changes.check_open()
-        with self._parts.memory.another() as memory:
-            yield await self._changes.make(self._copy_state, memory)
+        memory, has_left = self._parts.memory.another(), False
+        try:
+            yield await self._changes.make(self._copy_state, memory, lambda: has_left)
+        finally:
+            has_left = True
+            memory.settle(0)
 
     async def change(self, call: RequestId | None, changes: Changes) -> None:
         """Changes rules, from the next round on, or loads values. All or nothing, and once for each call.
@@ -335,8 +339,9 @@ class Parameters:
             for each, answered in versions:
                 variables.check_loaded(Loaded(cast(Mapping[str, Array], each.values), each.step), state.optimizer)
                 await self._accumulator.keep_again(version_of(each, record=by_step.get(each.step)), answered)
-        for record in records:
-            self._parts.records.add(record)
+        dropped = [step for record in records for step in self._parts.records.add(record)]
+        if self._parts.journal is not None:
+            self._parts.journal.forget_rounds(dropped)  # the server crashed before it had
         self._versions.begin()
         self._ledger.resume()
 
@@ -354,11 +359,12 @@ class Parameters:
 
     # Under the lock of changes
 
-    async def _copy_state(self, memory: Reservation) -> tuple[Version, OptimizerState]:
+    async def _copy_state(self, memory: Reservation, has_left: Callable[[], bool]) -> tuple[Version, OptimizerState]:
         state = self._variables.next_state
         arrays = [array for values in state.slots.values() for array in values.values()]
         num_bytes = sum([each.nbytes for each in arrays])
-        memory.grow(num_bytes)
+        if not has_left():  # otherwise nobody would give the memory back
+            memory.grow(num_bytes)
 
         def copy() -> OptimizerState:
             slots = {
