@@ -210,7 +210,7 @@ class ParameterServiceServicer(object):
         rules, and, for the newest version, the state of the optimizer. Safe to
         retry.
 
-        OUT_OF_RANGE: the version is no longer kept.
+        OUT_OF_RANGE: the version is no longer kept, or does not exist yet.
         ALREADY_EXISTS: the name is taken by other parameters.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

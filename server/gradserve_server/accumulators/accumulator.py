@@ -12,12 +12,13 @@ from gradserve_server.accumulators.identity import CallsUnderWay, RequestId
 from gradserve_server.accumulators.incoming import check_contribution, not_as_a_sum
 from gradserve_server.accumulators.ledger import Taken
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.rounds import AccumulatorState, Applied, Outcome, Rounds
+from gradserve_server.accumulators.rounds import OF_ACCUMULATORS, AccumulatorState, Applied, Outcome, Rounds, Wording
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.waits import LiveWorkers, Waiter, Waits
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ServiceError
 from gradserve_server.resources.budget import Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
+from gradserve_server.storage.journal import Durability
 
 NOT_COUNTED_FIELD = "worker_id"
 """The field of the timeout of a push_pull whose own gradient is not in the round."""
@@ -31,7 +32,13 @@ class Accumulator:
     """
 
     def __init__(
-        self, name: str, spec: AccumulatorSpec, incarnation: str, changes: RoundChanges, waiters: Reservation
+        self,
+        name: str,
+        spec: AccumulatorSpec,
+        incarnation: str,
+        changes: RoundChanges,
+        waiters: Reservation,
+        wording: Wording = OF_ACCUMULATORS,
     ) -> None:
         """Takes its parts.
 
@@ -41,6 +48,7 @@ class Accumulator:
             incarnation: An id that no other accumulator of the same name has.
             changes: Makes the changes of its rounds.
             waiters: The budget of waiting calls, shared by all accumulators.
+            wording: What messages call it.
         """
         self.name = name
         self.spec = spec
@@ -55,8 +63,8 @@ class Accumulator:
         """This server's shard; None if it has none. The accumulator's own sum then has no components."""
         self._under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter] = CallsUnderWay()
         gave_up = _gave_up(self._under_way, changes)
-        self._waits = Waits(name, self._ledger.rounds, self.queue, self._observer, gave_up)
-        self._workers = LiveWorkers(name)
+        self._waits = Waits(name, self._ledger.rounds, self.queue, self._observer, gave_up, wording)
+        self._workers = LiveWorkers(name, wording)
         self._tasks = BackgroundTasks()
 
     @property
@@ -78,6 +86,11 @@ class Accumulator:
     def is_changing(self) -> bool:
         """True while a gradient is being added or a round is ending, before `num_accumulated` shows it."""
         return self._changes.is_under_way
+
+    @property
+    def durability(self) -> Durability | None:
+        """How much of it survives the end of the server; None for nothing."""
+        return self.spec.durability
 
     @property
     def rounds(self) -> Rounds:

@@ -17,7 +17,7 @@ from gradserve_server.accumulators.journal import FileJournal
 from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.observer import AccumulatorObserver, Unobserved
 from gradserve_server.accumulators.places.place import AllocateAverage, Place, Places
-from gradserve_server.accumulators.rounds import RoundGate
+from gradserve_server.accumulators.rounds import OF_ACCUMULATORS, RoundGate, Wording
 from gradserve_server.accumulators.sharding.home import Decision
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
@@ -74,13 +74,14 @@ Forget: TypeAlias = Callable[[Collection[int]], None]
 
 @dataclass(frozen=True)
 class RoundKind:
-    """What differs between accumulators and other resources that work in rounds.
+    """The parts in which resources that work in rounds differ.
 
     Attributes:
         ledger: Decides which gradients count.
         queue: Holds the waiting calls, and says when a round ends.
         summation: Makes the arithmetic of the sum for a spec in a place.
         keep: Makes the history of averages, given the arguments of `KeptAverages`.
+        wording: What messages call it.
         observe: Returns the observer of a new one; None for that of accumulators.
     """
 
@@ -88,6 +89,7 @@ class RoundKind:
     queue: TakeQueue
     summation: Callable[[AccumulatorSpec, Place], Summation] = make_summation
     keep: Callable[..., KeptAverages] = KeptAverages
+    wording: Wording = OF_ACCUMULATORS
     observe: Callable[[ResourceKey], AccumulatorObserver] | None = None
 
 
@@ -215,7 +217,7 @@ class AccumulatorFactory:
         copies = place.average_copies(own.host_memory, self._allocate_averages(average_memory))
         kept = KeptBytes()
         undelivered = UndeliveredAverages(self._limits.undelivered_lease_seconds, self.clock, kept)
-        history = AverageHistory(spec.keep_averages, kept)
+        history = AverageHistory(spec.keep_averages, kept, kind.wording)
         decision = Decision(incarnation, spec.deterministic) if spec.num_shards else None
         forget: Forget = (lambda _: None) if journal is None else journal.forget
         averages = kind.keep(history, undelivered, kept, own.memory, copies, self._expiries.add, forget, decision)

@@ -3,9 +3,21 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.errors import ResourceExhaustedError
+
+
+class Wording(NamedTuple):
+    """The words of messages for a resource that works in rounds, for what comes in, and for what comes out."""
+
+    kind: str = "accumulator"
+    item: str = "gradient"
+    result: str = "average"
+
+
+OF_ACCUMULATORS = Wording()
 
 
 @dataclass(eq=False)

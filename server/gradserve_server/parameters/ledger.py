@@ -99,7 +99,7 @@ class Participation:
 
 @dataclass
 class WeightLedger:
-    """Where the weight of all updates went: accepted = applied + pending + dropped.
+    """The whereabouts of the weight of all updates: accepted = applied + pending + dropped.
 
     Attributes:
         accepted: The weight of all updates that counted when they came.

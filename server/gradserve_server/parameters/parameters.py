@@ -13,7 +13,7 @@ from gradserve_server.accumulators.gradient import Array, Average, Contribution,
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.ledger import Taken
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.rounds import Pushed, Rounds
+from gradserve_server.accumulators.rounds import Pushed, Rounds, Wording
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError
 from gradserve_server.limits import listed, quoted
@@ -29,6 +29,10 @@ from gradserve_server.parameters.update_sum import HeldUpdates, RunningUpdates
 from gradserve_server.parameters.variables import Loaded, OptimizerState, Variables
 from gradserve_server.parameters.versions import Version, Versions, version_of
 from gradserve_server.resources.budget import Reservation
+from gradserve_server.storage.journal import Durability
+
+WORDING = Wording("parameters", "update", "version")
+"""The words of messages that parameters share with accumulators."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +110,11 @@ class Parameters:
         self.name = name
         self.incarnation = incarnation
         self._spec = spec
-        self._machine = machine
+        self._parts = machine
         self._changes, self._ledger, self._variables = machine.changes, machine.ledger, machine.variables
         self._versions = cast(Versions, machine.changes.averages)
         self._updates = cast(RunningUpdates | HeldUpdates, machine.changes.sum.summation)
-        self._accumulator = Accumulator(name, spec.updates, incarnation, machine.changes, machine.waiters)
+        self._accumulator = Accumulator(name, spec.updates, incarnation, machine.changes, machine.waiters, WORDING)
         machine.queue.wake = machine.changes.serve_takers
 
     @property
@@ -130,6 +134,21 @@ class Parameters:
         return self._ledger.rounds
 
     @property
+    def num_accumulated(self) -> int:
+        """The number of updates in the round."""
+        return self._accumulator.num_accumulated
+
+    @property
+    def is_changing(self) -> bool:
+        """True while an update is being added or a round is ending, before `num_accumulated` shows it."""
+        return self._accumulator.is_changing
+
+    @property
+    def durability(self) -> Durability | None:
+        """How much of them survives the end of the server."""
+        return self._spec.durability
+
+    @property
     def ledger(self) -> UpdateLedger:
         """The decisions on updates and rounds, read-only."""
         return self._ledger
@@ -143,7 +162,7 @@ class Parameters:
     @property
     def num_waiting(self) -> int:
         """The number of calls that wait for a version."""
-        return len(self._machine.queue)
+        return len(self._parts.queue)
 
     @property
     def num_bytes(self) -> int:
@@ -221,7 +240,7 @@ class Parameters:
             call,
             contribution,
             open_update,
-            self._machine.queue.num_required,
+            self._parts.queue.num_required,
             timeout,
             one_per_worker=self._spec.one_per_worker,
         )
@@ -245,7 +264,7 @@ class Parameters:
             ResourceExhaustedError: There is no memory for the copy.
         """
         self._changes.check_open()
-        with self._machine.memory.another() as memory:
+        with self._parts.memory.another() as memory:
             yield await self._changes.make(self._copy_state, memory)
 
     async def change(self, call: RequestId | None, changes: Changes) -> None:
@@ -261,13 +280,13 @@ class Parameters:
 
     def records(self, since: int, most: int) -> tuple[list[RoundRecord], bool]:
         """Returns up to `most` records of rounds that led beyond a step, oldest first, and whether there are more."""
-        return self._machine.records.since(since, most)
+        return self._parts.records.since(since, most)
 
     def close(self, error: ServiceError) -> None:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
         self._changes.close(error)
-        if self._machine.journal is not None:
-            self._machine.journal.give_back_state()
+        if self._parts.journal is not None:
+            self._parts.journal.give_back_state()
 
     # Beginning
 
@@ -301,7 +320,7 @@ class Parameters:
         values = cast(Mapping[str, Array], newest.values)
         loaded = Loaded(values, newest.step, state)
         self._variables.check_loaded(loaded, state.optimizer)
-        with self._machine.memory.another() as memory:
+        with self._parts.memory.another() as memory:
             memory.grow(self._variables.state_bytes(state.optimizer))
             self._variables.stage_load(loaded, values, state.optimizer)()
         self._changes.sum.settle()
@@ -310,7 +329,7 @@ class Parameters:
         for each, answered in versions:
             await self._accumulator.keep_again(version_of(each), answered)
         for record in records:
-            self._machine.records.add(record)
+            self._parts.records.add(record)
         self._versions.begin()
         self._ledger.resume()
 
@@ -340,7 +359,7 @@ class Parameters:
             }
             return replace(state, slots=slots)
 
-        return self.newest, await self.place.compute.run(num_bytes, copy)
+        return self.newest, await self.place.compute.run(max(num_bytes, self._spec.work), copy)
 
     async def _change(self, call: RequestId | None, changes: Changes) -> None:
         if isinstance(self._ledger.calls.recall(call), Taken):
@@ -352,7 +371,7 @@ class Parameters:
         self._spec.with_rules(rules)  # checks that they go with the other properties
         if rules == self._ledger.next_rules:
             return
-        with self._machine.memory.another() as memory:
+        with self._parts.memory.another() as memory:
             memory.grow(self._variables.state_bytes(rules.optimizer))
             change_optimizer = await self._attempt(self._variables.stage_optimizer, rules.optimizer)
             event = RulesChanged(call, rules, self._ledger.now)
@@ -370,14 +389,14 @@ class Parameters:
         rules = changes.applied_to(ledger.next_rules)
         self._spec.with_rules(rules)
         variables.check_loaded(loaded, rules.optimizer)
-        with self._machine.memory.another() as memory:
+        with self._parts.memory.another() as memory:
             memory.grow(variables.state_bytes(rules.optimizer))
             arrays = await sum_.reserve_result()
             try:
                 values = await self._attempt(self._placed, loaded, arrays)
                 load = await self._attempt(variables.stage_load, loaded, values, rules.optimizer)
                 event = VersionLoaded(call, ledger.now, step, rules)
-                journal = self._machine.journal
+                journal = self._parts.journal
                 if journal is not None:
                     await journal.reserve(0)
                     await journal.append(event)
@@ -398,7 +417,7 @@ class Parameters:
         self._versions.begin()
         self._versions.add(version, () if call is None else [call])
         sum_.settle()
-        self._machine.queue.fail_pulls(
+        self._parts.queue.fail_pulls(
             AbortedError(f"other values were loaded into parameters {self.name!r}: read the newest version")
         )
 
@@ -417,4 +436,4 @@ class Parameters:
         return placed
 
     async def _attempt(self, function: Callable[..., Any], *args: Any) -> Any:
-        return await self.place.attempt(self._spec.version_bytes, self._changes.sum.owner, function, *args)
+        return await self.place.attempt(self._spec.work, self._changes.sum.owner, function, *args)

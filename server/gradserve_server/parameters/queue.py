@@ -95,6 +95,6 @@ class _RoundEnd(Waiter):
         self._queue = queue
 
     def fail(self, error: Exception) -> None:
-        """Tells those who wait for the round."""
+        """Fails the calls that wait for the round."""
         super().fail(error)
         self._queue.failed(error)

@@ -99,15 +99,21 @@ class RoundRecord:
 def _parts(record: RoundRecord) -> Iterable[bytes]:
     yield _packed(record.step, record.reason, record.end_time, len(record.updates))
     for update in record.updates:
-        yield _packed(update.worker_id, update.weight_asked, update.weight, update.staleness, update.num_bytes)
-        for optional in (update.norm, update.cosine):
-            yield _packed(False) if optional is None else _packed(True, optional)
-        yield _packed(update.dropped)
+        yield _packed_update(update)
     yield _packed(len(record.refusals))
     for refusal in record.refusals:
         yield _packed(refusal.worker_id, refusal.weight, refusal.reason)
     yield _packed(record.digest_before, record.digest_after, record.lr, name_of(record.optimizer))
     yield _packed(*[float(getattr(record.optimizer, each.name)) for each in fields(record.optimizer)])
+
+
+def _packed_update(update: RoundUpdate) -> bytes:
+    # In a few calls, as there may be thousands of updates.
+    worker, norm, cosine = update.worker_id.encode(), update.norm, update.cosine
+    numbers = struct.pack(">ddqq", update.weight_asked, update.weight, update.staleness, update.num_bytes)
+    optional = b"\0" if norm is None else struct.pack(">?d", True, norm)
+    optional += b"\0" if cosine is None else struct.pack(">?d", True, cosine)
+    return struct.pack(">I", len(worker)) + worker + numbers + optional + (b"\1" if update.dropped else b"\0")
 
 
 def _packed(*values: object) -> bytes:

@@ -2,26 +2,33 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import cast
 
 from gradserve_server.accumulators.factory import AccumulatorFactory, OwnReservations, RoundKind
-from gradserve_server.accumulators.gradient import Average
+from gradserve_server.accumulators.gradient import Array, Average
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.observer import AccumulatorObserver, Unobserved
-from gradserve_server.errors import AbortedError, AlreadyExistsError, NotFoundError, ServiceError, UnavailableError
+from gradserve_server.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    NotFoundError,
+    OutOfRangeError,
+    ServiceError,
+    UnavailableError,
+)
 from gradserve_server.parameters.journal import ParametersJournal, ParametersJournals
 from gradserve_server.parameters.ledger import UpdateLedger
 from gradserve_server.parameters.optimizers.stepping import Stepper
-from gradserve_server.parameters.parameters import Machine, Parameters
+from gradserve_server.parameters.parameters import WORDING, Machine, Parameters
 from gradserve_server.parameters.queue import UpdateQueue
 from gradserve_server.parameters.record import RoundRecord, RoundRecords
 from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.update_sum import update_sum
 from gradserve_server.parameters.variables import Loaded, OptimizerState, Variables
-from gradserve_server.parameters.versions import Versions
+from gradserve_server.parameters.versions import Version, Versions
 from gradserve_server.resources.cluster import Member, check_place
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import Directory, ResourceKey
@@ -85,7 +92,7 @@ class ParametersRegistry:
             AlreadyExistsError: Parameters of this name have other properties or another lifetime.
             ResourceExhaustedError: There are too many, or there is not enough memory or disk.
         """
-        check_place(self._member, key, 0)
+        check_place(self._member, key, 0, "parameters")
         while (beginning := self._beginning.get(key)) is not None:
             await asyncio.shield(beginning)  # a creation that fails leaves the name free
         found = self._parameters.find(key)
@@ -140,19 +147,32 @@ class ParametersRegistry:
             lifetime: Their lifetime.
 
         Raises:
-            OutOfRangeError: The version is no longer kept.
+            OutOfRangeError: The version is no longer kept, or does not exist yet.
             AlreadyExistsError: The name is taken.
         """
         with self.use(key, incarnation) as source:
-            version, state = await source.read(step, 0.0), None
-            if version.step == source.rounds.global_step:
+            if step is not None and step > source.rounds.global_step:
+                raise OutOfRangeError(
+                    f"expected a step of at most {source.rounds.global_step}, the present one of parameters "
+                    f"{str(key)!r}, got {step}",
+                    field="step",
+                )
+            if step in (None, source.rounds.global_step):
                 async with source.reading_state() as (version, state):
-                    loaded = Loaded(_arrays(version), version.step, state, is_immutable=True)
-                    return await self._forked(source.spec, fork, lifetime, loaded)
-            loaded = Loaded(_arrays(version), version.step, None, is_immutable=True)
-            return await self._forked(source.spec, fork, lifetime, loaded)
+                    if step in (None, version.step):  # no round has ended meanwhile
+                        return await self._forked(source.spec, fork, lifetime, version, state)
+            version = await source.read(step, 0.0)
+            return await self._forked(source.spec, fork, lifetime, version, None)
 
-    async def _forked(self, spec: ParametersSpec, fork: ResourceKey, lifetime: Lifetime, loaded: Loaded) -> Parameters:
+    async def _forked(
+        self,
+        spec: ParametersSpec,
+        fork: ResourceKey,
+        lifetime: Lifetime,
+        version: Version,
+        state: OptimizerState | None,
+    ) -> Parameters:
+        loaded = Loaded(cast(Mapping[str, Array], version.values), version.step, state, is_immutable=True)
         made, created = await self.create(fork, spec, lifetime, loaded)
         if not created and made.state.step < loaded.step:
             raise AlreadyExistsError(f"parameters {str(fork)!r} exist already, at step {made.state.step}", field="fork")
@@ -185,7 +205,7 @@ class ParametersRegistry:
             InvalidArgumentError: The name belongs to another server of the cluster, or they do not fit together.
             ResourceExhaustedError: The server has reached its limits.
         """
-        check_place(self._member, key, 0)
+        check_place(self._member, key, 0, "parameters")
         own = self.factory.reserve(key, spec.updates, self.factory.places.host)
         ledger = self._new_ledger(key, spec, own)
         journal = ledger_of(ledger)
@@ -297,6 +317,7 @@ class ParametersRegistry:
             queue,
             lambda _spec, place: update_sum(variables, lambda: ledger.round_rules, place),
             partial(Versions, ledger=ledger, variables=variables, records=records, journal=journal),
+            WORDING,
             lambda key: self._observe(key, ledger),
         )
         changes = self.factory.make_changes(key, spec.updates, place, incarnation, kind, journal, own)
@@ -305,7 +326,3 @@ class ParametersRegistry:
         self._reservations[key] = own
         self._parameters.add(key, parameters, lifetime)
         return parameters
-
-
-def _arrays(version: Average) -> Any:
-    return version.values

@@ -112,6 +112,8 @@ class RunningUpdates:
         factor = contribution.factor
         if self._spec.clip_norm is not None:
             factor *= clipped_factor(values, self._spec.clip_norm)
+        if not factor:  # its norm is infinite or NaN, and so would be the sum
+            return Staged(lambda: None)
 
         def commit() -> None:
             self._sums |= begun

@@ -33,7 +33,7 @@ def digest_of(arrays: Iterable[Array]) -> bytes:
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What an optimizer remembers, and the masters of 16-bit components.
+    """The memory of an optimizer, and the masters of 16-bit components.
 
     Attributes:
         slots: Arrays in the dtypes of the masters, by slot and component; with `MASTER` among the slots.
@@ -67,7 +67,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class ReducedUpdate:
-    """What came in for one component in a round, up to the division.
+    """The updates of one component in a round, up to the division.
 
     Attributes:
         total: The sum, in the dtype of the master; None if `addend` is all.

@@ -95,6 +95,24 @@ def test_what_is_loaded_is_what_was_saved(
     assert not server.of("ChangeParameters")[-1].HasField("state")
 
 
+def test_progress_is_told_of_all_that_travels(
+    client: gradserve.Client, parameters: gradserve.Parameters, path: Path
+) -> None:
+    told: list[tuple[int, int]] = []
+
+    def tell(moved: int, total: int) -> None:
+        told.append((moved, total))
+
+    num_bytes = W.nbytes + B.nbytes
+    with_state = num_bytes + W.nbytes + 2 * 4 * B.size
+    parameters.save(path, progress=tell)
+    assert told[-1] == (with_state, with_state)
+    parameters.load(path, progress=tell, optimizer=False)
+    assert told[-1] == (num_bytes, num_bytes)
+    client.parameters(gradserve.load_parameters(path), shared_name="other", progress=tell)
+    assert told[-1] == (with_state, with_state)
+
+
 def test_a_saved_run_goes_on_elsewhere(
     server: FakeParameterServer, client: gradserve.Client, parameters: gradserve.Parameters, path: Path
 ) -> None:
@@ -248,7 +266,7 @@ def test_good_descriptions(path: Path) -> None:
         assert gradserve.load_parameters(path).step == 3
 
 
-@pytest.mark.parametrize("place", [None, 3, "", b"x", "a\0b"])
+@pytest.mark.parametrize("place", [None, 3, "", b"x", "a\0b", "\ud800"])
 def test_bad_paths(parameters: gradserve.Parameters, place: Any) -> None:
     for call in (parameters.save, parameters.load, gradserve.load_parameters):
         with pytest.raises(gradserve.InvalidArgumentError) as raised:
@@ -263,6 +281,18 @@ def test_errors_of_the_disk_are_those_of_python(parameters: gradserve.Parameters
         parameters.load(tmp_path / "x")
     with pytest.raises(IsADirectoryError):
         gradserve.load_parameters(tmp_path)
+
+
+def test_a_device_stays_one(parameters: gradserve.Parameters, tmp_path: Path) -> None:
+    """As root, a file could take the place of /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileExistsError, match="not a regular file"):
+        parameters.save(pipe)
+    assert pipe.is_fifo()
+    with pytest.raises(IsADirectoryError):
+        parameters.save(tmp_path)
+    assert os.listdir(tmp_path) == [pipe.name]
 
 
 def test_a_file_is_replaced_as_a_whole(

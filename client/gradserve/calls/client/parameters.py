@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 
 from gradserve import optim, reductions
 from gradserve.calls.client.state import ClientState
-from gradserve.calls.exchange import Operation
+from gradserve.calls.exchange import Operation, tracked
 from gradserve.calls.parameters.model import model_of
 from gradserve.calls.parameters.operations import ParametersCalls
 from gradserve.calls.parameters.spec import ParametersOptions
@@ -50,6 +51,7 @@ class ParametersOfClient(ClientState):
         idle_lease: float | None = None,
         durability: str | None = None,
         agreement: Mapping[str, str] | None = None,
+        progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[ParametersCalls]:
         """Finds the parameters with this shared name, or creates them with these values.
 
@@ -115,6 +117,7 @@ class ParametersOfClient(ClientState):
                 returns. None: what the server was started with.
             agreement: Short texts by name on which all who create or find the parameters must agree: at most 64 of at
                 most 1024 bytes. The server compares them, and does nothing else with them. None: none.
+            progress: Told how far the transfer of the values is, if they are sent, as by `Client.put`.
 
         Returns:
             The parameters.
@@ -144,7 +147,8 @@ class ParametersOfClient(ClientState):
             durability=durability,
             agreement=agreement,
         )
-        wire = yield from self._parameters.open(
+        opened = partial(
+            self._parameters.open,
             model_of(values),
             options,
             name=name,
@@ -152,6 +156,7 @@ class ParametersOfClient(ClientState):
             container=container,
             idle_lease=idle_lease,
         )
+        wire = yield from tracked(progress, opened)
         return ParametersCalls(wire, self._parameters, self._timeout, bool(one_per_worker))
 
     def list_parameters(self, container: str = "") -> Operation[list[ParametersInfo]]:

@@ -12,7 +12,7 @@ from gradserve.calls.accumulators.components import arrays_of
 from gradserve.calls.accumulators.kept import KeptMemory
 from gradserve.calls.accumulators.session import RoundSession, Watch
 from gradserve.calls.combinators import at_target, together
-from gradserve.calls.exchange import Operation, Unary
+from gradserve.calls.exchange import Operation, Progress, Unary
 from gradserve.calls.identity import RequestIds, private_name
 from gradserve.calls.parameters.model import Model, ParameterComponents
 from gradserve.calls.parameters.spec import ParametersOptions, info_of, spec_of
@@ -62,6 +62,7 @@ class ParametersCache:
         self,
         model: Model,
         options: ParametersOptions,
+        progress: Progress | None = None,
         *,
         name: str,
         shared_name: str | None,
@@ -73,6 +74,7 @@ class ParametersCache:
         Args:
             model: Their components and values.
             options: Their properties.
+            progress: Told how many bytes of the values were moved.
             name: The prefix of the name of parameters without a shared name.
             shared_name: The name by which others find them; None for some that only this client uses.
             container: The namespace of the name.
@@ -91,7 +93,9 @@ class ParametersCache:
         if is_private and model.values is None:
             raise _without_values("private parameters are always new")
         request.parameters.member = yield from self._cluster.member(target)
-        info = yield from at_target(target, self._found_or_created(request, model, target, is_private=is_private))
+        info = yield from at_target(
+            target, self._found_or_created(request, model, target, progress, is_private=is_private)
+        )
         return self._wire(info, model.components, target, is_private=is_private)
 
     def fork(
@@ -141,11 +145,17 @@ class ParametersCache:
         return reply.deleted
 
     def _found_or_created(
-        self, request: messages_pb2.CreateParametersRequest, model: Model, target: int, *, is_private: bool
+        self,
+        request: messages_pb2.CreateParametersRequest,
+        model: Model,
+        target: int,
+        progress: Progress | None,
+        *,
+        is_private: bool,
     ) -> Operation[parameters_pb2.ParametersInfo]:
         """Finds parameters without sending values, which may be large; creates them with values if there are none."""
         if is_private:
-            creation = _created(request, model, target)
+            creation = _created(request, model, target, progress)
             return (yield from self._private[target].create(request.parameters.name, creation))
         try:
             reply: messages_pb2.CreateParametersResponse = yield Unary(PARAMETERS.name, _CREATE, request)
@@ -157,7 +167,7 @@ class ParametersCache:
                 ) from error
         else:
             return reply.info
-        return (yield from _created(request, model, target))
+        return (yield from _created(request, model, target, progress))
 
     def _wire(
         self,
@@ -202,7 +212,7 @@ def _completed(options: ParametersOptions, model: Model) -> ParametersOptions:
 
 
 def _created(
-    request: messages_pb2.CreateParametersRequest, model: Model, target: int
+    request: messages_pb2.CreateParametersRequest, model: Model, target: int, progress: Progress | None
 ) -> Operation[parameters_pb2.ParametersInfo]:
     values, saved = model.values or {}, model.saved
     arrays: list[Any]
@@ -229,7 +239,9 @@ def _created(
         add_saved(message, values, state, tensors)
         return message
 
-    reply = yield from call_with_arrays(PARAMETERS.name, _CREATE, arrays, with_values, released=not has_handles)
+    reply = yield from call_with_arrays(
+        PARAMETERS.name, _CREATE, arrays, with_values, released=not has_handles, progress=progress
+    )
     info: parameters_pb2.ParametersInfo = reply.message.info
     return info
 

@@ -269,7 +269,13 @@ class ParametersCalls:
             raise Argument("optimizer").error_saying("something to change", "nothing")
         return self._home(self._wire.change(changed_properties(optimizer, schedule), changes))
 
-    def save(self, path: str | os.PathLike[str], *, optimizer: bool = True) -> Operation[int]:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        optimizer: bool = True,
+        progress: Callable[[int, int], object] | bool | None = None,
+    ) -> Operation[int]:
         """Writes the newest version to a file in safetensors' format.
 
         The file has the components as "param/NAME", the state of the optimizer as "optimizer/SLOT/NAME", and the step,
@@ -280,6 +286,7 @@ class ParametersCalls:
             path: The file.
             optimizer: Whether to save the state of the optimizer, and the values of 16-bit components in float32. A run
                 that goes on without them begins with a new state.
+            progress: Told how far the transfer from the server is, as by `Client.put`, once it begins.
 
         Returns:
             The step of the version in the file.
@@ -290,13 +297,20 @@ class ParametersCalls:
         """
         place = as_path(path)
         with_state = as_flag(optimizer, Argument("optimizer"))
-        read = yield from self._home(self._wire.read_state(self._timeout, with_state=with_state))
+        reading = partial(self._wire.read_state, with_state=with_state)
+        read = yield from tracked(progress, self._at_home(reading))
         version = read.version
         saved = SavedParameters(version.components, version.step, version.digest, read.state, read.schedule)
         yield Work(partial(save, place, saved))
         return version.step
 
-    def load(self, path: str | os.PathLike[str], *, optimizer: bool = True) -> Operation[ParametersInfo]:
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        optimizer: bool = True,
+        progress: Callable[[int, int], object] | bool | None = None,
+    ) -> Operation[ParametersInfo]:
         """Makes a saved version the next one, for all workers. Updates of the open round are dropped, as stale.
 
         Its step is that of the file if this is greater than the present step, otherwise the next step. Optimizer,
@@ -306,6 +320,7 @@ class ParametersCalls:
             path: A file that `save` has written, or a model in a safetensors file of another program.
             optimizer: Whether to load the state of the optimizer, if the file has it. Otherwise it begins with a new
                 state.
+            progress: Told how far the transfer to the server is, as by `Client.put`.
 
         Returns:
             The parameters after it.
@@ -320,7 +335,8 @@ class ParametersCalls:
         place = as_path(path)
         with_state = as_flag(optimizer, Argument("optimizer"))
         saved: SavedParameters = yield Work(partial(load_parameters, place))
-        return (yield from self._home(self._wire.load(saved, with_state=with_state)))
+        loading = partial(self._wire.load, saved, with_state=with_state)
+        return (yield from tracked(progress, self._at_home(loading)))
 
     def fork(
         self,
