@@ -129,7 +129,7 @@ def test_the_status_is_that_of_the_call(local: LocalServer) -> None:
     by_http = get(url_of(local), "/api/status?name_contains=OF%20THE%20CALL").json
     (from_call,), (from_http,) = by_call.accumulators, by_http["accumulators"]
     assert from_http["name"] == from_call.name == "status/of the call"
-    assert from_http["rounds"][0]["arrivals"] == [{"worker_id": "a", "after": 0.0, "stale": False}]
+    assert from_http["rounds"][0]["arrivals"] == [{"worker_id": "a", "after": 0.0, "stale": False, "staleness": 0}]
     assert from_call.rounds[0].arrivals[0].worker_id == "a"
     assert by_http["incarnation"] == by_call.incarnation
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -59,14 +59,15 @@ class Observed:
 
     def observe_parameters(self, key: ResourceKey, ledger: UpdateLedger) -> AccumulatorObserver:
         """Returns the observer of parameters that have just been created."""
-        return self._traced("parameters", self.updates.begin(key, ledger))
+        history = self.updates.begin(key, ledger)
+        return self._traced("parameters", history, lambda: {"gradserve.reason": history.rounds[-1].reason})
 
-    def _traced(self, kind: str, history: History) -> AccumulatorObserver:
+    def _traced(self, kind: str, history: History, more: Callable[[], Mapping[str, str]] = dict) -> AccumulatorObserver:
         if self.tracer is None:
             return history
         from gradserve_server.observe.tracing import TracedRounds  # not without OpenTelemetry
 
-        return TracedRounds(kind, history.key, history, self.tracer)
+        return TracedRounds(kind, history.key, history, self.tracer, more)
 
 
 def wanted_tracer(provider: "TracerProvider | None", version: str, *, is_wanted: bool) -> "Tracer | None":
