@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
+from gradserve_server.commands.names import complete_parameters
 from gradserve_server.commands.servers import connected, server_options
 from gradserve_server.commands.wording import size, table, tell, tell_problem
 
@@ -202,19 +202,13 @@ def _round(record: "RoundRecord", some: Callable[[Iterable[str]], str]) -> tuple
     )
 
 
-def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from gradserve_server.commands.resources import complete_parameters
-
-    return complete_parameters(context, parameter, incomplete)
-
-
 @click.group()
 def parameters() -> None:
     """Save parameters of a running server."""
 
 
 @parameters.command()
-@click.argument("name", shell_complete=_complete)
+@click.argument("name", shell_complete=complete_parameters)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--container", metavar="NAME", default="", help="the container  [default: default]")
 @click.option("--optimizer/--no-optimizer", default=True, show_default=True, help="save the optimizer's state, too")

@@ -1,4 +1,4 @@
-"""`gradserve ls`, `show` and `rm`: what is on servers, of each kind, and completion of names."""
+"""`gradserve ls`, `show` and `rm`: what is on servers, of each kind."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from gradserve_protocol.printing import visible
 from gradserve_server.commands import parameters as parameters_command
+from gradserve_server.commands.names import (
+    ACCUMULATORS,
+    AT_HOME,
+    LAYERS,
+    PARAMETERS,
+    TENSORS,
+    Kind,
+    complete_names,
+    one_of,
+)
 from gradserve_server.commands.servers import (
-    DEFAULT_ADDRESS,
     Answer,
     address_option,
     ask_all,
@@ -41,89 +49,13 @@ if TYPE_CHECKING:
     import gradserve
     from gradserve_protocol.server_status import AccumulatorStatus, LayerStatus, ParametersStatus, RoundStatus
 
-ACCUMULATORS, PARAMETERS, LAYERS, TENSORS = "accumulators", "parameters", "layers", "tensors"
-_KINDS = (ACCUMULATORS, PARAMETERS, LAYERS, TENSORS)
-_AT_HOME = (ACCUMULATORS, PARAMETERS)
-"""The kinds that are on one server of a cluster, which their names decide."""
 _MOST_ACCUMULATORS = 1000
 _MOST_NAMED = 20
 _MUCH_LONGER = 3
 _LONGER_SECONDS = 2.0
-_COMPLETION_SECONDS = 1.0
-"""The longest wait for a server after a key press."""
-_IN_WORDS = "_@%+=:,./-"
-"""Characters without a meaning to shells within a word."""
-
-
-class Kind(click.ParamType[str]):
-    """A kind, in the plural or the singular."""
-
-    name = "kind"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Returns the kind in the plural."""
-        found = [kind for kind in _KINDS if value.casefold() in (kind, kind.removesuffix("s"))]
-        if not found:
-            self.fail(f"expected accumulators, parameters, layers or tensors, got {value!r}", param, ctx)
-        return found[0]
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Returns the kinds, for the help."""
-        return f"[{'|'.join(_KINDS)}]"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[click.shell_completion.CompletionItem]:
-        """Returns the kinds that begin with what has been typed."""
-        return [click.shell_completion.CompletionItem(kind) for kind in _KINDS if kind.startswith(incomplete)]
 
 
 container_option = click.option("--container", metavar="NAME", default="", help="the container  [default: default]")
-
-
-def complete_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Returns the accumulators, parameters, layers or handles of tensors that begin with what has been typed.
-
-    Returns none if the server does not answer for any reason, because a message would garble the command line. Shells
-    insert names verbatim, so names that are not one plain word are left out.
-    """
-    return _completed(context.params.get("kind"), context, incomplete)
-
-
-def complete_parameters(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Returns the parameters that begin with what has been typed."""
-    return _completed(PARAMETERS, context, incomplete)
-
-
-def _completed(kind: str | None, context: click.Context, incomplete: str) -> list[CompletionItem]:
-    options = dict(context.params)
-    container = options.pop("container", None) or ""
-    given = options.pop("names", None) or ()
-    address = options.pop("address", None) or DEFAULT_ADDRESS
-    tls = {name: value for name, value in options.items() if name == "uses_tls" or name.startswith("tls_")}
-    try:
-        with connected(address, _COMPLETION_SECONDS, **tls) as client:
-            names = _names(client, kind, container)
-    except Exception:  # even an invalid settings file
-        return []
-    return [
-        CompletionItem(name) for name in names if name.startswith(incomplete) and name not in given and _is_a_word(name)
-    ]
-
-
-def _is_a_word(name: str) -> bool:
-    """True if a name is one word to every shell, and no option to a command."""
-    return not name.startswith("-") and all(each.isalnum() or each in _IN_WORDS for each in name)
-
-
-def _names(client: "gradserve.Client", kind: str | None, container: str) -> list[str]:
-    if kind == ACCUMULATORS:
-        return [each.name for each in client.list_accumulators(container)]
-    if kind == PARAMETERS:
-        return [each.name for each in client.list_parameters(container)]
-    if kind == LAYERS:
-        return [each.name for each in client.list_batch_norm_layers(container)]
-    return [each.handle for each in client.list_tensors()] if kind == TENSORS else []
 
 
 class _KindOrAddress(Kind):
@@ -281,8 +213,8 @@ def show(kind: str, name: str, address: str, timeout: float, container: str, as_
     found = next((each.value for each in answers if each.value is not None), None)
     if found is None:
         tell_problems(answers)
-        full_name = f"{container or 'default'}/{name}" if kind in _AT_HOME else name
-        raise click.ClickException(f"no {_one(kind)} {full_name} on {address}")
+        full_name = f"{container or 'default'}/{name}" if kind in AT_HOME else name
+        raise click.ClickException(f"no {one_of(kind)} {full_name} on {address}")
     if as_json:
         echo_json({key: value for key, value in found.items() if key != "uptime"})
     else:
@@ -301,7 +233,7 @@ def _answers(
     """Asks the home of an accumulator or of parameters, and all servers for anything else."""
     silence_grpc()
     servers = servers_at(address, timeout)
-    if kind not in _AT_HOME or len(servers) == 1:
+    if kind not in AT_HOME or len(servers) == 1:
         return ask_all(address, timeout, ask, **tls)
     from gradserve_protocol.placement import home_of  # not before silence_grpc: it imports gRPC
 
@@ -401,11 +333,6 @@ def _tensor(tensor: "gradserve.TensorHandle") -> list[str]:
     return [f"{tensor.dtype} {list(tensor.shape)}"]
 
 
-def _one(kind: str) -> str:
-    """Returns the word for one of a kind."""
-    return kind if kind == PARAMETERS else kind.removesuffix("s")
-
-
 def _some(names: Iterable[str]) -> str:
     listed = list(dict.fromkeys(names))
     more = len(listed) - _MOST_NAMED
@@ -443,7 +370,7 @@ def rm(
     Calls that wait on what is deleted fail. Exits with 1 if something was not there; the rest is deleted.
     """
     if not yes:
-        what = _one(kind) if len(names) == 1 else f"{len(names)} {kind}"
+        what = one_of(kind) if len(names) == 1 else f"{len(names)} {kind}"
         click.confirm(visible(f"Delete {what} {', '.join(names)} of {address}?"), abort=True, err=True)
     silence_grpc()
     servers = servers_at(address, timeout)
@@ -483,7 +410,7 @@ def _delete_in_cluster(
     tls: "gradserve.TLS | None",
 ) -> list[Answer[bool]]:
     """Deletes an accumulator or parameters through their home, and anything else from whatever server has it."""
-    if kind not in _AT_HOME:
+    if kind not in AT_HOME:
         return [
             ask_one(servers, index, timeout, tls, lambda server: _delete(server, kind, name, container))
             for index in range(len(servers))
