@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from gradserve_server.accumulators.events import Event, GradientAnswered, OtherChange, RoundEnded
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import CallMemory, RequestId
-from gradserve_server.accumulators.ledger import Answer, Ledger
+from gradserve_server.accumulators.incoming import check_weight
+from gradserve_server.accumulators.ledger import Answer, Ledger, Taken
 from gradserve_server.accumulators.rounds import Applied, Outcome, Pushed, Round
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.parameters.closing import Closer, Reason
@@ -18,6 +19,7 @@ _REFUSALS = {Outcome.STALE: "stale", Outcome.ALREADY_COUNTED: "already counted"}
 LOADED = "loaded"
 """The reason in `WeightLedger.refused` for updates that were accepted, and dropped when other values were loaded."""
 _MOST_REFUSALS = 1000
+_LOOKS_PER_LEASE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +180,15 @@ class UpdateLedger(Ledger):
 
     @property
     def now(self) -> float:
-        """The seconds for which the parameters have been served, by this run of the server and earlier ones."""
-        return self._clock() - self._offset
+        """The seconds for which the parameters have been served, by this run of the server and earlier ones.
+
+        They never decrease, as replayed events must find the closer at the times at which they came.
+        """
+        now = self._clock() - self._offset
+        if now < self.closer.latest:
+            self.resume()
+            return self.closer.latest
+        return now
 
     def judge(
         self,
@@ -193,7 +202,8 @@ class UpdateLedger(Ledger):
         """Returns the decision on an update, as of now.
 
         Raises:
-            InvalidArgumentError: It was computed from a version that does not exist yet.
+            InvalidArgumentError: It was computed from a version that does not exist yet; or its weight is too small
+                once it counts less for its staleness.
         """
         step = self.rounds.global_step
         staleness = step - contribution.local_step
@@ -204,13 +214,17 @@ class UpdateLedger(Ledger):
                 field="local_step",
             )
         outcome = Outcome.ACCEPTED
-        if staleness > self._spec.staleness.max and not contribution.was_accepted:
+        if self._spec.staleness.is_stale(staleness) and not contribution.was_accepted:
             outcome = Outcome.STALE
         elif one_per_worker and not self._has_new_workers(contribution):
             outcome = Outcome.ALREADY_COUNTED
         counted = contribution
         if outcome is Outcome.ACCEPTED:
-            counted = replace(contribution, weight=contribution.weight * self._spec.staleness.factor(staleness))
+            # One that was accepted and lost with its server may be too stale by now.
+            factor = self._spec.staleness.factor(min(staleness, self._spec.staleness.max))
+            counted = replace(contribution, weight=contribution.weight * factor)
+            if factor < 1.0:
+                check_weight(self._spec.updates, counted.weight, "weight")
         return UpdateAnswered(
             call,
             counted,
@@ -267,8 +281,9 @@ class UpdateLedger(Ledger):
         pending = self.weights.pending
         if isinstance(event, VersionLoaded):
             if self.rounds.current.number:  # the first values begin no interval
-                self.weights.refuse(LOADED, pending)
                 self.closer.drop(event.at)
+            if pending:
+                self.weights.refuse(LOADED, pending)
             if event.rules is not None:
                 self.next_rules = event.rules
                 self.closer.change(event.rules.rounds)
@@ -290,10 +305,20 @@ class UpdateLedger(Ledger):
 
     def change_rules(self, event: RulesChanged) -> None:
         """Sets the rules of the next round; those of a round that has no updates yet change at once."""
+        self.calls.remember(event.call, Taken(self.rounds.current))
         self.next_rules = event.rules
         self.closer.change(event.rules.rounds)
         if not self.updates:
             self.round_rules = event.rules
+
+    @property
+    def num_named(self) -> int:
+        """The number of workers whose ids are kept, and of updates without one, which are kept for the record."""
+        return super().num_named + self.rounds.members.num_nameless
+
+    def num_new(self, contribution: Contribution) -> int:
+        """Returns by how much `num_named` grows if an update is accepted."""
+        return super().num_new(contribution) + sum([not worker_id for worker_id in contribution.workers])
 
     def replay(self, event: Event) -> None:
         """Applies an event, without an answer."""
@@ -306,6 +331,12 @@ class UpdateLedger(Ledger):
         """Returns True if the client of a worker of the latest rounds is still there."""
         client = self._clients.get(worker_id)
         return client is not None and self.calls.is_heard_of(client, self._lease_seconds)
+
+    def next_look(self, until: float) -> float:
+        """Returns the time to ask the closer again, at the latest `until`: leases of expected workers end unnoticed."""
+        if self.closer.rules.expected != "alive" or not self._lease_seconds:
+            return until
+        return min(until, self.now + self._lease_seconds / _LOOKS_PER_LEASE)
 
     def resume(self) -> None:
         """Goes on with the clock, after all events of an earlier run have been applied: no time has passed."""

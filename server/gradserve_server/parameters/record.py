@@ -9,8 +9,8 @@ from hashlib import blake2b
 from gradserve_server.parameters.optimizers import name_of
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 
-_MOST_UPDATES = 1 << 16
-"""The most updates in the records that are kept, whatever `keep_rounds` says: they take memory."""
+_MOST_ENTRIES = 1 << 16
+"""The most updates and refusals in the records that are kept, whatever `keep_rounds` says: they take memory."""
 NO_HASH = bytes(32)
 """The hash before the first record."""
 
@@ -138,7 +138,7 @@ class RoundRecords:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._records: deque[RoundRecord] = deque()
-        self._num_updates = 0
+        self._num_entries = 0
         self.last_hash = NO_HASH
         """The hash of the newest record."""
 
@@ -148,12 +148,12 @@ class RoundRecords:
     def add(self, record: RoundRecord) -> list[int]:
         """Appends a record; returns the steps of those that are no longer kept."""
         self._records.append(record)
-        self._num_updates += len(record.updates)
+        self._num_entries += len(record.updates) + len(record.refusals)
         self.last_hash = record.hash
         dropped = []
-        while len(self._records) > self._capacity or (self._num_updates > _MOST_UPDATES and len(self._records) > 1):
+        while len(self._records) > self._capacity or (self._num_entries > _MOST_ENTRIES and len(self._records) > 1):
             oldest = self._records.popleft()
-            self._num_updates -= len(oldest.updates)
+            self._num_entries -= len(oldest.updates) + len(oldest.refusals)
             dropped.append(oldest.step)
         return dropped
 

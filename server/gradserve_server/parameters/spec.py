@@ -102,6 +102,11 @@ class ParametersSpec:
             if value < 1:
                 raise InvalidArgumentError(f"expected {name} of at least 1, got {value}", field=f"spec.{name}")
         self.reduction.check_options(by_count=self.normalization is Normalization.COUNT, clip_norm=self.clip_norm)
+        if self.clip_norm is not None and not self.refuse_non_finite:
+            raise InvalidArgumentError(
+                "expected clip_norm without accept_non_finite: an infinite norm cannot be clipped",
+                field="spec.clip_norm",
+            )
         self.reduction.check_rounds(self.rules.rounds)
         self.updates  # noqa: B018 - checks what accumulators check
 
@@ -110,7 +115,7 @@ class ParametersSpec:
         """The spec of the rounds, in which versions are the averages."""
         return AccumulatorSpec(
             self.components,
-            deterministic=self.holds_updates,
+            deterministic=self.deterministic,
             keep_averages=self.keep_versions,
             one_per_worker=self.one_per_worker,
             refuse_non_finite=self.refuse_non_finite,
