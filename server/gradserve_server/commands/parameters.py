@@ -22,6 +22,8 @@ _MOST_ROUNDS = 20
 _ENOUGH = 1e-9
 """The part of all weight that may be missing because sums are rounded."""
 _STEP = "{step}"
+_SLOWEST_BYTES = 10e6
+"""The bytes per second of the slowest transfer, whose time comes on top of --timeout."""
 
 
 def rows_of(found: "Sequence[ParametersStatus]") -> list[tuple[str, ...]]:
@@ -250,12 +252,13 @@ def save(
             raise click.ClickException(f"no parameters {place}/{name} on {address}")
         if info.is_private:
             raise click.ClickException(f"parameters {place}/{name} are private to a client, which alone can save them")
-        found = opened(client, info)
-        saver = _Saver(found, file, optimizer, keep)
-        if every is None:
-            saver.save()
-        else:
-            _save_repeatedly(saver, every)
+        # Transfers take longer than questions.
+        with connected(address, timeout + info.num_bytes / _SLOWEST_BYTES, **tls) as patient:
+            saver = _Saver(opened(client, info), opened(patient, info), file, optimizer, keep)
+            if every is None:
+                saver.save()
+            else:
+                _save_repeatedly(saver, every)
 
 
 class _Saver:
@@ -265,8 +268,17 @@ class _Saver:
         written: The files, oldest first.
     """
 
-    def __init__(self, found: "gradserve.Parameters", file: Path, with_optimizer: bool, keep: int | None) -> None:
+    def __init__(
+        self,
+        found: "gradserve.Parameters",
+        transferred: "gradserve.Parameters",
+        file: Path,
+        with_optimizer: bool,
+        keep: int | None,
+    ) -> None:
+        """`transferred` are the same parameters, of a client that waits long enough for a transfer."""
         self._found = found
+        self._transferred = transferred
         self._file = file
         self._with_optimizer = with_optimizer
         self._keep = keep
@@ -288,7 +300,7 @@ class _Saver:
         incomplete = self._file.with_name(f".{self._file.name}.{os.getpid()}")
         try:
             try:
-                step = self._found.save(incomplete, optimizer=self._with_optimizer)
+                step = self._transferred.save(incomplete, optimizer=self._with_optimizer)
                 file = self._file.with_name(self._file.name.replace(_STEP, str(step)))
                 num_bytes = incomplete.stat().st_size
                 incomplete.replace(file)
