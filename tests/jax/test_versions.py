@@ -39,7 +39,7 @@ def params_of(seed: int, dtype: Any = jnp.float32) -> dict[str, Any]:
 NAMES = ["layers/0/w", "layers/0/b", "layers/1/w", "scale"]
 
 
-@jax.jit
+@jax.jit  # type: ignore[untyped-decorator]
 def loss_of(params: Any, inputs: jax.Array) -> jax.Array:
     first, second = params["layers"]
     return jnp.mean(jnp.square(params["scale"] * (jnp.tanh(inputs @ first.w + first.b) @ second.w) - 1))
