@@ -194,7 +194,8 @@ def test_a_worker_that_joins_late_or_comes_too_late_goes_on_from_the_newest_vers
         models[1].unused += 100
     pulled = late.push_pull(delta_of(models[1], base), base)
     assert (pulled.outcome, pulled.version.digest) == (gradserve.STALE, version.digest)
-    load_version(models[1], pulled.version)
+    for model in models:
+        load_version(model, pulled.version)
     assert values_of(models[1]) == values_of(models[0])
 
 
