@@ -1,4 +1,4 @@
-"""What the workers in Python share: their messages, their command line, and what they print at the end."""
+"""The messages, the command line and the last words that the workers in Python share."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""What the server holds of a run: the weights of the network, and its hidden layer if that is on the server, too."""
+"""The weights of a run on the server, and its hidden layer if that is there, too."""
 
 from collections.abc import Mapping
 
