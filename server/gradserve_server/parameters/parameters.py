@@ -280,6 +280,8 @@ class Parameters:
             ResourceExhaustedError: There is not enough memory or disk; nothing has changed.
         """
         await self._accumulator.forget_overdue(call)
+        if call is not None:
+            self._versions.acknowledge(call)
         self._changes.check_open()
         with self._ledger.calls.room_for(call):
             await self._changes.make(self._change, call, changes)

@@ -319,6 +319,11 @@ class Variables:
                     f"expected values of shape {spec.shapes[name]} for component {name!r}, got {value.shape}",
                     field="values",
                 )
+            if value.dtype != spec.by_name[name].dtype:
+                raise InvalidArgumentError(
+                    f"expected values of {spec.by_name[name].dtype} for component {name!r}, got {value.dtype}",
+                    field="values",
+                )
         if loaded.step < 0:
             raise InvalidArgumentError(f"expected a step of at least 0, got {loaded.step}", field="step")
         if state is None:
