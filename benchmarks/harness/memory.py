@@ -113,7 +113,9 @@ class MemoryResult:
         limit = self.measurement.limit
         if limit is None:
             return []
-        peaks = [use.peak - use.idle * (not limit.is_whole) for use in self.uses if use.num_workers == limit.num_workers]
+        peaks = [
+            use.peak - use.idle * (not limit.is_whole) for use in self.uses if use.num_workers == limit.num_workers
+        ]
         measured = peaks[0] / _MB if peaks else None
         label = self.measurement.contestants[0].label
         return [LimitVerdict(self.measurement.title, label, "MB", limit.num_bytes / _MB, measured)]
