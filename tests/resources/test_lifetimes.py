@@ -30,7 +30,8 @@ class World:
     def __init__(self, kind: str) -> None:
         self.bench: Any = Bench() if kind == "accumulator" else LayerBench()
         self.registry: Any = self.bench.registry
-        self.count: Any = self.registry.factory.count if kind == "accumulator" else self.registry.count
+        counting: Any = self.registry.factory if kind == "accumulator" else self.registry
+        self.count: Any = counting.count
         self.lifetimes: Lifetimes = self.bench.lifetimes
 
     def create(self, key: ResourceKey = KEY, **lifetime: Any) -> Any:
