@@ -8,7 +8,7 @@ from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.parameters.parameters import Parameters
-from gradserve_server.parameters.reductions.spec import Sum, UpdateReduction
+from gradserve_server.parameters.reductions.spec import Sum
 from tests.parameters.bench import ParametersBench, opened, push
 
 NUM_UPDATES = 10_000
@@ -20,7 +20,7 @@ UPDATES = np.random.default_rng(11).normal(size=(NUM_UPDATES, 3)).astype(np.floa
 async def parameters(bench: ParametersBench) -> Parameters:
     return await bench.parameters(
         {"w": np.zeros(3, np.float32)},
-        reduction=UpdateReduction(Sum()),
+        reduction=Sum(),
         rounds={"num_required": PER_ROUND},
         one_per_worker=False,
         keep_rounds=NUM_UPDATES,

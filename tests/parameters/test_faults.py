@@ -22,7 +22,7 @@ from gradserve_server.errors import (
 )
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.parameters import Changes, Parameters
-from gradserve_server.parameters.reductions.spec import Krum, UpdateReduction
+from gradserve_server.parameters.reductions.spec import Krum
 from gradserve_server.parameters.round_rules import RoundRules
 from gradserve_server.parameters.staleness import ExponentialDiscount, Staleness
 from gradserve_server.parameters.variables import Loaded, Variables
@@ -230,9 +230,7 @@ async def test_names_that_are_wrong(bench: ParametersBench, names: list[str], fi
 
 
 async def test_krum_needs_every_component(bench: ParametersBench) -> None:
-    made = await bench.parameters(
-        {"w": [0, 0], "b": [0]}, reduction=UpdateReduction(Krum(0)), rounds={"num_required": 3}
-    )
+    made = await bench.parameters({"w": [0, 0], "b": [0]}, reduction=Krum(0), rounds={"num_required": 3})
     assert made.update_spec(["b", "w"]).components == made.spec.components
     with pytest.raises(InvalidArgumentError, match="b"):
         made.update_spec(["w"])
