@@ -146,7 +146,7 @@ class Parameters:
 
     @property
     def durability(self) -> Durability | None:
-        """How much of them survives the end of the server."""
+        """The changes that survive the end of the server."""
         return self._spec.durability
 
     @property
