@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from gradserve_protocol.arrays import DoesNotFitError
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.changes import RoundChanges
 from gradserve_server.accumulators.gradient import Array, Average, Contribution, Gradient, OpenGradient
@@ -327,7 +328,7 @@ class Parameters:
         if newest.num_gradients and newest.step not in by_step:
             raise ValueError(f"there is no record of the round that led to step {newest.step}")
         values = cast(Mapping[str, Array], newest.values)
-        loaded = Loaded(values, newest.step, state)
+        loaded = Loaded(values, newest.step, state, is_immutable=True)
         variables, ledger = self._variables, self._ledger
         variables.check_loaded(loaded, state.optimizer)
         with self._parts.memory.another() as memory:
@@ -339,7 +340,8 @@ class Parameters:
                     variables.stage_optimizer(optimizer, at_once=at_once)()
             self._changes.sum.settle()
             for each, answered in versions:
-                variables.check_loaded(Loaded(cast(Mapping[str, Array], each.values), each.step), state.optimizer)
+                kept = Loaded(cast(Mapping[str, Array], each.values), each.step, is_immutable=True)
+                variables.check_loaded(kept, state.optimizer)
                 await self._accumulator.keep_again(version_of(each, record=by_step.get(each.step)), answered)
         dropped = [step for record in records for step in self._parts.records.add(record)]
         if self._parts.journal is not None:
@@ -455,7 +457,13 @@ class Parameters:
                 placed[component.name] = value
                 continue
             array = self.place.allocate(value.shape, component.dtype) if arrays is None else arrays[index]
-            np.copyto(array, self.place.converted(value, component.dtype))
+            try:
+                np.copyto(array, self.place.converted(value, component.dtype))
+            except DoesNotFitError as error:
+                raise InvalidArgumentError(
+                    f"expected values of {component.dtype} for component {component.name!r}, got {error}",
+                    field="values",
+                ) from None
             self.place.protect(array)
             placed[component.name] = array
         return placed
