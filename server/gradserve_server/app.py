@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import gradserve
@@ -18,7 +19,7 @@ from gradserve_server.accumulators.incoming import GradientReceiver
 from gradserve_server.accumulators.places.device_place import ConvertingReducer, DevicePlace
 from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
-from gradserve_server.accumulators.round_hold import RoundHold
+from gradserve_server.accumulators.round_hold import InRounds, RoundHold
 from gradserve_server.config import ServerConfig
 from gradserve_server.devices.compute import InThreads
 from gradserve_server.devices.host.reduction import Reducer
@@ -44,6 +45,7 @@ from gradserve_server.resources.ids import ServerRun
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.memory import Budgets, Memory
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.interceptors import AccessChecks, FairCalls
@@ -187,7 +189,9 @@ class Server:
             max_regions(),
             budgets.rules,
         )
-        resources = ResourceCounts(budgets, self.registry, self._fair_sockets, self.lifetimes.clients, processors.pool)
+        resources = ResourceCounts(
+            budgets, self.registry, self.parameters, self._fair_sockets, self.lifetimes.clients, processors.pool
+        )
         self.usage = Usage(
             memory=budgets.memory,
             handles=budgets.handles,
@@ -196,6 +200,7 @@ class Server:
             layers=budgets.layers,
             bookkeeping=budgets.bookkeeping,
             device_memory=budgets.device_memory,
+            num_parameters=lambda: len(self.parameters),
         )
         self.counts = Counts()
         """The counts of an aggregator."""
@@ -230,7 +235,7 @@ class Server:
         self.round_hold: RoundHold | None = None
         """Holds rounds, if a file was named that says which are open."""
         if config.listen.rounds_file is not None:
-            self.round_hold = RoundHold(self.registry.factory.gate, self.registry.all, Path(config.listen.rounds_file))
+            self.round_hold = RoundHold(self.registry.factory.gate, self._in_rounds, Path(config.listen.rounds_file))
         self.addresses: tuple[str, ...] = ()
         """The addresses on which the server listens, once it has started."""
 
@@ -272,8 +277,12 @@ class Server:
             wall_clock=self._parts.wall_clock,
             is_of_another_run=self._run.is_of_another,
             member=self._member,
+            observe=self.observed.observe_parameters,
             journals=None if self._state is None else self._state.parameters,
         )
+
+    def _in_rounds(self) -> Iterable[tuple[ResourceKey, InRounds]]:
+        return chain(self.registry.all(), self.parameters.all())
 
     def _make_expiry(self) -> Expiry:
         beside = {"forwards": self.layers.expire}
@@ -305,7 +314,7 @@ class Server:
             uptime=lambda: time.monotonic() - started,
             http_url=lambda: self.observation.url,
         )
-        return StatusSource(facts, self.registry, self.observed)
+        return StatusSource(facts, self.registry, self.parameters, self.observed)
 
     def _make_services(self) -> Services:
         config, limits, processors, budgets = self._config, self._limits, self._processors, self.budgets

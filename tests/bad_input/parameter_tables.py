@@ -265,9 +265,7 @@ UNKNOWN = [
     Bad("DeleteParameters", Delete(), "got an empty one", "parameters.name"),
     Bad("ForkParameters", Fork(parameters=ref(), fork=ref("")), "got an empty one", "fork.name"),
     Bad("ForkParameters", Fork(parameters=ref(), fork=ref("x" * 1025)), "at most 1024 bytes", "fork.name"),
-    Bad(
-        "ForkParameters", Fork(parameters=ref(), fork=ref("fork"), step=9), "a step of at most 0", "step", OUT_OF_RANGE
-    ),
+    Bad("ForkParameters", Fork(parameters=ref(), fork=ref("fork"), step=9), "expected a step", "step", OUT_OF_RANGE),
     Bad(
         "ForkParameters", Fork(parameters=ref(), fork=ref("fork"), step=-1), "of step -1 is kept", "step", OUT_OF_RANGE
     ),

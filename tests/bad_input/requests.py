@@ -128,7 +128,7 @@ def state(raw: RawCalls) -> tuple[Any, ...]:
     parameters = raw.call("ListParameters", parameters_messages_pb2.ListParametersRequest())
     assert not parameters.next_page_token
     usage = raw.call("GetServerInfo", server_messages_pb2.GetServerInfoRequest()).usage
-    return accumulators, parameters, [each.handle for each in tensors.tensors], usage, layers
+    return accumulators, [each.handle for each in tensors.tensors], usage, layers, parameters
 
 
 def check_field(path: str | None, method: str, request: Any) -> None:

@@ -61,5 +61,10 @@ def test_every_method_is_called_here() -> None:
     """The table names every method that makes a call."""
     # It makes no call.
     called = {"empty"} | {word for name in CALLS for word in name.split()}
-    for face in (gradserve.Client, gradserve.BatchNormLayer, *(getattr(gradserve, name) for name in ACCUMULATORS)):
+    for face in (
+        gradserve.Client,
+        gradserve.BatchNormLayer,
+        gradserve.Parameters,
+        *(getattr(gradserve, name) for name in ACCUMULATORS),
+    ):
         assert public_methods(face) - {"close", "take_indexed_slices_grad"} <= called

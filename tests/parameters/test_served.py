@@ -128,7 +128,7 @@ def test_stale_updates(client: gradserve.Client, name: str) -> None:
     for step in range(2):
         parameters.push({"w": W}, step)
     late = parameters.push({"w": W}, 1, weight=2.0)
-    assert (late.outcome, late.staleness, late.step) == (gradserve.ACCEPTED, 1, 3)
+    assert (late.outcome, late.staleness, parameters.info().step) == (gradserve.ACCEPTED, 1, 3)
     assert late.weight == pytest.approx(2**0.5)
     stale = parameters.push_pull({"w": W}, 0)
     assert (stale.outcome, stale.weight, stale.step) == (gradserve.STALE, 0.0, 3)
@@ -302,7 +302,7 @@ def test_restarts(restarting: RestartingServer, way: TransportName, durability: 
 def test_what_is_not_durable_is_lost_and_never_reset(tmp_path: Path) -> None:
     with RestartingServer(None) as server, gradserve.connect(server.address) as client:
         parameters = client.parameters({"w": W}, shared_name="llm")
-        parameters.push({"w": W}, 0)
+        parameters.push_pull({"w": W}, 0)
         server.restart()
         with pytest.raises(gradserve.LostError, match="has lost parameters 'default/llm' at step 1"):
             parameters.push({"w": W}, 1)

@@ -13,6 +13,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
+from gradserve.conversion.plain import is_text
 from gradserve.saved import safetensors
 from gradserve.saved.safetensors import FormatError
 from gradserve_protocol.argument import Argument
@@ -139,7 +140,7 @@ def as_path(value: object) -> Path:
     """
     if isinstance(value, str | os.PathLike):
         text = os.fspath(value)
-        if isinstance(text, str) and text and "\0" not in text:
+        if is_text(text) and text and "\0" not in text:
             return Path(text)
     raise Argument("path").error("the path of a file", value)
 

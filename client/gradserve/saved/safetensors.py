@@ -4,6 +4,7 @@ https://github.com/huggingface/safetensors describes it. The package of that nam
 not read bfloat16, and what it says of a damaged file does not tell users what is wrong.
 """
 
+import errno
 import json
 import math
 import os
@@ -87,6 +88,8 @@ def write(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) 
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     target = Path(os.path.realpath(path))  # a link stays one
+    if target.exists() and not (target.is_file() or target.is_dir()):  # a device, which root could replace
+        raise FileExistsError(errno.EEXIST, "not a regular file", str(target))
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         with temporary.open("xb") as file:

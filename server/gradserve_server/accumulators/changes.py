@@ -188,6 +188,10 @@ class RoundChanges:
         finally:
             self.serve_takers()
 
+    def settle_members(self) -> None:
+        """Counts the memory of the members that there are, after a change that dropped some."""
+        self._member_bytes.settle()
+
     def serve_takers(self) -> None:
         """Ends the rounds that waiting takes have enough gradients for.
 

@@ -74,7 +74,7 @@ Forget: TypeAlias = Callable[[Collection[int]], None]
 
 @dataclass(frozen=True)
 class RoundKind:
-    """What differs between accumulators and other resources that work in rounds.
+    """The parts in which resources that work in rounds differ.
 
     Attributes:
         ledger: Decides which gradients count.
@@ -82,6 +82,8 @@ class RoundKind:
         summation: Makes the arithmetic of the sum for a spec in a place.
         keep: Makes the history of averages, given the arguments of `KeptAverages`.
         wording: What messages call it.
+        observe: Returns the observer of a new one; None for that of accumulators.
+        holds_gradients: Whether the gradients of a round are held until it ends, whatever the spec says.
     """
 
     ledger: Ledger
@@ -89,6 +91,8 @@ class RoundKind:
     summation: Callable[[AccumulatorSpec, Place], Summation] = make_summation
     keep: Callable[..., KeptAverages] = KeptAverages
     wording: Wording = OF_ACCUMULATORS
+    observe: Callable[[ResourceKey], AccumulatorObserver] | None = None
+    holds_gradients: bool = False
 
 
 class AccumulatorFactory:
@@ -200,6 +204,7 @@ class AccumulatorFactory:
             own: Its reservations.
         """
         average_memory = self._make_average_memory()
+        holds_gradients = spec.deterministic or kind.holds_gradients
 
         def make_sum(spec: AccumulatorSpec, make_room: Callable[[], bool]) -> RoundSum:
             return RoundSum(
@@ -225,9 +230,9 @@ class AccumulatorFactory:
             round_sum=make_sum(spec.without_components() if spec.num_shards else spec, averages.make_room),
             averages=averages,
             journal=None if journal is None else place.journal(journal, spec.durability, own.host_memory),
-            member_bytes=MemberBytes(own.bookkeeping, kind.ledger, holds_gradients=spec.deterministic),
+            member_bytes=MemberBytes(own.bookkeeping, kind.ledger, holds_gradients=holds_gradients),
             gate=self.gate,
-            observer=self._observe(key),
+            observer=(kind.observe or self._observe)(key),
             shard=self._shard(key, spec, make_sum, own, journal),
         )
 

@@ -44,17 +44,22 @@ def check_contribution(name: str, spec: AccumulatorSpec, contribution: Contribut
             weights of the gradients that have them.
     """
     for index, each in enumerate(contribution.sum_of):
-        _check_weight(spec, each.weight, f"sum_of[{index}].weight")
+        check_weight(spec, each.weight, f"sum_of[{index}].weight")
     if contribution.sum_of:
         check_may_add(name, spec, "sum_of")
-    _check_weight(spec, contribution.weight, "weight")
+    check_weight(spec, contribution.weight, "weight")
     if spec.deterministic and not contribution.worker_id:
         raise InvalidArgumentError(
             f"expected a worker_id for deterministic accumulator {name!r}, got an empty one", field="worker_id"
         )
 
 
-def _check_weight(spec: AccumulatorSpec, weight: float, field: str) -> None:
+def check_weight(spec: AccumulatorSpec, weight: float, field: str) -> None:
+    """Checks a weight.
+
+    Raises:
+        InvalidArgumentError: It is not positive and finite, or too small or too large for the sums.
+    """
     if weight == 1.0:
         return
     if not (0 < weight < float("inf")):

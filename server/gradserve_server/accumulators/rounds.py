@@ -10,7 +10,7 @@ from gradserve_server.errors import ResourceExhaustedError
 
 
 class Wording(NamedTuple):
-    """What messages call a resource that works in rounds, what comes in, and what comes out."""
+    """The words of messages for a resource that works in rounds, for what comes in, and for what comes out."""
 
     kind: str = "accumulator"
     item: str = "gradient"

@@ -10,7 +10,9 @@ from gradserve_protocol.extras import require
 from gradserve_protocol.server_status import MemoryStatus
 from gradserve_server.accumulators.observer import AccumulatorObserver
 from gradserve_server.observe.calls import Calls, WireTraffic
-from gradserve_server.observe.rounds import Histories
+from gradserve_server.observe.rounds import Histories, History
+from gradserve_server.observe.updates import UpdateHistories
+from gradserve_server.parameters.ledger import UpdateLedger
 from gradserve_server.resources.registry import ResourceKey
 
 if TYPE_CHECKING:
@@ -28,23 +30,31 @@ class Observed:
     Attributes:
         calls: Counts and times of calls.
         histories: The rounds of accumulators.
+        updates: The rounds of parameters.
         traffic: Bytes by transport.
         tracer: Makes spans; None without tracing.
     """
 
     calls: Calls = field(default_factory=Calls)
     histories: Histories = field(default_factory=Histories)
+    updates: UpdateHistories = field(default_factory=UpdateHistories)
     traffic: WireTraffic = field(default_factory=WireTraffic)
     tracer: "Tracer | None" = None
 
     def observe(self, key: ResourceKey) -> AccumulatorObserver:
         """Returns the observer of an accumulator that has just been created."""
-        history = self.histories.begin(key)
+        return self._traced("accumulator", self.histories.begin(key))
+
+    def observe_parameters(self, key: ResourceKey, ledger: UpdateLedger) -> AccumulatorObserver:
+        """Returns the observer of parameters that have just been created."""
+        return self._traced("parameters", self.updates.begin(key, ledger))
+
+    def _traced(self, kind: str, history: History) -> AccumulatorObserver:
         if self.tracer is None:
             return history
         from gradserve_server.observe.tracing import TracedRounds  # not without OpenTelemetry
 
-        return TracedRounds(key, history, self.tracer)
+        return TracedRounds(kind, history.key, history, self.tracer)
 
 
 def wanted_tracer(provider: "TracerProvider | None", version: str, *, is_wanted: bool) -> "Tracer | None":

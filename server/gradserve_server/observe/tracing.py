@@ -54,9 +54,10 @@ class TracedRounds:
     to the round whose average the call received. Used on the event loop only.
     """
 
-    def __init__(self, key: ResourceKey, observer: AccumulatorObserver, tracer: Tracer) -> None:
+    def __init__(self, kind: str, key: ResourceKey, observer: AccumulatorObserver, tracer: Tracer) -> None:
+        """`kind` is "accumulator" or "parameters"."""
         self.tracer = tracer
-        self.attributes = {"gradserve.accumulator": key.name}
+        self.attributes = {f"gradserve.{kind}": key.name}
         if key.container:
             self.attributes["gradserve.container"] = key.container
         self._observer = observer
@@ -119,6 +120,10 @@ class TracedRounds:
 
     def on_refusal(self) -> None:
         self._observer.on_refusal()
+
+    def on_drop(self) -> None:
+        self._observer.on_drop()
+        self._links, self._num_gradients = [], 0
 
     def on_close(self) -> None:
         self._observer.on_close()

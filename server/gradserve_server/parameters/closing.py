@@ -10,7 +10,7 @@ A round without updates never ends. `Closer` reads no clock. Its caller asks for
 client leaves, and at the time that the last verdict named.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, Self, TypeAlias
 
@@ -171,6 +171,16 @@ class Closer:
     def num_updates(self) -> int:
         """The number of updates in the round."""
         return self._num_updates
+
+    @property
+    def came(self) -> Collection[str]:
+        """The workers with an update in the round, in order of arrival."""
+        return self._came.keys()
+
+    @property
+    def missing(self) -> Collection[str]:
+        """The workers of the last two rounds without one, newest round first."""
+        return self._missing.keys()
 
     @property
     def smoothed_times(self) -> SmoothedTimes | None:

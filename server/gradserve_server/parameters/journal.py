@@ -25,6 +25,7 @@ from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.parameters.closing import Closer
 from gradserve_server.parameters.ledger import RulesChanged, StepTaken, UpdateAnswered, UpdateLedger, VersionLoaded
 from gradserve_server.parameters.optimizers import optimizer_of, optimizer_record
+from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import schedule_of, schedule_record
 from gradserve_server.parameters.record import Refusal, RoundRecord, RoundUpdate
 from gradserve_server.parameters.reductions.spec import reduction_of, reduction_record
@@ -243,8 +244,12 @@ def state_of(record: Record, arrays: Sequence[Array]) -> OptimizerState:
     Raises:
         DAMAGES, InvalidArgumentError: It is no such record.
     """
-    rest = iter(arrays)
-    slots = {slot: {name: next(rest) for name in names} for slot, names in record["slots"].items()}
+    names = [(slot, name) for slot, components in record["slots"].items() for name in components]
+    if len(names) != len(arrays):
+        raise ValueError(f"expected {len(names)} arrays of the optimizer's state, got {len(arrays)}")
+    slots: dict[str, dict[str, Array]] = {slot: {} for slot in record["slots"]}
+    for (slot, name), array in zip(names, arrays, strict=True):
+        slots[slot][name] = array
     return OptimizerState(slots, record["component_steps"], record["rounds"], optimizer_of(record["optimizer"]))
 
 
@@ -261,8 +266,21 @@ class ParametersJournal(FileJournal):
     tables = RoundTables("parameters", "parameters_update", "parameters_version")
 
     variables: Variables
+    _beginning: Change | None = None
     _state_blob: int | None = None
     _state_space: Space | None = None
+
+    def begin(self, change: Change) -> None:
+        """Takes the change that creates the parameters, which is written with their first version."""
+        self._beginning = change
+
+    def change(self) -> Change:
+        """Returns a change that writes the noted events, after the creation."""
+        noted = super().change()
+        beginning, self._beginning = self._beginning, None
+        if beginning is not None:
+            noted.statements[:0] = beginning.statements
+        return noted
 
     async def append(self, event: Event) -> None:
         """Notes an event for the next write; changed rules are on disk when this returns."""
@@ -274,14 +292,26 @@ class ParametersJournal(FileJournal):
         await self.store.commit(change)
 
     async def reserve(self, num_bytes: int) -> None:
-        """Reserves disk space for a version and the state of the optimizer.
+        """Reserves disk space for the version of the round, and the state of its optimizer.
 
         Args:
             num_bytes: Not used: the sizes are those of the variables.
         """
+        await self.reserve_version(self.variables.round_optimizer)
+
+    async def reserve_version(self, optimizer: Optimizer) -> None:
+        """Reserves disk space for a version and the state of the optimizer that goes with it.
+
+        Raises:
+            ServiceError: There is no space; nothing has changed.
+        """
         await super().reserve(self.variables.spec.version_bytes)
-        self.give_back_state()
-        self._state_space = await self.store.reserve(self.variables.state_bytes(self.variables.next_optimizer))
+        space = await self.store.reserve(self.variables.state_bytes(optimizer))
+        if self.has_ended:
+            self.store.give_back(space)  # the parameters were deleted in the meantime
+            return
+        self._give_back_state()  # of a round that did not end
+        self._state_space = space
 
     def add_result(self, change: Change, average: Average, answered: Sequence[RequestId]) -> None:
         """Adds a version to a change, with the state of the optimizer and the record of its round."""
@@ -319,7 +349,7 @@ class ParametersJournal(FileJournal):
     def end(self) -> Change:
         """Ends the journal; returns the change that removes everything of the deleted parameters."""
         change = super().end()
-        self.give_back_state()
+        self._give_back_state()
         if self._state_blob is not None:
             change.remove([self._state_blob])
         return change
@@ -328,8 +358,7 @@ class ParametersJournal(FileJournal):
         """Takes over what an earlier run of the server has written."""
         self._state_blob = state_blob
 
-    def give_back_state(self) -> None:
-        """Gives back the space for a state that was not written."""
+    def _give_back_state(self) -> None:
         space, self._state_space = self._state_space, None
         if space is not None:
             self.store.give_back(space)
@@ -368,8 +397,8 @@ class ParametersJournals(Journals[Any, UpdateLedger]):
             *(number, key.container, key.name, key.user.name, incarnation, spec.durability.value),
             *(json.dumps(parameters_spec_record(spec)), json.dumps(asdict(lifetime))),
         )
-        self.store.add(change)
         journal = self._journals[key] = ParametersJournal(self, number, spec.durability)
+        journal.begin(change)
         return journal
 
     def begin_again(

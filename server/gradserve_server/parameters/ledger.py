@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from gradserve_server.accumulators.events import Event, GradientAnswered, OtherChange, RoundEnded
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import CallMemory, RequestId
-from gradserve_server.accumulators.ledger import Answer, Ledger
+from gradserve_server.accumulators.incoming import check_weight
+from gradserve_server.accumulators.ledger import Answer, Ledger, Taken
 from gradserve_server.accumulators.rounds import Applied, Outcome, Pushed, Round
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.parameters.closing import Closer, Reason
@@ -15,7 +16,10 @@ from gradserve_server.parameters.record import Refusal, RoundUpdate
 from gradserve_server.parameters.spec import ParametersSpec, Rules
 
 _REFUSALS = {Outcome.STALE: "stale", Outcome.ALREADY_COUNTED: "already counted"}
+LOADED = "loaded"
+"""The reason in `WeightLedger.refused` for updates that were accepted, and dropped when other values were loaded."""
 _MOST_REFUSALS = 1000
+_LOOKS_PER_LEASE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +86,22 @@ class VersionLoaded(RoundEnded):
     rules: Rules | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Participation:
+    """The live workers at the end of a round: those in it, and others of the two rounds before with a live client.
+
+    Attributes:
+        num_counted: The number of workers with an update in the round.
+        num_live: The number of live workers.
+    """
+
+    num_counted: int
+    num_live: int
+
+
 @dataclass
 class WeightLedger:
-    """Where the weight of all updates went: accepted = applied + pending + dropped.
+    """The whereabouts of the weight of all updates: accepted = applied + pending + dropped.
 
     Attributes:
         accepted: The weight of all updates that counted when they came.
@@ -98,6 +115,11 @@ class WeightLedger:
     applied: float = 0.0
     pending: float = 0.0
     refused: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def dropped(self) -> float:
+        """The weight of updates that were accepted, and dropped when other values were loaded."""
+        return self.refused.get(LOADED, 0.0)
 
     def refuse(self, reason: str, weight: float) -> None:
         """Counts a weight that does not count."""
@@ -115,6 +137,7 @@ class UpdateLedger(Ledger):
         refusals: The latest updates that were refused meanwhile.
         weights: Where all weights went.
         ended: The decision that ended the latest round; None before the first.
+        participation: The share of workers in that round; None before the first, and if no worker in it has an id.
     """
 
     def __init__(
@@ -145,6 +168,7 @@ class UpdateLedger(Ledger):
         self.refusals: deque[Refusal] = deque(maxlen=_MOST_REFUSALS)
         self.weights = WeightLedger()
         self.ended: StepTaken | None = None
+        self.participation: Participation | None = None
         self.reason: Reason = "required"
         """Why the next round ends, as the closer has decided."""
         self.apply_seconds = 0.0
@@ -156,8 +180,15 @@ class UpdateLedger(Ledger):
 
     @property
     def now(self) -> float:
-        """The seconds for which the parameters have been served, by this run of the server and earlier ones."""
-        return self._clock() - self._offset
+        """The seconds for which the parameters have been served, by this run of the server and earlier ones.
+
+        They never decrease, as replayed events must find the closer at the times at which they came.
+        """
+        now = self._clock() - self._offset
+        if now < self.closer.latest:
+            self.resume()
+            return self.closer.latest
+        return now
 
     def judge(
         self,
@@ -171,7 +202,8 @@ class UpdateLedger(Ledger):
         """Returns the decision on an update, as of now.
 
         Raises:
-            InvalidArgumentError: It was computed from a version that does not exist yet.
+            InvalidArgumentError: It was computed from a version that does not exist yet; or its weight is too small
+                once it counts less for its staleness.
         """
         step = self.rounds.global_step
         staleness = step - contribution.local_step
@@ -182,13 +214,17 @@ class UpdateLedger(Ledger):
                 field="local_step",
             )
         outcome = Outcome.ACCEPTED
-        if staleness > self._spec.staleness.max and not contribution.was_accepted:
+        if self._spec.staleness.is_stale(staleness) and not contribution.was_accepted:
             outcome = Outcome.STALE
         elif one_per_worker and not self._has_new_workers(contribution):
             outcome = Outcome.ALREADY_COUNTED
         counted = contribution
         if outcome is Outcome.ACCEPTED:
-            counted = replace(contribution, weight=contribution.weight * self._spec.staleness.factor(staleness))
+            # One that was accepted and lost with its server may be too stale by now.
+            factor = self._spec.staleness.factor(min(staleness, self._spec.staleness.max))
+            counted = replace(contribution, weight=contribution.weight * factor)
+            if factor < 1.0:
+                check_weight(self._spec.updates, counted.weight, "weight")
         return UpdateAnswered(
             call,
             counted,
@@ -205,7 +241,15 @@ class UpdateLedger(Ledger):
         self.ended = StepTaken(
             at=self.now, reason=self.reason, end_time=self._wall_clock(), apply_seconds=self.apply_seconds
         )
+        num_counted = len(self.closer.came)
+        num_live = num_counted + sum(map(self.is_alive, self.closer.missing))
+        self.participation = Participation(num_counted, num_live) if num_counted else None
         return self.ended
+
+    def applied(self) -> None:
+        """Notes that the optimizer has made the version of the round that is about to end."""
+        assert self.ended is not None, "the round is about to end"
+        self.apply_seconds = max(self.now - self.ended.at, 0.0)
 
     def answer(self, event: GradientAnswered) -> Applied:
         """Applies the decision on an update; returns the answer to its call."""
@@ -237,8 +281,9 @@ class UpdateLedger(Ledger):
         pending = self.weights.pending
         if isinstance(event, VersionLoaded):
             if self.rounds.current.number:  # the first values begin no interval
-                self.weights.refuse("loaded", pending)
                 self.closer.drop(event.at)
+            if pending:
+                self.weights.refuse(LOADED, pending)
             if event.rules is not None:
                 self.next_rules = event.rules
                 self.closer.change(event.rules.rounds)
@@ -260,10 +305,20 @@ class UpdateLedger(Ledger):
 
     def change_rules(self, event: RulesChanged) -> None:
         """Sets the rules of the next round; those of a round that has no updates yet change at once."""
+        self.calls.remember(event.call, Taken(self.rounds.current))
         self.next_rules = event.rules
         self.closer.change(event.rules.rounds)
         if not self.updates:
             self.round_rules = event.rules
+
+    @property
+    def num_named(self) -> int:
+        """The number of workers whose ids are kept, and of updates without one, which are kept for the record."""
+        return super().num_named + self.rounds.members.num_nameless
+
+    def num_new(self, contribution: Contribution) -> int:
+        """Returns by how much `num_named` grows if an update is accepted."""
+        return super().num_new(contribution) + sum([not worker_id for worker_id in contribution.workers])
 
     def replay(self, event: Event) -> None:
         """Applies an event, without an answer."""
@@ -276,6 +331,12 @@ class UpdateLedger(Ledger):
         """Returns True if the client of a worker of the latest rounds is still there."""
         client = self._clients.get(worker_id)
         return client is not None and self.calls.is_heard_of(client, self._lease_seconds)
+
+    def next_look(self, until: float) -> float:
+        """Returns the time to ask the closer again, at the latest `until`: leases of expected workers end unnoticed."""
+        if self.closer.rules.expected != "alive" or not self._lease_seconds:
+            return until
+        return min(until, self.now + self._lease_seconds / _LOOKS_PER_LEASE)
 
     def resume(self) -> None:
         """Goes on with the clock, after all events of an earlier run have been applied: no time has passed."""

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from gradserve_server.accumulators.ledger import Taken
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.rounds import Pushed, Rounds, Wording
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError
+from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError, ServiceError
 from gradserve_server.limits import listed, quoted
 from gradserve_server.parameters.journal import ParametersJournal
 from gradserve_server.parameters.ledger import RulesChanged, UpdateLedger, VersionLoaded, WeightLedger
@@ -29,9 +30,10 @@ from gradserve_server.parameters.update_sum import HeldUpdates, RunningUpdates
 from gradserve_server.parameters.variables import Loaded, OptimizerState, Variables
 from gradserve_server.parameters.versions import Version, Versions, version_of
 from gradserve_server.resources.budget import Reservation
+from gradserve_server.storage.journal import Durability
 
 WORDING = Wording("parameters", "update", "version")
-"""What messages of accumulators say about parameters."""
+"""The words of messages that parameters share with accumulators."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Parameters:
         self.name = name
         self.incarnation = incarnation
         self._spec = spec
-        self._machine = machine
+        self._parts = machine
         self._changes, self._ledger, self._variables = machine.changes, machine.ledger, machine.variables
         self._versions = cast(Versions, machine.changes.averages)
         self._updates = cast(RunningUpdates | HeldUpdates, machine.changes.sum.summation)
@@ -131,6 +133,42 @@ class Parameters:
     def rounds(self) -> Rounds:
         """The rounds, read-only."""
         return self._ledger.rounds
+
+    @property
+    def num_accumulated(self) -> int:
+        """The number of updates in the round."""
+        return self._accumulator.num_accumulated
+
+    @property
+    def is_changing(self) -> bool:
+        """True while an update is being added or a round is ending, before `num_accumulated` shows it."""
+        return self._accumulator.is_changing
+
+    @property
+    def durability(self) -> Durability | None:
+        """How much of them survives the end of the server."""
+        return self._spec.durability
+
+    @property
+    def ledger(self) -> UpdateLedger:
+        """The decisions on updates and rounds, read-only."""
+        return self._ledger
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the current round, after the schedule."""
+        rules = self._ledger.round_rules
+        return rules.optimizer.learning_rate * rules.schedule.factor(self._variables.rounds)
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of calls that wait for a version."""
+        return len(self._parts.queue)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of versions, the optimizer's state and updates."""
+        return self._accumulator.num_bytes
 
     @property
     def newest(self) -> Version:
@@ -203,7 +241,7 @@ class Parameters:
             call,
             contribution,
             open_update,
-            self._machine.queue.num_required,
+            self._parts.queue.num_required,
             timeout,
             one_per_worker=self._spec.one_per_worker,
         )
@@ -227,7 +265,7 @@ class Parameters:
             ResourceExhaustedError: There is no memory for the copy.
         """
         self._changes.check_open()
-        with self._machine.memory.another() as memory:
+        with self._parts.memory.another() as memory:
             yield await self._changes.make(self._copy_state, memory)
 
     async def change(self, call: RequestId | None, changes: Changes) -> None:
@@ -237,19 +275,18 @@ class Parameters:
             InvalidArgumentError: The rules, the values or the state do not fit.
             ResourceExhaustedError: There is not enough memory or disk; nothing has changed.
         """
+        await self._accumulator.forget_overdue(call)
         self._changes.check_open()
         with self._ledger.calls.room_for(call):
             await self._changes.make(self._change, call, changes)
 
     def records(self, since: int, most: int) -> tuple[list[RoundRecord], bool]:
         """Returns up to `most` records of rounds that led beyond a step, oldest first, and whether there are more."""
-        return self._machine.records.since(since, most)
+        return self._parts.records.since(since, most)
 
     def close(self, error: ServiceError) -> None:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
         self._changes.close(error)
-        if self._machine.journal is not None:
-            self._machine.journal.give_back_state()
 
     # Beginning
 
@@ -276,23 +313,30 @@ class Parameters:
             records: The records of rounds, oldest first.
 
         Raises:
-            InvalidArgumentError: They do not fit together.
+            InvalidArgumentError, ValueError: They do not fit together.
             ResourceExhaustedError: There is not enough memory.
         """
         newest = versions[-1][0]
+        by_step = {record.step: record for record in records}
+        if newest.num_gradients and newest.step not in by_step:
+            raise ValueError(f"there is no record of the round that led to step {newest.step}")
         values = cast(Mapping[str, Array], newest.values)
         loaded = Loaded(values, newest.step, state)
-        self._variables.check_loaded(loaded, state.optimizer)
-        with self._machine.memory.another() as memory:
-            memory.grow(self._variables.state_bytes(state.optimizer))
-            self._variables.stage_load(loaded, values, state.optimizer)()
-        self._changes.sum.settle()
-        if self._ledger.next_rules.optimizer != state.optimizer:
-            self._variables.stage_optimizer(self._ledger.next_rules.optimizer)(not self._ledger.updates)
-        for each, answered in versions:
-            await self._accumulator.keep_again(version_of(each), answered)
+        variables, ledger = self._variables, self._ledger
+        variables.check_loaded(loaded, state.optimizer)
+        with self._parts.memory.another() as memory:
+            memory.grow(variables.state_bytes(state.optimizer) + sum([each.nbytes for each, _ in versions]))
+            variables.stage_load(loaded, values, state.optimizer)()
+            for optimizer, at_once in ((ledger.round_rules.optimizer, True), (ledger.next_rules.optimizer, False)):
+                if optimizer != variables.next_optimizer:
+                    memory.grow(variables.growth(optimizer, at_once=at_once))
+                    variables.stage_optimizer(optimizer, at_once=at_once)()
+            self._changes.sum.settle()
+            for each, answered in versions:
+                variables.check_loaded(Loaded(cast(Mapping[str, Array], each.values), each.step), state.optimizer)
+                await self._accumulator.keep_again(version_of(each, record=by_step.get(each.step)), answered)
         for record in records:
-            self._machine.records.add(record)
+            self._parts.records.add(record)
         self._versions.begin()
         self._ledger.resume()
 
@@ -311,7 +355,7 @@ class Parameters:
     # Under the lock of changes
 
     async def _copy_state(self, memory: Reservation) -> tuple[Version, OptimizerState]:
-        state = self._variables.state
+        state = self._variables.next_state
         arrays = [array for values in state.slots.values() for array in values.values()]
         num_bytes = sum([each.nbytes for each in arrays])
         memory.grow(num_bytes)
@@ -322,26 +366,31 @@ class Parameters:
             }
             return replace(state, slots=slots)
 
-        return self.newest, await self.place.compute.run(num_bytes, copy)
+        return self.newest, await self._attempt(copy)
 
     async def _change(self, call: RequestId | None, changes: Changes) -> None:
-        if isinstance(self._ledger.calls.recall(call), Taken):
+        known = self._ledger.calls.recall(call)
+        if isinstance(known, Taken):
             return
+        if known is not None:
+            assert call is not None, "only calls with ids are known"
+            raise call.other_content()
         if changes.loaded is not None:
             await self._load(call, changes, changes.loaded)
             return
         rules = changes.applied_to(self._ledger.next_rules)
         self._spec.with_rules(rules)  # checks that they go with the other properties
-        if rules == self._ledger.next_rules:
+        if rules == self._ledger.next_rules and call is None:
             return
-        with self._machine.memory.another() as memory:
-            memory.grow(self._variables.state_bytes(rules.optimizer))
-            change_optimizer = await self._attempt(self._variables.stage_optimizer, rules.optimizer)
+        at_once = not self._ledger.updates
+        with self._parts.memory.another() as memory:
+            memory.grow(self._variables.growth(rules.optimizer, at_once=at_once))
+            change = await self._attempt(partial(self._variables.stage_optimizer, rules.optimizer, at_once=at_once))
             event = RulesChanged(call, rules, self._ledger.now)
             await self._changes.record(event)
-        change_optimizer(not self._ledger.updates)
-        self._ledger.change_rules(event)
-        self._changes.sum.settle()
+            change()
+            self._ledger.change_rules(event)
+            self._changes.sum.settle()
 
     async def _load(self, call: RequestId | None, changes: Changes, loaded: Loaded) -> None:
         ledger, variables, sum_ = self._ledger, self._variables, self._changes.sum
@@ -352,34 +401,40 @@ class Parameters:
         rules = changes.applied_to(ledger.next_rules)
         self._spec.with_rules(rules)
         variables.check_loaded(loaded, rules.optimizer)
-        with self._machine.memory.another() as memory:
-            memory.grow(variables.state_bytes(rules.optimizer))
+        journal = self._parts.journal
+        with self._parts.memory.another() as memory:
+            memory.grow(variables.slot_bytes(rules.optimizer))
             arrays = await sum_.reserve_result()
             try:
                 values = await self._attempt(self._placed, loaded, arrays)
                 load = await self._attempt(variables.stage_load, loaded, values, rules.optimizer)
                 event = VersionLoaded(call, ledger.now, step, rules)
-                journal = self._machine.journal
                 if journal is not None:
-                    await journal.reserve(0)
+                    await journal.reserve_version(rules.optimizer)
                     await journal.append(event)
             except BaseException:
                 sum_.settle()
                 raise
-        load()
-        self._updates.drop()
-        version = version_of(Average(values, step, ledger.rounds.current.number, 0, 0.0, ()), digest=variables.digest)
-        if journal is not None:
-            try:
-                await journal.settle(version, ())
-            except ServiceError as error:
-                self.close(error)  # it may not be on disk
-                raise
-        ledger.end_round(event)
-        self._versions.begin()
-        self._versions.add(version, () if call is None else [call])
-        sum_.settle()
-        self._machine.queue.fail_pulls(
+            load()
+            self._updates.drop()
+            self._changes.observer.on_drop()
+            number = ledger.rounds.current.number
+            version = version_of(Average(values, step, number, 0, 0.0, ()), digest=variables.digest)
+            if journal is not None:
+                try:
+                    await journal.settle(version, ())
+                except ServiceError as error:
+                    self.close(error)  # it may not be on disk
+                    raise
+            ledger.end_round(event)
+            self._changes.settle_members()
+            sum_.settle()
+            if self._changes.is_closed:
+                return  # deleted in the meantime
+            self._versions.begin()
+            self._versions.add(version, ())
+            self._versions.history.step_set(step)
+        self._parts.queue.fail_pulls(
             AbortedError(f"other values were loaded into parameters {self.name!r}: read the newest version")
         )
 
@@ -398,4 +453,12 @@ class Parameters:
         return placed
 
     async def _attempt(self, function: Callable[..., Any], *args: Any) -> Any:
-        return await self.place.attempt(self._spec.version_bytes, self._changes.sum.owner, function, *args)
+        """Runs work on all values in a thread, unless there is little.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory.
+        """
+        try:
+            return await self.place.attempt(self._spec.work, self._changes.sum.owner, function, *args)
+        except MemoryError as error:
+            raise ResourceExhaustedError("the server has no memory left for these values") from error

@@ -46,16 +46,19 @@ class UpdateQueue(TakeQueue):
             self._wake_at(self._retry_at, now)
             return None
         self._retry_at = None
-        verdict = self._ledger.closer.verdict(now, self._ledger.is_alive)
-        while isinstance(verdict, Overdue):
+        ledger = self._ledger
+        verdict = ledger.closer.verdict(now, ledger.is_alive)
+        if isinstance(verdict, Overdue):
             self.fail_pulls(self._overdue(verdict))
-            self._ledger.closer.fail_deadline(now)
-            verdict = self._ledger.closer.verdict(now, self._ledger.is_alive)
+            ledger.closer.fail_deadline(now)
+            verdict = ledger.closer.verdict(now, ledger.is_alive)
         if isinstance(verdict, End):
-            self._ledger.reason = verdict.reason
+            ledger.reason = verdict.reason
             return _RoundEnd(self, self.num_required)
-        if verdict.until is not None:
-            self._wake_at(verdict.until, now)
+        if isinstance(verdict, Overdue):  # its deadline is too short for the clock
+            self._wake_at(now, now)
+        elif verdict.until is not None:
+            self._wake_at(ledger.next_look(verdict.until), now)
         return None
 
     def failed(self, error: Exception) -> None:
@@ -95,6 +98,6 @@ class _RoundEnd(Waiter):
         self._queue = queue
 
     def fail(self, error: Exception) -> None:
-        """Tells those who wait for the round."""
+        """Fails the calls that wait for the round."""
         super().fail(error)
         self._queue.failed(error)

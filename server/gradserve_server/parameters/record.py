@@ -9,8 +9,8 @@ from hashlib import blake2b
 from gradserve_server.parameters.optimizers import name_of
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 
-_MOST_UPDATES = 1 << 16
-"""The most updates in the records that are kept, whatever `keep_rounds` says: they take memory."""
+_MOST_ENTRIES = 1 << 16
+"""The most updates and refusals in the records that are kept, whatever `keep_rounds` says: they take memory."""
 NO_HASH = bytes(32)
 """The hash before the first record."""
 
@@ -99,15 +99,21 @@ class RoundRecord:
 def _parts(record: RoundRecord) -> Iterable[bytes]:
     yield _packed(record.step, record.reason, record.end_time, len(record.updates))
     for update in record.updates:
-        yield _packed(update.worker_id, update.weight_asked, update.weight, update.staleness, update.num_bytes)
-        for optional in (update.norm, update.cosine):
-            yield _packed(False) if optional is None else _packed(True, optional)
-        yield _packed(update.dropped)
+        yield _packed_update(update)
     yield _packed(len(record.refusals))
     for refusal in record.refusals:
         yield _packed(refusal.worker_id, refusal.weight, refusal.reason)
     yield _packed(record.digest_before, record.digest_after, record.lr, name_of(record.optimizer))
     yield _packed(*[float(getattr(record.optimizer, each.name)) for each in fields(record.optimizer)])
+
+
+def _packed_update(update: RoundUpdate) -> bytes:
+    # In a few calls, as there may be thousands of updates.
+    worker, norm, cosine = update.worker_id.encode(), update.norm, update.cosine
+    numbers = struct.pack(">ddqq", update.weight_asked, update.weight, update.staleness, update.num_bytes)
+    optional = b"\0" if norm is None else struct.pack(">?d", True, norm)
+    optional += b"\0" if cosine is None else struct.pack(">?d", True, cosine)
+    return struct.pack(">I", len(worker)) + worker + numbers + optional + (b"\1" if update.dropped else b"\0")
 
 
 def _packed(*values: object) -> bytes:
@@ -132,7 +138,7 @@ class RoundRecords:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._records: deque[RoundRecord] = deque()
-        self._num_updates = 0
+        self._num_entries = 0
         self.last_hash = NO_HASH
         """The hash of the newest record."""
 
@@ -142,12 +148,12 @@ class RoundRecords:
     def add(self, record: RoundRecord) -> list[int]:
         """Appends a record; returns the steps of those that are no longer kept."""
         self._records.append(record)
-        self._num_updates += len(record.updates)
+        self._num_entries += len(record.updates) + len(record.refusals)
         self.last_hash = record.hash
         dropped = []
-        while len(self._records) > self._capacity or (self._num_updates > _MOST_UPDATES and len(self._records) > 1):
+        while len(self._records) > self._capacity or (self._num_entries > _MOST_ENTRIES and len(self._records) > 1):
             oldest = self._records.popleft()
-            self._num_updates -= len(oldest.updates)
+            self._num_entries -= len(oldest.updates) + len(oldest.refusals)
             dropped.append(oldest.step)
         return dropped
 

@@ -10,6 +10,7 @@ from typing import cast
 from gradserve_server.accumulators.factory import AccumulatorFactory, OwnReservations, RoundKind
 from gradserve_server.accumulators.gradient import Array, Average
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.observer import AccumulatorObserver, Unobserved
 from gradserve_server.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -52,11 +53,12 @@ class ParametersRegistry:
         wall_clock: Callable[[], int] = time.time_ns,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
         member: Member | None = None,
+        observe: Callable[[ResourceKey, UpdateLedger], AccumulatorObserver] = lambda _, __: Unobserved(),
     ) -> None:
         """Takes, among others, what makes machines of rounds, and the journals if there is a state directory.
 
         `wall_clock` has the nanoseconds since 1970. `member` is the place of the server in a cluster, whose other
-        servers have parameters of other names.
+        servers have parameters of other names. `observe` returns the observer of new parameters with a ledger.
         """
         self.factory = factory
         self._lifetimes = lifetimes
@@ -65,6 +67,7 @@ class ParametersRegistry:
         self._journals = journals
         self._wall_clock = wall_clock
         self._member = member
+        self._observe = observe
         self._parameters: Directory[Parameters] = Directory(
             "parameters", lifetimes, self._end, article="some", is_of_another_run=is_of_another_run
         )
@@ -222,22 +225,28 @@ class ParametersRegistry:
             InvalidArgumentError: The name is empty.
             AlreadyExistsError: The name belongs to somebody else.
         """
-        return self._parameters.find(key) is not None
+        return self._parameters.find(key) is not None and key not in self._beginning
 
     def get(self, key: ResourceKey, incarnation: str = "") -> Parameters:
         """Returns the parameters of this name, and of this incarnation if one is given.
 
         Raises:
             InvalidArgumentError: The name is empty.
-            NotFoundError: They do not exist.
+            NotFoundError: They do not exist, or not yet.
         """
-        return self._parameters.get(key, incarnation)
+        found = self._parameters.get(key, incarnation)
+        self._check_begun(key)
+        return found
 
     def use(self, key: ResourceKey, incarnation: str = "") -> AbstractContextManager[Parameters]:
         """Finds parameters as `get` does, and prevents their expiry while a call uses them."""
+        using = self._parameters.use(key, incarnation)
+        self._check_begun(key)
+        return using
+
+    def _check_begun(self, key: ResourceKey) -> None:
         if key in self._beginning:
             raise NotFoundError(f"parameters {str(key)!r} are being created", field="parameters.name")
-        return self._parameters.use(key, incarnation)
 
     def lifetime(self, key: ResourceKey) -> Lifetime:
         """Returns the lifetime of existing parameters."""
@@ -255,15 +264,25 @@ class ParametersRegistry:
         self, container: str, after: str, size: int, *, user: Identity = ANONYMOUS
     ) -> list[tuple[ResourceKey, Parameters]]:
         """Returns up to `size` parameters of a container with names greater than `after`, sorted by name."""
-        return self._parameters.page(container, after, size, user=user)
+        found: list[tuple[ResourceKey, Parameters]] = []
+        while len(found) < size:
+            page = self._parameters.page(container, after, size - len(found), user=user)
+            if not page:
+                break
+            after = page[-1][0].name
+            found += [each for each in page if each[0] not in self._beginning]
+        return found
+
+    def __len__(self) -> int:
+        return len(self._parameters)
 
     def all(self) -> Iterator[tuple[ResourceKey, Parameters]]:
-        """Returns all parameters."""
-        return iter(self._parameters)
+        """Returns all parameters but those that are being created."""
+        return (each for each in self._parameters if each[0] not in self._beginning)
 
     def all_owned(self) -> Iterator[tuple[ResourceKey, str, Parameters]]:
-        """Returns all parameters with their owners; see `Directory.all_owned`."""
-        return self._parameters.all_owned()
+        """Returns the same with their owners; see `Directory.all_owned`."""
+        return (each for each in self._parameters.all_owned() if each[0] not in self._beginning)
 
     def close(self) -> None:
         """Fails all waiting calls because the server is shutting down."""
@@ -312,6 +331,8 @@ class ParametersRegistry:
             lambda _spec, place: update_sum(variables, lambda: ledger.round_rules, place),
             partial(Versions, ledger=ledger, variables=variables, records=records, journal=journal),
             WORDING,
+            lambda key: self._observe(key, ledger),
+            spec.holds_updates,
         )
         changes = self.factory.make_changes(key, spec.updates, place, incarnation, kind, journal, own)
         machine = Machine(changes, ledger, queue, variables, records, journal, own.memory, own.waiters)

@@ -1,7 +1,9 @@
 """The properties of parameters, some of which are rules that can change."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Self
@@ -9,6 +11,7 @@ from typing import Self
 import numpy as np
 
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, DType
+from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import listed, quoted
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
@@ -20,7 +23,7 @@ from gradserve_server.storage.journal import Durability
 
 
 class UpdateKind(Enum):
-    """What workers push."""
+    """The kind of update that workers push."""
 
     DELTA = "DELTA"
     """The worker's parameters minus the version from which it started. Their negated mean is the gradient."""
@@ -39,7 +42,7 @@ class Normalization(Enum):
 
 @dataclass(frozen=True)
 class Rules:
-    """What may change while parameters exist.
+    """The properties that may change while parameters exist.
 
     Attributes:
         optimizer: Makes the next version.
@@ -99,6 +102,11 @@ class ParametersSpec:
             if value < 1:
                 raise InvalidArgumentError(f"expected {name} of at least 1, got {value}", field=f"spec.{name}")
         self.reduction.check_options(by_count=self.normalization is Normalization.COUNT, clip_norm=self.clip_norm)
+        if self.clip_norm is not None and not self.refuse_non_finite:
+            raise InvalidArgumentError(
+                "expected clip_norm without accept_non_finite: an infinite norm cannot be clipped",
+                field="spec.clip_norm",
+            )
         self.reduction.check_rounds(self.rules.rounds)
         self.updates  # noqa: B018 - checks what accumulators check
 
@@ -107,7 +115,7 @@ class ParametersSpec:
         """The spec of the rounds, in which versions are the averages."""
         return AccumulatorSpec(
             self.components,
-            deterministic=self.holds_updates,
+            deterministic=self.deterministic,
             keep_averages=self.keep_versions,
             one_per_worker=self.one_per_worker,
             refuse_non_finite=self.refuse_non_finite,
@@ -137,19 +145,38 @@ class ParametersSpec:
         """The shape of each component."""
         return {each.name: each.shape.dims or () for each in self.components}
 
+    def derive(self) -> None:
+        """Computes the cached properties now, in this thread: that takes long for many components."""
+        self.updates.derive()
+        self.by_name, self.masters, self.shapes, self.version_bytes, self._all_master_bytes  # noqa: B018 - they are kept
+
     def master_bytes(self, names: Mapping[str, object] | None = None) -> int:
         """Returns the memory of one array in the dtype of the masters, for each component or for these."""
-        chosen = self.masters if names is None else names
-        return sum([int(np.prod(self.shapes[name])) * self.masters[name].itemsize for name in chosen])
+        return self._all_master_bytes if names is None else self._bytes_of_masters(names)
+
+    @cached_property
+    def _all_master_bytes(self) -> int:
+        return self._bytes_of_masters(self.masters)
+
+    def _bytes_of_masters(self, names: Iterable[str]) -> int:
+        return sum([math.prod(self.shapes[name]) * self.masters[name].itemsize for name in names])
 
     @cached_property
     def version_bytes(self) -> int:
         """The memory of a version as it is read."""
-        return sum([int(np.prod(self.shapes[each.name])) * each.dtype.itemsize for each in self.components])
+        return sum([math.prod(self.shapes[each.name]) * each.dtype.itemsize for each in self.components])
+
+    @property
+    def work(self) -> int:
+        """How long something takes that is done once for each element, in bytes; at least as long as for each array."""
+        return max(self.version_bytes, PIECE_BYTES * len(self.components))
 
     def resolved(self, durability: Durability) -> Self:
         """Returns a copy with a durability."""
-        return replace(self, durability=durability)
+        other = copy(self)  # rather than `replace`, which would check all components again
+        object.__setattr__(other, "durability", durability)
+        vars(other)["updates"] = self.updates.resolved(durability, self.updates.device)
+        return other
 
     def with_rules(self, rules: Rules) -> Self:
         """Returns a copy with other rules.
@@ -157,7 +184,10 @@ class ParametersSpec:
         Raises:
             InvalidArgumentError: They do not go with the other properties.
         """
-        return replace(self, rules=rules)
+        self.reduction.check_rounds(rules.rounds)
+        other = copy(self)
+        object.__setattr__(other, "rules", rules)
+        return other
 
     def differences(self, other: "ParametersSpec") -> list[str]:
         """Returns the differences from what somebody else asks for, in words: names first, then shapes, then the rest.
@@ -194,6 +224,8 @@ def _names_that_differ(one: ParametersSpec, other: ParametersSpec) -> list[str]:
 
 
 def _components_that_differ(one: ParametersSpec, other: ParametersSpec) -> list[str]:
+    if one.by_name == other.by_name:
+        return []
     return [difference for each in one.components for difference in each.differences(other.by_name[each.name])]
 
 

@@ -227,9 +227,10 @@ class HeldUpdates:
 
     @property
     def result_nbytes(self) -> int:
-        """The memory of the next version, of new masters beside it, and of the reduced update."""
+        """The memory of the next version, of new masters beside it, and of the reduced update if there is one."""
         spec = self._spec
-        return spec.version_bytes + spec.master_bytes(self._variables.narrow) + spec.master_bytes()
+        reduced = spec.master_bytes() if self._held else 0
+        return spec.version_bytes + spec.master_bytes(self._variables.narrow) + reduced
 
     def growth(self, gradient: Gradient) -> int:
         """Returns the bytes of the memory budget that holding an update takes."""

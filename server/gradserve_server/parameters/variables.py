@@ -22,7 +22,7 @@ MASTER = "master"
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What an optimizer remembers, and the masters of 16-bit components.
+    """The memory of an optimizer, and the masters of 16-bit components.
 
     Attributes:
         slots: Arrays in the dtypes of the masters, by slot and component; with `MASTER` among the slots.
@@ -56,7 +56,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class ReducedUpdate:
-    """What came in for one component in a round, up to the division.
+    """The updates of one component in a round, up to the division.
 
     Attributes:
         total: The sum, in the dtype of the master; None if `addend` is all.
@@ -71,11 +71,27 @@ class ReducedUpdate:
     divisor: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Following:
+    """An optimizer that takes the place of another one.
+
+    Attributes:
+        optimizer: The optimizer.
+        slots: Its state, which is new; None if it goes on with that of the other one.
+    """
+
+    optimizer: Optimizer
+    slots: dict[str, tuple[Array, ...]] | None
+
+
 class Variables:
     """The masters of parameters and the state of their optimizer.
 
     Masters of float32 and float64 components are the arrays of the newest version; those of 16-bit components are kept
     beside it, so that rounding never accumulates. Changes come one at a time, from any thread.
+
+    The state is always that which the newest version has left, as it is on disk. Another optimizer takes it over, or
+    begins with a new one, when it makes its first version.
 
     Attributes:
         spec: The properties.
@@ -101,30 +117,53 @@ class Variables:
         self.reports: tuple[UpdateReport, ...] = ()
         self._masters: dict[str, Array] = {}
         self._slots: dict[str, tuple[Array, ...]] = {}
-        self._next: tuple[Optimizer, dict[str, tuple[Array, ...]] | None] | None = None
-        """The optimizer of the next round, and its new state, if it is another one."""
+        self._present: _Following | None = None
+        """The optimizer of this round, if it is another one."""
+        self._next: _Following | None = None
+        """The optimizer of the next round, if it is another one."""
 
     @property
     def nbytes(self) -> int:
-        """The memory of the state, and of masters that are in no version."""
-        total = sum([slot.nbytes for slots in self._slots.values() for slot in slots])
+        """The memory of the state, of a new one that is to follow, and of masters that are in no version."""
+        all_slots = [self._slots, *[each.slots for each in self._following if each.slots is not None]]
+        total = sum([slot.nbytes for state in all_slots for slots in state.values() for slot in slots])
         return total + sum([self._masters[name].nbytes for name in self.narrow if name in self._masters])
 
+    def slot_bytes(self, optimizer: Optimizer) -> int:
+        """Returns the memory of the slots of an optimizer."""
+        return len(optimizer.slots) * self.spec.master_bytes()
+
     def state_bytes(self, optimizer: Optimizer) -> int:
-        """Returns the memory that the state of an optimizer takes, with masters that are in no version."""
-        narrow = self.spec.master_bytes(dict.fromkeys(self.narrow))
-        return len(optimizer.slots) * self.spec.master_bytes() + narrow
+        """Returns the size of the state of an optimizer, with masters that are in no version."""
+        return self.slot_bytes(optimizer) + self.spec.master_bytes(self.narrow)
 
     @property
     def state(self) -> OptimizerState:
-        """The state of the optimizer. Its arrays change with the next round."""
-        slots: dict[str, dict[str, Array]] = {
-            slot.name: {name: arrays[place] for name, arrays in self._slots.items()}
-            for place, slot in enumerate(self.optimizer.slots)
+        """The state of the optimizer after the newest version. Its arrays change with the next round."""
+        return self._state(self.optimizer, self._slots, self.component_steps)
+
+    @property
+    def next_state(self) -> OptimizerState:
+        """The state with which the next round begins, as far as it is known: that of its optimizer.
+
+        Its arrays change with the next round.
+        """
+        slots, steps = self._slots, self.component_steps
+        for each in self._following:
+            if each.slots is not None:
+                slots, steps = each.slots, dict.fromkeys(self.spec.by_name, 0)
+        return self._state(self.next_optimizer, slots, steps)
+
+    def _state(
+        self, optimizer: Optimizer, slots: Mapping[str, tuple[Array, ...]], steps: Mapping[str, int]
+    ) -> OptimizerState:
+        by_slot: dict[str, dict[str, Array]] = {
+            slot.name: {name: arrays[place] for name, arrays in slots.items()}
+            for place, slot in enumerate(optimizer.slots)
         }
         if self.narrow:
-            slots[MASTER] = {name: self._masters[name] for name in self.narrow}
-        return OptimizerState(slots, dict(self.component_steps), self.rounds, self.optimizer)
+            by_slot[MASTER] = {name: self._masters[name] for name in self.narrow}
+        return OptimizerState(by_slot, dict(steps), self.rounds, optimizer)
 
     def stage_load(self, loaded: Loaded, values: Mapping[str, Array], optimizer: Optimizer) -> Callable[[], None]:
         """Prepares to go on with other values; returns the function that does, which cannot fail.
@@ -146,7 +185,8 @@ class Variables:
         digest = digest_of(values.values(), self._stepper.run_all)
 
         def load() -> None:
-            self.values, self.digest, self.optimizer, self._next = values, digest, optimizer, None
+            self.values, self.digest, self.optimizer = values, digest, optimizer
+            self._present = self._next = None
             self._masters, self._slots = masters, slots
             self.component_steps = dict.fromkeys(self.spec.by_name, 0)
             self.rounds = 0
@@ -157,35 +197,55 @@ class Variables:
         return load
 
     @property
+    def _following(self) -> list[_Following]:
+        return [each for each in (self._present, self._next) if each is not None]
+
+    @property
+    def round_optimizer(self) -> Optimizer:
+        """The optimizer of this round."""
+        return self.optimizer if self._present is None else self._present.optimizer
+
+    @property
     def next_optimizer(self) -> Optimizer:
         """The optimizer of the next round."""
-        return self.optimizer if self._next is None else self._next[0]
+        return self.round_optimizer if self._next is None else self._next.optimizer
 
-    def stage_optimizer(self, optimizer: Optimizer) -> Callable[[bool], None]:
+    def growth(self, optimizer: Optimizer, *, at_once: bool) -> int:
+        """Returns the most bytes that `stage_optimizer` takes."""
+        return 0 if optimizer.keeps_state_of(self._before(at_once)) else self.slot_bytes(optimizer)
+
+    def stage_optimizer(self, optimizer: Optimizer, *, at_once: bool) -> Callable[[], None]:
         """Prepares to go on with another optimizer; returns the function that does, which cannot fail.
 
-        It takes whether to begin at once rather than with the next round. The state stays if it is that of the same
-        optimizer with other settings; otherwise a new one begins.
+        The state stays if it is that of the same optimizer with other settings; otherwise a new one begins.
+
+        Args:
+            optimizer: The optimizer.
+            at_once: Whether to begin with this round rather than the next one.
 
         Raises:
             MemoryError: There is not enough memory.
         """
-        keeps = optimizer.keeps_state_of(self.optimizer)
-        following = (optimizer, None if keeps else self._new_slots(optimizer, None))
+        keeps = optimizer.keeps_state_of(self._before(at_once))
+        following = _Following(optimizer, None if keeps else self._new_slots(optimizer, None))
 
-        def change(at_once: bool) -> None:
-            self._next = following
+        def change() -> None:
             if at_once:
-                self._begin_next()
+                self._present, self._next = following, None
+            else:
+                self._next = following
 
         return change
 
-    def _begin_next(self) -> None:
-        following, self._next = self._next, None
+    def _before(self, at_once: bool) -> Optimizer:
+        return self.optimizer if at_once else self.round_optimizer
+
+    def _begin_present(self) -> None:
+        following, self._present = self._present, None
         if following is not None:
-            self.optimizer, slots = following
-            if slots is not None:
-                self._slots = slots
+            self.optimizer = following.optimizer
+            if following.slots is not None:
+                self._slots = following.slots
                 self.component_steps = dict.fromkeys(self.spec.by_name, 0)
 
     def stage_step(
@@ -193,7 +253,7 @@ class Variables:
     ) -> Callable[[Mapping[str, ReducedUpdate], Optimizer, float], Mapping[str, Array]]:
         """Prepares the next version; returns the function that makes it, which cannot fail.
 
-        That takes the updates by component, the optimizer, whose state this has, and the factor of its learning rate.
+        That takes the updates by component, the optimizer of this round, and the factor of its learning rate.
         Components without an update keep their values. It returns the version, whose arrays never change.
 
         Args:
@@ -210,6 +270,7 @@ class Variables:
         wide = {name: place.allocate(spec.shapes[name], spec.masters[name]) for name in self.narrow}
 
         def step(updates: Mapping[str, ReducedUpdate], optimizer: Optimizer, lr_factor: float) -> Mapping[str, Array]:
+            self._begin_present()
             results = {**version, **wide}
             steps = [self._component_step(name, update, results[name]) for name, update in updates.items()]
             self._stepper.step(optimizer, lr_factor, steps)
@@ -226,7 +287,7 @@ class Variables:
             for array in version.values():
                 place.protect(array)
             self.rounds += 1
-            self._begin_next()
+            self._present, self._next = self._next, None
             self.values, self.digest = version, digest_of(version.values(), self._stepper.run_all)
             return version
 

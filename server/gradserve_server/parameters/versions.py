@@ -27,12 +27,19 @@ class Version(Average):
     record: RoundRecord | None = None
 
 
-def version_of(average: Average, digest: bytes = b"") -> Version:
-    """Returns an average as a version, with its digest."""
+def version_of(average: Average, *, digest: bytes = b"", record: RoundRecord | None = None) -> Version:
+    """Returns an average as a version, with its digest, and the record of its round if there is one.
+
+    Raises:
+        ValueError: The record is that of a round with another result.
+    """
     fields: dict[str, Any] = dict(vars(average))
     fields.pop("nbytes", None)
     values = cast(Mapping[str, Array], average.values)
-    return Version(**fields | {"digest": digest or digest_of(values.values())})
+    digest = digest or digest_of(values.values())
+    if record is not None and record.digest_after != digest:
+        raise ValueError(f"the values of step {average.step} are not those of the record of its round")
+    return Version(**fields | {"digest": digest, "record": record})
 
 
 class ForgetsRounds(Protocol):
@@ -76,11 +83,15 @@ class Versions(KeptAverages):
 
     def of_current(self, rounds: Rounds, values: Mapping[str, Value]) -> Version:
         """Returns the version of the round that is about to end, with its record, without keeping it yet."""
+        self._ledger.applied()
         average = super().of_current(rounds, values)
         record = self._record(average.step)
         self._digest = record.digest_after
-        version: dict[str, Any] = dict(vars(average))
-        return Version(**version | {"digest": record.digest_after, "record": record})
+        return version_of(average, digest=record.digest_after, record=record)
+
+    async def keep_again(self, average: Average, answered: Sequence[RequestId]) -> None:
+        """Keeps a version of an earlier run of the server, of whose rounds the records are known."""
+        super().add(average, answered)
 
     def add(self, average: Average, answered: Sequence[RequestId]) -> None:
         """Keeps a version for readers and for the calls that it answers, and the record of its round."""

@@ -266,7 +266,7 @@ def test_good_descriptions(path: Path) -> None:
         assert gradserve.load_parameters(path).step == 3
 
 
-@pytest.mark.parametrize("place", [None, 3, "", b"x", "a\0b"])
+@pytest.mark.parametrize("place", [None, 3, "", b"x", "a\0b", "\ud800"])
 def test_bad_paths(parameters: gradserve.Parameters, place: Any) -> None:
     for call in (parameters.save, parameters.load, gradserve.load_parameters):
         with pytest.raises(gradserve.InvalidArgumentError) as raised:
@@ -281,6 +281,18 @@ def test_errors_of_the_disk_are_those_of_python(parameters: gradserve.Parameters
         parameters.load(tmp_path / "x")
     with pytest.raises(IsADirectoryError):
         gradserve.load_parameters(tmp_path)
+
+
+def test_a_device_stays_one(parameters: gradserve.Parameters, tmp_path: Path) -> None:
+    """As root, a file could take the place of /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileExistsError, match="not a regular file"):
+        parameters.save(pipe)
+    assert pipe.is_fifo()
+    with pytest.raises(IsADirectoryError):
+        parameters.save(tmp_path)
+    assert os.listdir(tmp_path) == [pipe.name]
 
 
 def test_a_file_is_replaced_as_a_whole(

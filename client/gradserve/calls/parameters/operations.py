@@ -297,7 +297,7 @@ class ParametersCalls:
         """
         place = as_path(path)
         with_state = as_flag(optimizer, Argument("optimizer"))
-        reading = partial(self._wire.read_state, self._timeout, with_state=with_state)
+        reading = partial(self._wire.read_state, with_state=with_state)
         read = yield from tracked(progress, self._at_home(reading))
         version = read.version
         saved = SavedParameters(version.components, version.step, version.digest, read.state, read.schedule)

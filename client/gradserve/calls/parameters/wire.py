@@ -132,10 +132,10 @@ class ParametersWire(ContributionWire):
     def read(
         self, step: int | None, timeout: float, progress: Progress | None = None, *, copy: bool = True
     ) -> Operation[Version]:
-        """Returns a version; waits for a future one."""
+        """Returns a version; waits for a future one, but not for the newest."""
         in_place = is_in_place(copy)
         request = self._read_request(step, timeout)
-        call = self._unary(_READ.name, request, timeout, in_place=in_place)
+        call = self._unary(_READ.name, request, 0.0 if step is None else timeout, in_place=in_place)
         reply = yield from self._waited(Whole(call, progress=progress))
         return (yield from self._receive_version(request, reply, progress, in_place=in_place))
 
@@ -182,12 +182,12 @@ class ParametersWire(ContributionWire):
             raise
         return info_of(reply.info)
 
-    def read_state(self, timeout: float, progress: Progress | None = None, *, with_state: bool) -> Operation[ReadState]:
+    def read_state(self, progress: Progress | None = None, *, with_state: bool) -> Operation[ReadState]:
         """Returns the newest version and the state of the optimizer, as they are to be saved."""
         info = yield from self._info()
-        request = self._read_request(None, timeout)
+        request = self._read_request(None, 0.0)
         request.with_state = with_state
-        call = self._unary(_READ.name, request, timeout, in_place=True)
+        call = self._unary(_READ.name, request, in_place=True)
         reply: Reply = yield Whole(call, progress=progress)
         version: parameters_pb2.Version = reply.message.version
         state = version.state
@@ -263,11 +263,11 @@ class ParametersWire(ContributionWire):
 
     def _read_request(self, step: int | None, timeout: float) -> messages_pb2.ReadParametersRequest:
         request: messages_pb2.ReadParametersRequest = self._request(_READ)
+        request.placement.CopyFrom(AUTO_PLACEMENT)
         if step is not None:
             request.step = as_integer(step, Argument("step"), _STEPS)
-        request.placement.CopyFrom(AUTO_PLACEMENT)
-        if (limit := encode_timeout(timeout)) is not None:
-            request.timeout.CopyFrom(limit)
+            if (limit := encode_timeout(timeout)) is not None:
+                request.timeout.CopyFrom(limit)
         return request
 
     def _receive_version(

@@ -261,7 +261,7 @@ def _inspect_one(store: StateStore, reducer: Reducer, durability: str, row: tupl
         try:
             averages[average[0]] = average_in(store, np.empty, *average)
         except (StateError, *DAMAGES) as error:
-            damaged[average[0]] = _reason(error)
+            damaged[average[0]] = reason_of(error)
     step, num_gradients, damage = None, 0, None
     with suppress(StateError, *DAMAGES):
         ledger, _ = read_ledger(store, number, unlimited_calls())
@@ -269,7 +269,7 @@ def _inspect_one(store: StateStore, reducer: Reducer, durability: str, row: tupl
     try:
         asyncio.run(_make_again(store, reducer, StoredAccumulator.of_row(*row), averages.values()))
     except (StateError, *DAMAGES) as error:
-        damage = _reason(error)
+        damage = reason_of(error)
     key = ResourceKey(container, name)
     return Found(number, key, durability, step, num_gradients, tuple(averages), damaged, damage)
 
@@ -285,14 +285,7 @@ async def _make_again(
     Raises:
         StateError, DAMAGES: A server cannot make it again.
     """
-    memory = Budget(_ENDLESS, "bytes of tensor memory", ShareRules())
-    lifetimes = Lifetimes(lambda: 0.0, 1.0)
-    factory = AccumulatorFactory(
-        places=Places(HostPlace("cpu", reducer, np.empty, InlineCompute(), memory)),
-        bookkeeping=Budget(_ENDLESS, "bytes of bookkeeping", ShareRules()),
-        limits=LimitsConfig(),
-        lifetimes=lifetimes,
-    )
+    factory, lifetimes = unlimited_factory(reducer)
     registry = AccumulatorRegistry(factory, lifetimes, new_incarnation=str)
     on_host = replace(row, spec=row.spec.on("cpu"))
     await make_again(store, on_host, registry, unlimited_calls(), lambda _: None, averages, np.empty)
@@ -300,7 +293,20 @@ async def _make_again(
         pass
 
 
-def _reason(error: Exception) -> str:
+def unlimited_factory(reducer: Reducer) -> tuple[AccumulatorFactory, Lifetimes]:
+    """Returns what makes accumulators on the host without limits, to inspect them with."""
+    lifetimes = Lifetimes(lambda: 0.0, 1.0)
+    memory = Budget(_ENDLESS, "bytes of tensor memory", ShareRules())
+    factory = AccumulatorFactory(
+        places=Places(HostPlace("cpu", reducer, np.empty, InlineCompute(), memory)),
+        bookkeeping=Budget(_ENDLESS, "bytes of bookkeeping", ShareRules()),
+        limits=LimitsConfig(),
+        lifetimes=lifetimes,
+    )
+    return factory, lifetimes
+
+
+def reason_of(error: Exception) -> str:
     """Returns the text of an error, or its type if it has none."""
     return str(error) or type(error).__name__
 

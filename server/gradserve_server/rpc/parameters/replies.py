@@ -9,6 +9,7 @@ from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.rounds import Pushed
+from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.parameters.parameters import Parameters, ParametersState
 from gradserve_server.parameters.record import RoundRecord
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, UpdateKind
@@ -73,7 +74,8 @@ async def encode_read_state(
 ) -> WithContents:
     """Returns the response with a version, with its components if wanted, and the state of its optimizer."""
     values = (await add_average(version, outgoing)).values if with_values else {}
-    await outgoing.add([array for _, _, array in _slots(state)])
+    work = PIECE_BYTES * sum([len(each) for each in state.slots.values()])
+    await outgoing.add(await outgoing.compute.run(work, lambda: [array for _, _, array in _slots(state)]))
 
     def pieces(tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[Piece]:
         yield encode_version(version)

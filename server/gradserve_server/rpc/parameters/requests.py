@@ -61,7 +61,7 @@ def decode_key(ref: parameters_pb2.ParametersRef, user: Identity = ANONYMOUS) ->
 
 
 def decode_parameters_spec(spec: parameters_pb2.ParametersSpec) -> ParametersSpec:
-    """Reads the spec of parameters.
+    """Reads the spec of parameters, with what is derived from it.
 
     Raises:
         InvalidArgumentError: It is not a valid spec.
@@ -75,7 +75,7 @@ def decode_parameters_spec(spec: parameters_pb2.ParametersSpec) -> ParametersSpe
         )
     check_agreement(spec.agreement)
     with components_named("spec.components", spec.components):
-        return ParametersSpec(
+        decoded = ParametersSpec(
             components=decode_components(spec.components),
             rules=Rules(
                 optimizer=decode_optimizer(spec.optimizer, "spec.optimizer"),
@@ -95,6 +95,8 @@ def decode_parameters_spec(spec: parameters_pb2.ParametersSpec) -> ParametersSpe
             agreement=dict(spec.agreement),
             keep_rounds=spec.keep_rounds or _DEFAULT_ROUNDS,
         )
+    decoded.derive()
+    return decoded
 
 
 # Updates
