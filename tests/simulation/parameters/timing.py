@@ -111,12 +111,16 @@ class Timing:
             is_less = grace is None or grace <= min(before) + _SLACK
             check(is_less, f"{parameters.name}: {before} s of the grace were left, and {grace} s after an update")
 
-    def recovered(self, *, is_round_lost: bool) -> None:
-        """Notes that a server has started."""
+    def recovered(self, count: int, rules: RoundRules) -> None:
+        """Notes that a server has started, which has found so many updates of those that were seen."""
         self.restarted = self.served.now
-        if is_round_lost:
-            self.first = self.enough = self.quorum = None
-            self.left = {}
+        if not count:
+            self.first = None
+        if count < rules.least_required:
+            self.enough = None
+        if count < rules.num_required:
+            self.quorum = None
+        self.left = {number: left for number, left in self.left.items() if number <= count}
 
     def check_left(self, pending: Sequence[int], parameters: Parameters, name: str) -> None:
         """Checks, after a crash, that no more time is left than when the last update had come."""

@@ -580,11 +580,16 @@ class Life:
         """Looks at what the next server has found."""
         self.looked_at = ()
         ledger = parameters._ledger
-        is_round_lost = self.durability is Durability.ROUND and ledger.rounds.current.number == self.round
-        if is_round_lost:
-            check(not ledger.updates, f"{self.key}: updates of an open round were written")
-            self.pending = []
-        self.timing.recovered(is_round_lost=is_round_lost)
+        if ledger.rounds.current.number > self.round:
+            self.timing.recovered(len(self.pending), self.round_rules.rounds)
+        else:
+            there = [number_of(each.weight_asked) for each in ledger.updates]
+            is_round = self.durability is Durability.ROUND
+            check(not (there and is_round), f"{self.key}: updates of an open round were written")
+            # The last ones may have been on their way to the disk, and unanswered.
+            if self.pending[: len(there)] == there:
+                self.pending = there
+            self.timing.recovered(len(there), self.round_rules.rounds)
         self.observe(parameters, epoch)
         if self.durability is Durability.GRADIENT:
             accepted = {

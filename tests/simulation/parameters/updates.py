@@ -135,6 +135,7 @@ def spec_of(chance: random.Random, number: int) -> ParametersSpec:
         clip_norm=16.0 if is_mean and chance.random() < 0.15 else None,
         keep_versions=chance.randint(1, 3),
         deterministic=chance.random() < 0.3,
+        refuse_non_finite=chance.random() < 0.5,
         one_per_worker=chance.random() < 0.8,
         durability=chance.choice([Durability.ROUND, Durability.GRADIENT]),
         agreement={"run": "simulated"},
