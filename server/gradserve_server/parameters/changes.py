@@ -89,8 +89,12 @@ class Changer:
         self._versions = cast(Versions, machine.changes.averages)
         self._updates = cast(RunningUpdates | HeldUpdates, machine.changes.sum.summation)
 
-    async def copy_state(self, memory: Reservation) -> tuple[Version, OptimizerState]:
+    async def copy_state(self, memory: Reservation, has_left: Callable[[], bool]) -> tuple[Version, OptimizerState]:
         """Returns the newest version, and a copy of the state of the next round's optimizer, for which `memory` grows.
+
+        Args:
+            memory: An empty reservation.
+            has_left: Returns whether the caller has given it back.
 
         Raises:
             ResourceExhaustedError: There is no memory for it.
@@ -98,7 +102,8 @@ class Changer:
         state = self._variables.next_state
         arrays = [array for values in state.slots.values() for array in values.values()]
         num_bytes = sum([each.nbytes for each in arrays])
-        memory.grow(num_bytes)
+        if not has_left():  # otherwise nobody would give the memory back
+            memory.grow(num_bytes)
 
         def copy() -> OptimizerState:
             slots = {
@@ -242,7 +247,8 @@ class Changer:
                 kept = Loaded(cast(Mapping[str, Array], each.values), each.step, is_immutable=True)
                 variables.check_loaded(kept, state.optimizer)
                 await self._versions.keep_again(version_of(each, record=by_step.get(each.step)), answered)
-        for record in records:
-            self._records.add(record)
+        dropped = [step for record in records for step in self._records.add(record)]
+        if self._journal is not None:
+            self._journal.forget_rounds(dropped)  # the server crashed before it had
         self._versions.begin()
         self._ledger.resume()

@@ -87,7 +87,7 @@ class Parameters:
 
     @property
     def durability(self) -> Durability | None:
-        """How much of them survives the end of the server."""
+        """The changes that survive the end of the server."""
         return self._spec.durability
 
     @property
@@ -204,8 +204,12 @@ class Parameters:
             ResourceExhaustedError: There is no memory for the copy.
         """
         self._changes.check_open()
-        with self._parts.memory.another() as memory:
-            yield await self._changes.make(self._changer.copy_state, memory)
+        memory, has_left = self._parts.memory.another(), False
+        try:
+            yield await self._changes.make(self._changer.copy_state, memory, lambda: has_left)
+        finally:
+            has_left = True
+            memory.settle(0)
 
     async def change(self, call: RequestId | None, changes: Changes) -> None:
         """Changes rules, from the next round on, or loads values. All or nothing, and once for each call.
