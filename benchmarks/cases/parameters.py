@@ -15,6 +15,7 @@ from benchmarks.harness.verdicts import Target
 _NUM_BYTES = 100 * MB
 _STEPS = 3
 _MEAN = "mean alone"
+_CHECKED_MEAN = "mean alone, which refuses values that are not finite, as parameters do"
 _SLOWER = {"momentum": 1.5, "adam": 2.5}
 """The longest time of a round with each optimizer, as a multiple of the mean's."""
 _TENSORFLOW = "TensorFlow, momentum"
@@ -44,20 +45,28 @@ def measurements() -> list[MemoryMeasurement]:
 
 
 def _contestant(way: Way, optimizer: str, num_workers: int) -> Contestant:
-    made = way.contestant("parameters", num_workers, num_bytes=_NUM_BYTES, optimizer=optimizer)
+    made = way.contestant("parameters", num_workers, num_bytes=_NUM_BYTES, optimizer=optimizer, warm_up=True)
     return replace(made, label=f"{way.label}, {optimizer}")
 
 
 def _beside_mean() -> Comparison:
-    mean = replace(IN_PLACE.contestant("push_pull", 2, num_bytes=_NUM_BYTES), label=_MEAN)
+    means = [
+        replace(
+            IN_PLACE.contestant("push_pull", 2, num_bytes=_NUM_BYTES, refuse_non_finite=checks, warm_up=True),
+            label=label,
+        )
+        for label, checks in ((_MEAN, False), (_CHECKED_MEAN, True))
+    ]
     own = {optimizer: _contestant(IN_PLACE, optimizer, 2) for optimizer in _SLOWER}
     return Comparison(
         title=f"parameters of {size_name(_NUM_BYTES)}, 2 workers, beside a mean alone",
-        contestants=(*own.values(), mean),
+        contestants=(*own.values(), *means),
         num_bytes=_NUM_BYTES,
         steps=_STEPS,
         targets=tuple(
-            Target(_MEAN, (_MEAN,), 1 / slower, own[optimizer].label) for optimizer, slower in _SLOWER.items()
+            Target(mean.label, (mean.label,), 1 / slower, own[optimizer].label)
+            for mean in means
+            for optimizer, slower in _SLOWER.items()
         ),
         num_own=len(own),
     )

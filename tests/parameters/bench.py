@@ -69,13 +69,21 @@ class ParametersBench:
         now: The clock, in seconds.
     """
 
-    def __init__(self, *, journals: ParametersJournals | None = None, limit: int = 1 << 40, **limits: Any) -> None:
+    def __init__(
+        self,
+        *,
+        journals: ParametersJournals | None = None,
+        limit: int = 1 << 40,
+        arithmetic: tuple[Reducer, Stepper] | None = None,
+        **limits: Any,
+    ) -> None:
         self.now = 1000.0
         self.memory = Budget(limit, "bytes of tensor memory", ShareRules())
         self.bookkeeping = Budget(1 << 40, "bytes of bookkeeping", ShareRules())
         self.lifetimes = Lifetimes(lambda: self.now, 60.0)
         parallel = ForkJoin(1)
-        host = HostPlace("cpu", Reducer(parallel), np.empty, InlineCompute(), self.memory)
+        reducer, stepper = arithmetic or (Reducer(parallel), Stepper(parallel))
+        host = HostPlace("cpu", reducer, np.empty, InlineCompute(), self.memory)
         self.factory = AccumulatorFactory(
             places=Places(host),
             bookkeeping=self.bookkeeping,
@@ -85,7 +93,7 @@ class ParametersBench:
         self.registry = ParametersRegistry(
             self.factory,
             self.lifetimes,
-            Stepper(parallel),
+            stepper,
             new_incarnation=map(str, itertools.count()).__next__,
             journals=journals,
             wall_clock=lambda: int(self.now * 1e9),

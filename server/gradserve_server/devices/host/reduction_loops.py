@@ -83,13 +83,13 @@ def copy(
     while chunk < len(firsts) - 1:
         is_finite = True
         for span in range(firsts[chunk], firsts[chunk + 1]):
-            size = spans[span, 0]
-            source, out = array_at(like_source, spans[span, 1], size), array_at(like_out, spans[span, 2], size)
-            for begin in range(0, size, _COPIED):
-                end = min(begin + _COPIED, size)
-                for index in range(begin, end):
-                    out[index] = source[index]
-                for index in range(begin, end):  # what was copied, as others may change the source
+            for begin in range(0, spans[span, 0], _COPIED):
+                count, offset = min(_COPIED, spans[span, 0] - begin), begin * like_out.itemsize
+                source = array_at(like_source, spans[span, 1] + offset, count)
+                out = array_at(like_out, spans[span, 2] + offset, count)
+                for index in range(count):
+                    store(out, index, load(source, index))
+                for index in range(count):  # what was copied, as others may change the source
                     is_finite &= abs(read(out, index)) <= largest
         if not is_finite:
             non_finite[chunk] = 1

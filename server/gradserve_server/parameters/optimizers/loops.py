@@ -20,8 +20,9 @@ from gradserve_server.parameters.optimizers.optimizer import FLOAT16_ADDEND, NO_
 _TAKEN = 1
 """The index of the counter of chunks taken."""
 
-_BLOCK = 1024
-"""The elements of a block: with two slots, 16 KiB of float32."""
+_BLOCK = 256
+"""The elements of a block: six arrays of float32 take 6 KiB. Large arrays mostly begin at the
+same place in a page, and so share the sets of the cache: blocks of 1024 take a quarter longer."""
 
 _SUM, _ADDEND, _MASTER, _RESULT, _FIRST_SLOT, _SECOND_SLOT = 1, 2, 3, 4, 5, 6
 
