@@ -196,16 +196,6 @@ def report_in_the_order_of_workers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HeldUpdates, "stage_average", stage_average)
 
 
-def begin_chains_anew_after_a_load(patch: pytest.MonkeyPatch) -> None:
-    def end_round(self: Any, event: Any) -> Any:
-        if isinstance(event, VersionLoaded):
-            self.refusals.clear()
-        return real(self, event)
-
-    real = UpdateLedger.end_round
-    patch.setattr(UpdateLedger, "end_round", end_round)
-
-
 def forget_the_newest_hash(patch: pytest.MonkeyPatch) -> None:
     def add(self: Any, record: Any) -> Any:
         dropped = real(self, record)
@@ -238,7 +228,7 @@ def let_a_load_leave_the_digest(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("gradserve_server.parameters.versions.Versions.begin", lambda self: None)
 
 
-def end_rounds_for_who_has_left(patch: pytest.MonkeyPatch) -> None:
+def answer_only_one_who_waits(patch: pytest.MonkeyPatch) -> None:
     def serve(self: Any, head: Any, closed: Any, version: Any) -> None:
         self._by_round.clear()
         real(self, head, closed, version)
@@ -283,5 +273,5 @@ FAULTS: dict[str, Fault] = {
     "leave records that a crash has left": leave_records_that_a_crash_has_left,
     "fork without the state": fork_without_the_state,
     "let a load leave the digest": let_a_load_leave_the_digest,
-    "answer one who waits": end_rounds_for_who_has_left,
+    "answer only one who waits": answer_only_one_who_waits,
 }

@@ -9,9 +9,10 @@ from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.errors import NotFoundError
 from gradserve_server.parameters.parameters import Parameters as Real
 from tests.accumulators.bench import opened
+from tests.simulation.parameters.calls import Call
 from tests.simulation.parameters.clients import KEYS, Client
 from tests.simulation.parameters.timing import Served, Timing
-from tests.simulation.parameters.truth import Call, Creation, Life
+from tests.simulation.parameters.truth import Creation, Life
 from tests.simulation.parameters.updates import mark_of, update_of, weight_of
 from tests.simulation.promises import check
 
@@ -126,8 +127,8 @@ class Parameters:
             await self._end_round(parameters, life)
             life.observe(parameters, self.world.epoch)
             check(not life.pending, f"{life.key}: a round with {life.pending} goes on, by {life.round_rules}")
-            for call in life.calls:
-                life.check_counted(call)
+            for call in life.calls.all:
+                life.calls.check_counted(call)
         for key in KEYS:
             registry.delete(key)
 
@@ -139,7 +140,7 @@ class Parameters:
                 break
             number = self.new_update()
             contribution = Contribution(life.step, weight_of(number), f"finisher {place}", number)
-            life.sent[number] = Call("push", "finisher", place, life, number, contribution)
+            life.calls.add(Call("push", "finisher", place, life, number, contribution))
             await parameters.push(None, contribution, opened(update_of(number, life.spec, is_given_away=False)))
         if parameters.rounds.num_accumulated:
             await asyncio.sleep(_LONGEST_ROUND)
