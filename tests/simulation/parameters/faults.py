@@ -11,6 +11,7 @@ import pytest
 
 from gradserve_server.accumulators.journal import FileJournal
 from gradserve_server.accumulators.ledger import Ledger
+from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.accumulators.waits import TakeQueue
 from gradserve_server.parameters import journal as journal_module
 from gradserve_server.parameters.closing import Closer
@@ -237,6 +238,25 @@ def answer_only_one_who_waits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(UpdateQueue, "serve", serve)
 
 
+def keep_the_memory_of_a_sum(patch: pytest.MonkeyPatch) -> None:
+    def settle(self: Any, givers: Any = ()) -> None:
+        used = self._reservation.used
+        real(self, givers)
+        if not self._closed:
+            self._reservation.settle(max(self._reservation.used, used))
+
+    real = RoundSum.settle
+    patch.setattr(RoundSum, "settle", settle)
+
+
+def count_memory_for_readers_that_have_left(patch: pytest.MonkeyPatch) -> None:
+    async def copy_state(self: Any, memory: Any, has_left: Any) -> Any:
+        return await real(self, memory, lambda: False)
+
+    real: Any = vars(Parameters)["_copy_state"]
+    patch.setattr(Parameters, "_copy_state", copy_state)
+
+
 FAULTS: dict[str, Fault] = {
     "skip the id check of an update": of_accumulators.skip_the_id_check,
     "carry out both copies of a push": of_accumulators.carry_out_both_copies,
@@ -274,4 +294,6 @@ FAULTS: dict[str, Fault] = {
     "fork without the state": fork_without_the_state,
     "let a load leave the digest": let_a_load_leave_the_digest,
     "answer only one who waits": answer_only_one_who_waits,
+    "keep the memory of a sum": keep_the_memory_of_a_sum,
+    "count memory for readers that have left": count_memory_for_readers_that_have_left,
 }
