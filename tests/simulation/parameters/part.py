@@ -98,7 +98,7 @@ class Parameters:
         check(found, f"{key}: nobody has created parameters with mark {mark} and {spec}")
         life = Life(key, parameters.incarnation, spec, Timing(self._served))
         self.lives[parameters.incarnation] = life
-        life.begin(parameters, found[0], self.world.epoch)
+        life.begin(parameters, found, self.world.epoch)
         return life
 
     def workers(self) -> Sequence[Callable[[], Awaitable[None]]]:
@@ -150,7 +150,6 @@ def _is_first_of(creation: Creation, mark: int, parameters: Real) -> bool:
     """Returns True if parameters are those of a creation."""
     if creation.values is not None and creation.spec is not None:
         return mark_of(creation.values) == mark and creation.spec.rules == parameters._spec.rules
-    source = creation.source
+    newest, source = parameters.newest, creation.source
     assert source is not None
-    steps = {each.step for each in source.seen.values()}
-    return mark in source.marks and parameters.newest.step in steps and creation.step in (None, parameters.newest.step)
+    return creation.step in (None, newest.step) and source.had(newest)

@@ -22,7 +22,7 @@ from tests.simulation.accumulators.gradients import bits_of
 from tests.simulation.parameters.calls import Call, Calls, now
 from tests.simulation.parameters.model import Member, Model
 from tests.simulation.parameters.timing import Timing
-from tests.simulation.parameters.updates import changed, mark_of, number_of, values_of
+from tests.simulation.parameters.updates import changed, number_of, values_of
 from tests.simulation.promises import check
 
 
@@ -138,8 +138,9 @@ class Life:
 
     # Beginning
 
-    def begin(self, parameters: Parameters, creation: Creation, epoch: int) -> None:
-        """Looks at new parameters for the first time, of which no round has ended."""
+    def begin(self, parameters: Parameters, creations: Sequence[Creation], epoch: int) -> None:
+        """Looks at new parameters, of which no round has ended, given the calls that may have created them."""
+        creation = creations[0]
         number, (version, *more) = parameters.rounds.current.number, parameters._versions.history.all_kept
         check((number, more) == (1, []), f"{self.key}: it begins with round {number}")
         assert isinstance(version, Version)
@@ -149,17 +150,15 @@ class Life:
             check(_bits(version) == bits_of(creation.values.values()), f"{self.key}: it begins with other values")
             model = Model.loaded(self.spec, self.spec.rules.optimizer, creation.values, None)
         else:
-            model = self._forked(parameters, version, creation)
+            has_step = any(each.step is not None for each in creations)
+            model = self._forked(parameters, version, creation.source, has_step=has_step)
         self.seen[0] = Seen(version.step, _facts(version), epoch, now(), model)
         self.round, self.step = 1, version.step
         self._check_state(parameters)
         self.observe(parameters, epoch)
 
-    def _forked(self, parameters: Parameters, version: Version, creation: Creation) -> Model:
+    def _forked(self, parameters: Parameters, version: Version, source: "Life", *, has_step: bool) -> Model:
         """Returns the parameters that a fork has to be: its source at some step, and the state at the newest."""
-        source, step = creation.source, creation.step
-        assert source is not None
-        check(step in (None, version.step), f"{self.key}: it is a fork of step {step}, but begins at {version.step}")
         found = [each for each in source.seen.values() if each.step == version.step]
         check(found, f"{self.key}: its source was never at step {version.step}")
         of_source = found[0].model
@@ -167,7 +166,7 @@ class Life:
         optimizer = self.spec.rules.optimizer
         plain = Model.loaded(self.spec, optimizer, of_source.values, None)
         state = parameters._variables.state
-        if step is not None and plain.differences(state) == []:
+        if has_step and not plain.differences(state):
             return plain  # a version that is not the newest one has no state
         kept = Model.of_optimizer(of_source, optimizer)
         if source.calls.have_other_optimizers and kept.differences(state):
@@ -175,10 +174,10 @@ class Life:
             return Model(self.spec, optimizer, of_source.masters, new.slots, new.component_steps, of_source.rounds)
         return Model(self.spec, optimizer, of_source.masters, kept.slots, kept.component_steps, of_source.rounds)
 
-    @property
-    def marks(self) -> set[int]:
-        """The creations and loads from which versions come."""
-        return {mark_of(each.model.masters) for each in self.seen.values()}
+    def had(self, version: Version) -> bool:
+        """Returns True if this is a version of these parameters."""
+        facts = (version.step, _facts(version)[:2])
+        return facts in [(each.step, each.facts[:2]) for each in self.seen.values()]
 
     # Looking
 
