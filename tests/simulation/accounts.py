@@ -52,5 +52,15 @@ def check_memory(server: Server) -> None:
         "accumulators and parameters": (len(accumulators) + len(parameters), server.accumulators.factory.count.used),
         "layers": (len(layers), server.layers.count.used),
     }
+    settled = [each for each in parameters if not each._changes.is_under_way]
+    kept = [{version.round_number: version.nbytes for version in each._versions.all_kept} for each in settled]
+    expected["bytes of sums and states of parameters"] = (
+        sum(each._updates.nbytes for each in settled),
+        sum(each._changes.sum.nbytes for each in settled),
+    )
+    expected["bytes of versions"] = (
+        sum(sum(each.values()) for each in kept),
+        sum(each._versions.nbytes for each in settled),
+    )
     for what, (there, counted) in expected.items():
         check(there == counted, f"{there} {what} are there, {counted} are counted; bytes of {num_bytes}")

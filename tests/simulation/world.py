@@ -229,11 +229,15 @@ class World:
             other = Server(copy, self._chance, self._loop.time, patched)
             patched.callback(shutil.rmtree, copy)
             patched.callback(other.store.abandon)
-            patched.callback(other.parameters.close)  # rounds end by themselves
+            running = asyncio.all_tasks()
             try:
                 await other.restore()
             except StateError:
                 return
+            finally:
+                other.parameters.close()  # rounds end by themselves
+                for task in asyncio.all_tasks() - running:
+                    task.cancel()
             raise BrokenPromiseError(f"byte {position} of {file.name} has changed, and nobody noticed")
 
     async def _finish(self) -> None:

@@ -29,7 +29,8 @@ from tests.accumulators.bench import opened
 from tests.simulation.accumulators.gradients import MOST
 from tests.simulation.accumulators.lending import Lender
 from tests.simulation.network import LostError
-from tests.simulation.parameters.truth import Call, Creation, Life, state_copy
+from tests.simulation.parameters.calls import Call
+from tests.simulation.parameters.truth import Creation, Life, state_copy
 from tests.simulation.parameters.updates import (
     OPTIMIZERS,
     SCHEDULES,
@@ -210,7 +211,7 @@ class Client:
             values, state, number = answer[0]
             check(number in life.seen, f"{what}: there is no round {number}")
             model = life.seen[number].model
-            if not life.has_other_optimizers:
+            if not life.calls.have_other_optimizers:
                 differences = model.differences(state)
                 check(not differences, f"{what}: {'; '.join(differences)}")
             self._saved = life, values, state
@@ -229,7 +230,6 @@ class Client:
         step = max(parameters.rounds.global_step - late, 0)
         contribution = Contribution(step, weight_of(number), worker, number)
         call = self._call(kind, life, number, contribution)
-        life.sent[number] = call
         await self._carry_out(call, parameters)
 
     async def _new_change(self, *, is_load: bool) -> None:
@@ -259,7 +259,7 @@ class Client:
     ) -> Call:
         call = Call(kind, self.name, self._next, life, number, contribution, changes)
         self._next += 1
-        life.calls.append(call)
+        life.calls.add(call)
         self._open[call.sequence] = call
         return call
 
@@ -281,9 +281,9 @@ class Client:
         request = RequestId(self.name, call.sequence, call.kind.encode(), unanswered)
         chance, life, world = self._chance, call.life, self._world
         timeout = chance.choice([0.05, 0.5, 3.0])
-        life.note_sent(call, world.epoch)
+        life.calls.note_sent(call, world.epoch)
         contribution = call.contribution
-        if call.kind == "push" and life.durability is Durability.ROUND and life.is_lost(call, world.epoch):
+        if call.kind == "push" and life.durability is Durability.ROUND and life.calls.is_lost(call, world.epoch):
             contribution, call.was_lost = replace(contribution, was_accepted=True), True
         is_of_the_future = contribution.local_step > parameters.rounds.global_step
         lender = Lender()
@@ -329,7 +329,7 @@ class Client:
             world.note(f"{call}: {outcome.outcome.name} as {outcome.num_accumulated}{told}{' (known)' * is_known}")
             is_stale_after_all = contribution.was_accepted and outcome.round is None
             check(not is_stale_after_all, f"{call}: it was accepted and lost, and is now too late")
-            life.answered(call, outcome, version, world.epoch)
+            life.calls.answered(call, outcome, version, world.epoch)
         # The client forgets what it has an answer to, or gives up; mostly it does not.
         if chance.random() < (0.4 if answer is not None else 0.1):
             self._forget(call.sequence)
@@ -370,7 +370,7 @@ class Client:
             has_waited = isinstance(error, DeadlineExceededError) and ended_at is not None and now > ended_at
             check(world.is_over or not has_waited, f"{what}: it waited on after the deletion")
             if call is not None and isinstance(error, DeadlineExceededError) and not world.is_over:
-                call.life.check_too_late(call)
+                call.life.calls.check_too_late(call)
             return None
         except ServiceError as error:
             if world.is_over:
@@ -380,7 +380,7 @@ class Client:
             is_new = isinstance(error, NotFoundError) and "being created" in error.message
             is_old = False
             if isinstance(error, AbortedError) and call is not None:
-                is_old = not call.life.must_remember(call, ID_WINDOW)
+                is_old = not call.life.calls.must_remember(call, ID_WINDOW)
             has_loads = life is not None and bool(life.dropped)
             about_loads = ("other values were loaded", "no longer kept")
             is_dropped = (

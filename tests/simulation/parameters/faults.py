@@ -11,6 +11,7 @@ import pytest
 
 from gradserve_server.accumulators.journal import FileJournal
 from gradserve_server.accumulators.ledger import Ledger
+from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.accumulators.waits import TakeQueue
 from gradserve_server.parameters import journal as journal_module
 from gradserve_server.parameters.closing import Closer
@@ -196,16 +197,6 @@ def report_in_the_order_of_workers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HeldUpdates, "stage_average", stage_average)
 
 
-def begin_chains_anew_after_a_load(patch: pytest.MonkeyPatch) -> None:
-    def end_round(self: Any, event: Any) -> Any:
-        if isinstance(event, VersionLoaded):
-            self.refusals.clear()
-        return real(self, event)
-
-    real = UpdateLedger.end_round
-    patch.setattr(UpdateLedger, "end_round", end_round)
-
-
 def forget_the_newest_hash(patch: pytest.MonkeyPatch) -> None:
     def add(self: Any, record: Any) -> Any:
         dropped = real(self, record)
@@ -238,13 +229,32 @@ def let_a_load_leave_the_digest(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("gradserve_server.parameters.versions.Versions.begin", lambda self: None)
 
 
-def end_rounds_for_who_has_left(patch: pytest.MonkeyPatch) -> None:
+def answer_only_one_who_waits(patch: pytest.MonkeyPatch) -> None:
     def serve(self: Any, head: Any, closed: Any, version: Any) -> None:
         self._by_round.clear()
         real(self, head, closed, version)
 
     real = TakeQueue.serve
     patch.setattr(UpdateQueue, "serve", serve)
+
+
+def keep_the_memory_of_a_sum(patch: pytest.MonkeyPatch) -> None:
+    def settle(self: Any, givers: Any = ()) -> None:
+        used = self._reservation.used
+        real(self, givers)
+        if not self._closed:
+            self._reservation.settle(max(self._reservation.used, used))
+
+    real = RoundSum.settle
+    patch.setattr(RoundSum, "settle", settle)
+
+
+def count_memory_for_readers_that_have_left(patch: pytest.MonkeyPatch) -> None:
+    async def copy_state(self: Any, memory: Any, has_left: Any) -> Any:
+        return await real(self, memory, lambda: False)
+
+    real: Any = vars(Parameters)["_copy_state"]
+    patch.setattr(Parameters, "_copy_state", copy_state)
 
 
 FAULTS: dict[str, Fault] = {
@@ -283,5 +293,7 @@ FAULTS: dict[str, Fault] = {
     "leave records that a crash has left": leave_records_that_a_crash_has_left,
     "fork without the state": fork_without_the_state,
     "let a load leave the digest": let_a_load_leave_the_digest,
-    "answer one who waits": end_rounds_for_who_has_left,
+    "answer only one who waits": answer_only_one_who_waits,
+    "keep the memory of a sum": keep_the_memory_of_a_sum,
+    "count memory for readers that have left": count_memory_for_readers_that_have_left,
 }

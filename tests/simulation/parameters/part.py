@@ -9,9 +9,10 @@ from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.errors import NotFoundError
 from gradserve_server.parameters.parameters import Parameters as Real
 from tests.accumulators.bench import opened
+from tests.simulation.parameters.calls import Call
 from tests.simulation.parameters.clients import KEYS, Client
 from tests.simulation.parameters.timing import Served, Timing
-from tests.simulation.parameters.truth import Call, Creation, Life
+from tests.simulation.parameters.truth import Creation, Life
 from tests.simulation.parameters.updates import mark_of, update_of, weight_of
 from tests.simulation.promises import check
 
@@ -97,7 +98,7 @@ class Parameters:
         check(found, f"{key}: nobody has created parameters with mark {mark} and {spec}")
         life = Life(key, parameters.incarnation, spec, Timing(self._served))
         self.lives[parameters.incarnation] = life
-        life.begin(parameters, found[0], self.world.epoch)
+        life.begin(parameters, found, self.world.epoch)
         return life
 
     def workers(self) -> Sequence[Callable[[], Awaitable[None]]]:
@@ -126,8 +127,8 @@ class Parameters:
             await self._end_round(parameters, life)
             life.observe(parameters, self.world.epoch)
             check(not life.pending, f"{life.key}: a round with {life.pending} goes on, by {life.round_rules}")
-            for call in life.calls:
-                life.check_counted(call)
+            for call in life.calls.all:
+                life.calls.check_counted(call)
         for key in KEYS:
             registry.delete(key)
 
@@ -139,7 +140,7 @@ class Parameters:
                 break
             number = self.new_update()
             contribution = Contribution(life.step, weight_of(number), f"finisher {place}", number)
-            life.sent[number] = Call("push", "finisher", place, life, number, contribution)
+            life.calls.add(Call("push", "finisher", place, life, number, contribution))
             await parameters.push(None, contribution, opened(update_of(number, life.spec, is_given_away=False)))
         if parameters.rounds.num_accumulated:
             await asyncio.sleep(_LONGEST_ROUND)
@@ -149,7 +150,6 @@ def _is_first_of(creation: Creation, mark: int, parameters: Real) -> bool:
     """Returns True if parameters are those of a creation."""
     if creation.values is not None and creation.spec is not None:
         return mark_of(creation.values) == mark and creation.spec.rules == parameters._spec.rules
-    source = creation.source
+    newest, source = parameters.newest, creation.source
     assert source is not None
-    steps = {each.step for each in source.seen.values()}
-    return mark in source.marks and parameters.newest.step in steps and creation.step in (None, parameters.newest.step)
+    return creation.step in (None, newest.step) and source.had(newest)

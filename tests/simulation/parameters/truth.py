@@ -7,74 +7,23 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from gradserve_server.accumulators.gradient import Array, Contribution
-from gradserve_server.accumulators.rounds import Outcome, Pushed
-from gradserve_server.parameters.changes import Changes
+from gradserve_server.accumulators.gradient import Array
+from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.parameters.optimizers.sgd import Sgd
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.record import RoundRecord
 from gradserve_server.parameters.reductions.spec import Mean, Sum
 from gradserve_server.parameters.spec import ParametersSpec, Rules
-from gradserve_server.parameters.staleness import ConstantDiscount, ExponentialDiscount
-from gradserve_server.parameters.variables import Loaded, OptimizerState
+from gradserve_server.parameters.variables import OptimizerState
 from gradserve_server.parameters.versions import Version
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.storage.journal import Durability
 from tests.simulation.accumulators.gradients import bits_of
+from tests.simulation.parameters.calls import Call, Calls, now
 from tests.simulation.parameters.model import Member, Model
 from tests.simulation.parameters.timing import Timing
-from tests.simulation.parameters.updates import changed, mark_of, number_of, values_of, weight_of
+from tests.simulation.parameters.updates import changed, number_of, values_of
 from tests.simulation.promises import check
-
-
-@dataclass(eq=False)
-class Call:
-    """A push, a push_pull, a change or a load of a client, however often it was sent.
-
-    Attributes:
-        kind: What it asks for.
-        client: The client.
-        sequence: Its number.
-        life: The parameters that it was sent to.
-        number: Its update; None for a change.
-        contribution: What it says of the update.
-        changes: What it changes; None for an update.
-        outcome: The latest answer to its update.
-        pulled: The number of the round whose version answered it.
-        epoch: The number of crashes before the latest answer.
-        is_applied: Whether its change was seen.
-        was_lost: Whether the client has said that its update was accepted and lost.
-        is_given_up: Whether the client has forgotten it; copies of it may still be on their way.
-    """
-
-    kind: str
-    client: str
-    sequence: int
-    life: "Life"
-    number: int | None
-    contribution: Contribution
-    changes: Changes | None = None
-    outcome: Pushed | None = None
-    pulled: int | None = None
-    epoch: int = -1
-    is_applied: bool = False
-    was_lost: bool = False
-    is_given_up: bool = False
-    later: set[int] = field(default_factory=set)
-    """The calls that the server may remember in its place."""
-
-    @property
-    def is_answered(self) -> bool:
-        return self.epoch >= 0
-
-    @property
-    def loaded(self) -> Loaded | None:
-        """The values that it loads, if it does."""
-        return None if self.changes is None else self.changes.loaded
-
-    def __str__(self) -> str:
-        what = "" if self.number is None else f" of u{self.number}"
-        return f"{self.kind} {self.client}:{self.sequence}{what}"
 
 
 @dataclass(eq=False)
@@ -142,8 +91,6 @@ class Life:
     deleting: bool = False
     is_deleted: bool = False
     ended_at: float | None = None
-    calls: list[Call] = field(default_factory=list)
-    sent: dict[int, Call] = field(default_factory=dict)
     seen: dict[int, Seen] = field(default_factory=dict)
     where: dict[int, int] = field(default_factory=dict)
     members: dict[int, list[int]] = field(default_factory=dict)
@@ -160,6 +107,7 @@ class Life:
     waiting_for_additions: "list[asyncio.Future[None]]" = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.calls = Calls(self)
         self.round_rules = self.next_rules = self.spec.rules
 
     async def until_something_is_added(self, seconds: float) -> None:
@@ -190,8 +138,9 @@ class Life:
 
     # Beginning
 
-    def begin(self, parameters: Parameters, creation: Creation, epoch: int) -> None:
-        """Looks at new parameters for the first time, of which no round has ended."""
+    def begin(self, parameters: Parameters, creations: Sequence[Creation], epoch: int) -> None:
+        """Looks at new parameters, of which no round has ended, given the calls that may have created them."""
+        creation = creations[0]
         number, (version, *more) = parameters.rounds.current.number, parameters._versions.history.all_kept
         check((number, more) == (1, []), f"{self.key}: it begins with round {number}")
         assert isinstance(version, Version)
@@ -201,17 +150,15 @@ class Life:
             check(_bits(version) == bits_of(creation.values.values()), f"{self.key}: it begins with other values")
             model = Model.loaded(self.spec, self.spec.rules.optimizer, creation.values, None)
         else:
-            model = self._forked(parameters, version, creation)
-        self.seen[0] = Seen(version.step, _facts(version), epoch, _now(), model)
+            has_step = any(each.step is not None for each in creations)
+            model = self._forked(parameters, version, creation.source, has_step=has_step)
+        self.seen[0] = Seen(version.step, _facts(version), epoch, now(), model)
         self.round, self.step = 1, version.step
         self._check_state(parameters)
         self.observe(parameters, epoch)
 
-    def _forked(self, parameters: Parameters, version: Version, creation: Creation) -> Model:
+    def _forked(self, parameters: Parameters, version: Version, source: "Life", *, has_step: bool) -> Model:
         """Returns the parameters that a fork has to be: its source at some step, and the state at the newest."""
-        source, step = creation.source, creation.step
-        assert source is not None
-        check(step in (None, version.step), f"{self.key}: it is a fork of step {step}, but begins at {version.step}")
         found = [each for each in source.seen.values() if each.step == version.step]
         check(found, f"{self.key}: its source was never at step {version.step}")
         of_source = found[0].model
@@ -219,23 +166,18 @@ class Life:
         optimizer = self.spec.rules.optimizer
         plain = Model.loaded(self.spec, optimizer, of_source.values, None)
         state = parameters._variables.state
-        if step is not None and plain.differences(state) == []:
+        if has_step and not plain.differences(state):
             return plain  # a version that is not the newest one has no state
         kept = Model.of_optimizer(of_source, optimizer)
-        if source.has_other_optimizers and kept.differences(state):
+        if source.calls.have_other_optimizers and kept.differences(state):
             new = plain.of_optimizer(optimizer)
             return Model(self.spec, optimizer, of_source.masters, new.slots, new.component_steps, of_source.rounds)
         return Model(self.spec, optimizer, of_source.masters, kept.slots, kept.component_steps, of_source.rounds)
 
-    @property
-    def marks(self) -> set[int]:
-        """The creations and loads from which versions come."""
-        return {mark_of(each.model.masters) for each in self.seen.values()}
-
-    @property
-    def has_other_optimizers(self) -> bool:
-        """True if somebody has asked for another optimizer, so that its state may have begun anew."""
-        return any(each.changes is not None and each.changes.optimizer is not None for each in self.calls)
+    def had(self, version: Version) -> bool:
+        """Returns True if this is a version of these parameters."""
+        facts = (version.step, _facts(version)[:2])
+        return facts in [(each.step, each.facts[:2]) for each in self.seen.values()]
 
     # Looking
 
@@ -294,20 +236,20 @@ class Life:
             _bits(newest) == bits_of(model.values.values()),
             f"{self.key}: the values of step {newest.step} are not those of its updates {self.members.get(number)}",
         )
-        self.seen[number] = Seen(newest.step, _facts(newest), epoch, _now(), model)
+        self.seen[number] = Seen(newest.step, _facts(newest), epoch, now(), model)
         self.round, self.step, self.pending = number + 1, newest.step, []
         there = parameters.rounds.global_step
         check(there == self.step, f"{self.key}: the newest version has step {self.step}, but the step is {there}")
         self._check_state(parameters)
-        for call in self.calls:
-            self._check_member(call)
+        for call in self.calls.all:
+            self.calls.check_member(call)
 
     def _loaded(self, newest: Version) -> Model:
         """Looks at a version that somebody has loaded."""
         bits = _bits(newest)
         found = [
             (call, call.changes, call.loaded)
-            for call in self.calls
+            for call in self.calls.all
             if call.changes is not None and call.loaded is not None and bits_of(call.loaded.values.values()) == bits
         ]
         check(found, f"{self.key}: step {newest.step} was neither made by a round nor loaded")
@@ -333,12 +275,12 @@ class Life:
         self.members[self.round] = numbers
         for number, update in zip(numbers, record.updates, strict=True):
             self._check_update(number, update.worker_id)
-            call = self.sent[number]
+            call = self.calls.sent[number]
             earlier = self.where.setdefault(number, self.round)
             check(earlier == self.round, f"{self.key}: u{number} is in rounds {earlier} and {self.round}")
             staleness = self.step - call.contribution.local_step
             check(update.staleness == staleness, f"{name}: u{number} is {staleness} old, not {update.staleness}")
-            self._check_weight(call, update.weight, staleness)
+            self.calls.check_weight(call, update.weight, staleness)
             size = sum(each.nbytes for each in values_of(number, self.spec).values())
             check(update.num_bytes == size, f"{name}: u{number} has {size} bytes, not {update.num_bytes}")
         check(len(set(numbers)) == len(numbers), f"{name} has u{numbers} twice")
@@ -396,7 +338,7 @@ class Life:
         """Returns the rules that may come next, each with the call that asks for them."""
         return [
             (each.changes.applied_to(self.next_rules), each)
-            for each in self.calls
+            for each in self.calls.all
             if each.changes is not None and each.loaded is None and not each.is_applied
         ]
 
@@ -420,24 +362,10 @@ class Life:
         check(set(counted) == {len(pending)}, f"{self.key}: {pending} are pending, but {counted} are counted")
 
     def _check_update(self, number: int, worker_id: str) -> None:
-        call = self.sent.get(number)
+        call = self.calls.sent.get(number)
         check(call is not None, f"{self.key}: u{number} is here, but nobody sent it")
         assert call is not None
         check(call.contribution.worker_id == worker_id, f"{call}: it came as one of {worker_id!r}")
-
-    def _check_weight(self, call: Call, weight: float, staleness: int) -> None:
-        assert call.number is not None
-        is_in_time = staleness <= self.spec.staleness.max or call.was_lost
-        check(is_in_time, f"{call}: it counts, but is {staleness} versions old")
-        expected = weight_of(call.number) * self._factor(staleness)
-        check(math.isclose(weight, expected), f"{call}: it counts {weight}, not {expected}")
-
-    def _factor(self, staleness: int) -> float:
-        discount = self.spec.staleness.discount
-        staleness = min(staleness, self.spec.staleness.max)
-        if isinstance(discount, ConstantDiscount):
-            return 1.0
-        return 0.5**staleness if isinstance(discount, ExponentialDiscount) else 1 / (1 + staleness)
 
     def _check_kept(self, parameters: Parameters) -> None:
         steps = parameters._versions.history.steps
@@ -477,104 +405,6 @@ class Life:
         same &= version.record in (None, self.records.get(version.step))  # it may be forgotten before the version
         check(same, f"{self.key}: the version of step {version.step} has changed")
 
-    # Calls
-
-    def note_sent(self, call: Call, epoch: int) -> None:
-        """Notes that a call is sent: unless the server knows its answer, it may forget others for it.
-
-        A call that was sent before, but may arrive later, counts as a later one, too.
-        """
-        for each in self.calls:
-            if each is not call and each.client == call.client:
-                if not self._is_known(call, epoch):
-                    each.later.add(call.sequence)
-                if not self._is_known(each, epoch):
-                    call.later.add(each.sequence)
-
-    def _is_known(self, call: Call, epoch: int) -> bool:
-        return call.is_answered and self.is_kept(call, epoch)
-
-    def must_remember(self, call: Call, window: int) -> bool:
-        """Returns True if a call cannot have been forgotten for later ones of its client."""
-        return len(call.later) < window and not call.is_given_up
-
-    def is_kept(self, call: Call, epoch: int) -> bool:
-        """Returns True if the latest answer to a call has to be there still."""
-        if call.epoch == epoch or call.changes is not None:
-            return True
-        assert call.outcome is not None
-        if call.outcome.outcome is not Outcome.ACCEPTED:
-            return False
-        if self.durability is Durability.GRADIENT:
-            return True
-        ended = self.where.get(call.number) if call.number is not None else None
-        return ended is not None and self.seen[ended].epoch == call.epoch
-
-    def is_lost(self, call: Call, epoch: int) -> bool:
-        """Returns True if a crash has taken an update that was accepted, as its sender sees it."""
-        was_accepted = call.outcome is not None and call.outcome.outcome is Outcome.ACCEPTED
-        return was_accepted and call.epoch != epoch and call.number not in self.where and call.changes is None
-
-    def answered(self, call: Call, outcome: Pushed, version: Version | None, epoch: int) -> None:
-        """Notes the answer to an update."""
-        if version is not None:
-            self.see(version)
-        if call.is_answered and self.is_kept(call, epoch):
-            check(
-                _told(outcome) == _told(call.outcome), f"{call}: expected {_told(call.outcome)}, got {_told(outcome)}"
-            )
-            if version is not None and call.pulled is not None and outcome.round is not None:
-                got, expected = version.round_number, call.pulled
-                check(got == expected, f"{call}: expected the version of round {expected} again, got {got}")
-        call.outcome, call.epoch = outcome, epoch
-        call.pulled = None if version is None else version.round_number
-        if outcome.round is not None and version is not None:
-            joined, got = outcome.round.number, version.round_number
-            check(got == joined, f"{call}: is in round {joined}, got the version of round {got}")
-        if outcome.outcome is Outcome.ACCEPTED:
-            self._check_weight(call, outcome.weight, outcome.staleness)
-            newer = outcome.global_step - call.contribution.local_step
-            check(outcome.staleness == newer, f"{call}: it is {newer} old, not {outcome.staleness}")
-        elif outcome.outcome is Outcome.STALE:
-            stale = outcome.staleness > self.spec.staleness.max
-            check(stale and not outcome.weight, f"{call}: stale, but {outcome.staleness} old, weight {outcome.weight}")
-        else:
-            check(self.spec.one_per_worker or call.kind == "push_pull", f"{call}: all updates of a worker count")
-        self._check_member(call)
-
-    def _check_member(self, call: Call) -> None:
-        """Checks that an update that was said to count does, if its round has ended."""
-        outcome = call.outcome
-        if outcome is None or call.number is None:
-            return
-        if outcome.round is None or outcome.outcome is not Outcome.ACCEPTED:
-            if call.number in self.where:
-                ended = self.where[call.number]
-                check(self.seen[ended].epoch != call.epoch, f"{call}: did not count, but is in round {ended}")
-            return
-        number = outcome.round.number
-        is_promised = self.durability is Durability.GRADIENT or (
-            number in self.seen and self.seen[number].epoch == call.epoch
-        )
-        if number in self.members and is_promised:
-            is_there = call.number in self.members[number]
-            check(is_there, f"{call}: was accepted, but is not in the version of round {number}")
-
-    def check_counted(self, call: Call) -> None:
-        """Checks, when all rounds have ended, that an update that was accepted is in a version, or was dropped."""
-        outcome = call.outcome
-        if outcome is None or outcome.outcome is not Outcome.ACCEPTED or self.durability is not Durability.GRADIENT:
-            return
-        assert outcome.round is not None
-        is_there = call.number in self.where or outcome.round.number in self.dropped
-        check(is_there, f"{call}: was accepted, and is in no version")
-
-    def check_too_late(self, call: Call) -> None:
-        """Checks, when a call has waited for too long, that its round had not ended before."""
-        ended = None if call.number is None else self.where.get(call.number)
-        if call.kind == "push_pull" and ended is not None:
-            check(self.seen[ended].at >= _now(), f"{call}: it waited on when round {ended} had ended")
-
     # Crashes
 
     def recovered(self, parameters: Parameters, epoch: int) -> None:
@@ -595,7 +425,7 @@ class Life:
         if self.durability is Durability.GRADIENT:
             accepted = {
                 each.number
-                for each in self.calls
+                for each in self.calls.all
                 if each.outcome is not None
                 and each.outcome.outcome is Outcome.ACCEPTED
                 and each.outcome.round is not None
@@ -603,15 +433,11 @@ class Life:
             }
             lost = accepted - set(self.pending)
             check(not lost, f"{self.key}: {sorted(map(str, lost))} were accepted, but only {self.pending} are there")
-        for call in self.calls:
+        for call in self.calls.all:
             is_lost = call.changes is not None and call.is_answered and not call.is_applied
             check(not is_lost, f"{call}: it was answered, and has no effect")
         self._check_state(parameters)
         self.timing.check_left(self.pending, parameters, str(self.key))
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def _bits(version: Version) -> bytes:
@@ -621,14 +447,6 @@ def _bits(version: Version) -> bytes:
 def _facts(version: Version) -> tuple[Any, ...]:
     told = (version.num_gradients, version.total_weight, version.worker_ids)
     return version.digest, _bits(version), told
-
-
-def _told(outcome: Pushed | None) -> tuple[Any, ...] | None:
-    if outcome is None:
-        return None
-    joined = None if outcome.round is None else outcome.round.number
-    counted = outcome.global_step, outcome.num_accumulated, outcome.staleness, outcome.weight
-    return outcome.outcome.name, joined, *counted
 
 
 def state_copy(state: OptimizerState) -> OptimizerState:

@@ -118,6 +118,7 @@ def spec_of(chance: random.Random, number: int) -> ParametersSpec:
     """Returns a spec whose rules no other number has."""
     reduction = chance.choice(REDUCTIONS)
     is_mean = isinstance(reduction, Mean)
+    clip_norm = 16.0 if is_mean and chance.random() < 0.15 else None
     noise_dtype = np.dtype(np.float16 if chance.random() < 0.25 else np.float32)
     components = (
         ComponentSpec("who", np.dtype(np.float32), PartialShape((MOST,))),
@@ -132,10 +133,10 @@ def spec_of(chance: random.Random, number: int) -> ParametersSpec:
         staleness=chance.choice(STALENESS),
         normalization=Normalization.COUNT if is_mean and chance.random() < 0.15 else Normalization.WEIGHTS,
         reduction=reduction,
-        clip_norm=16.0 if is_mean and chance.random() < 0.15 else None,
+        clip_norm=clip_norm,
         keep_versions=chance.randint(1, 3),
         deterministic=chance.random() < 0.3,
-        refuse_non_finite=chance.random() < 0.5,
+        refuse_non_finite=clip_norm is not None or chance.random() < 0.5,
         one_per_worker=chance.random() < 0.8,
         durability=chance.choice([Durability.ROUND, Durability.GRADIENT]),
         agreement={"run": "simulated"},
