@@ -14,6 +14,7 @@ from benchmarks.cases import (
     ops_batch_norm,
     ops_layer_norm,
     ops_rnn,
+    parameters,
     push_pull,
     put_get,
     resnet50,
@@ -33,6 +34,7 @@ CASES: dict[str, Callable[[], Sequence[Measurement]]] = {
     "put_get": put_get.comparisons,
     "round": rounds.comparisons,
     "push_pull": push_pull.comparisons,
+    "parameters": parameters.comparisons,
     "resnet50": resnet50.comparisons,
     "health": health.measurements,
     "links": links.comparisons,
@@ -44,6 +46,7 @@ CASES: dict[str, Callable[[], Sequence[Measurement]]] = {
     "ops_rnn": ops_rnn.comparisons,
     "batch_norm_layer": batch_norm_layer.comparisons,
     "server_memory": server_memory.measurements,
+    "parameters_memory": parameters.measurements,
     "durability": durability.comparisons,
     "torch_training": torch_training.comparisons,
 }

@@ -309,3 +309,19 @@ def test_what_is_not_durable_is_lost_and_never_reset(tmp_path: Path) -> None:
         with pytest.raises(gradserve.LostError):
             parameters.read()
         assert client.parameters({"w": W}, shared_name="llm").read().step == 0
+
+
+def test_what_a_server_has_lost_goes_on_from_a_version_of_a_worker() -> None:
+    """The first worker that comes brings its own, for all."""
+    with RestartingServer(None) as server, gradserve.connect(server.address) as client:
+        parameters = client.parameters(VALUES, shared_name="llm")
+        parameters.push({"w": W}, 0)
+        newest, older = parameters.read(1), parameters.read(0)
+        server.restart()
+        with pytest.raises(gradserve.LostError):
+            parameters.read()
+        parameters = client.parameters(newest, shared_name="llm")
+        late = client.parameters(older, shared_name="llm")
+        found = late.read()
+        assert (found.step, found.digest, as_lists(found)) == (1, newest.digest, as_lists(newest))
+        assert parameters.push_pull({"w": W}, found).version.values["w"].tolist() == (3 * W).tolist()

@@ -35,7 +35,9 @@ def serve(setup: Setup) -> Iterator[dict[str, Any]]:
         command += ["--upstream-workers", str(setup.options["upstream_workers"]), "--upstream-grace-seconds", "30"]
     if "durability" in setup.options:
         command += ["--state-dir", str(setup.scratch / "state")]
-    if "op" not in setup.options:  # other cases need no kernels, nor the memory and time for loading them
+    if (
+        not {"op", "optimizer"} & setup.options.keys()
+    ):  # other cases need no kernels, nor the memory and time for loading them
         command += ["--warm-up", "false"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as server:
         try:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from gradserve_protocol.arrays import DoesNotFitError
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.changes import RoundChanges
 from gradserve_server.accumulators.gradient import Array, Average, Contribution, Gradient, OpenGradient
@@ -146,7 +147,7 @@ class Parameters:
 
     @property
     def durability(self) -> Durability | None:
-        """How much of them survives the end of the server."""
+        """The changes that survive the end of the server."""
         return self._spec.durability
 
     @property
@@ -265,8 +266,12 @@ class Parameters:
             ResourceExhaustedError: There is no memory for the copy.
         """
         self._changes.check_open()
-        with self._parts.memory.another() as memory:
-            yield await self._changes.make(self._copy_state, memory)
+        memory, has_left = self._parts.memory.another(), False
+        try:
+            yield await self._changes.make(self._copy_state, memory, lambda: has_left)
+        finally:
+            has_left = True
+            memory.settle(0)
 
     async def change(self, call: RequestId | None, changes: Changes) -> None:
         """Changes rules, from the next round on, or loads values. All or nothing, and once for each call.
@@ -276,6 +281,8 @@ class Parameters:
             ResourceExhaustedError: There is not enough memory or disk; nothing has changed.
         """
         await self._accumulator.forget_overdue(call)
+        if call is not None:
+            self._versions.acknowledge(call)
         self._changes.check_open()
         with self._ledger.calls.room_for(call):
             await self._changes.make(self._change, call, changes)
@@ -321,7 +328,7 @@ class Parameters:
         if newest.num_gradients and newest.step not in by_step:
             raise ValueError(f"there is no record of the round that led to step {newest.step}")
         values = cast(Mapping[str, Array], newest.values)
-        loaded = Loaded(values, newest.step, state)
+        loaded = Loaded(values, newest.step, state, is_immutable=True)
         variables, ledger = self._variables, self._ledger
         variables.check_loaded(loaded, state.optimizer)
         with self._parts.memory.another() as memory:
@@ -333,10 +340,12 @@ class Parameters:
                     variables.stage_optimizer(optimizer, at_once=at_once)()
             self._changes.sum.settle()
             for each, answered in versions:
-                variables.check_loaded(Loaded(cast(Mapping[str, Array], each.values), each.step), state.optimizer)
+                kept = Loaded(cast(Mapping[str, Array], each.values), each.step, is_immutable=True)
+                variables.check_loaded(kept, state.optimizer)
                 await self._accumulator.keep_again(version_of(each, record=by_step.get(each.step)), answered)
-        for record in records:
-            self._parts.records.add(record)
+        dropped = [step for record in records for step in self._parts.records.add(record)]
+        if self._parts.journal is not None:
+            self._parts.journal.forget_rounds(dropped)  # the server crashed before it had
         self._versions.begin()
         self._ledger.resume()
 
@@ -354,11 +363,12 @@ class Parameters:
 
     # Under the lock of changes
 
-    async def _copy_state(self, memory: Reservation) -> tuple[Version, OptimizerState]:
+    async def _copy_state(self, memory: Reservation, has_left: Callable[[], bool]) -> tuple[Version, OptimizerState]:
         state = self._variables.next_state
         arrays = [array for values in state.slots.values() for array in values.values()]
         num_bytes = sum([each.nbytes for each in arrays])
-        memory.grow(num_bytes)
+        if not has_left():  # otherwise nobody would give the memory back
+            memory.grow(num_bytes)
 
         def copy() -> OptimizerState:
             slots = {
@@ -447,7 +457,13 @@ class Parameters:
                 placed[component.name] = value
                 continue
             array = self.place.allocate(value.shape, component.dtype) if arrays is None else arrays[index]
-            np.copyto(array, self.place.converted(value, component.dtype))
+            try:
+                np.copyto(array, self.place.converted(value, component.dtype))
+            except DoesNotFitError as error:
+                raise InvalidArgumentError(
+                    f"expected values of {component.dtype} for component {component.name!r}, got {error}",
+                    field="values",
+                ) from None
             self.place.protect(array)
             placed[component.name] = array
         return placed

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import xxhash
 
+from gradserve_protocol.digest import digest_of
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.errors import InvalidArgumentError
@@ -18,17 +18,6 @@ from gradserve_server.parameters.spec import ParametersSpec
 
 MASTER = "master"
 """The name of the master of a 16-bit component among the slots."""
-_BLOCK_BYTES = 1 << 20
-
-
-def digest_of(arrays: Iterable[Array]) -> bytes:
-    """Returns the digest of a version, given its components in order: `Version.digest` in the protos says how."""
-    blocks = bytearray()
-    for array in arrays:
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        for begin in range(0, data.size, _BLOCK_BYTES):
-            blocks += xxhash.xxh3_128_digest(data[begin : begin + _BLOCK_BYTES].data)
-    return xxhash.xxh3_128_digest(bytes(blocks))
 
 
 @dataclass(frozen=True)
@@ -53,7 +42,7 @@ class Loaded:
     """Values to begin with, or to go on with.
 
     Attributes:
-        values: Every component, in its dtype.
+        values: Every component, in its dtype; or in another real one that is converted, unless they are immutable.
         step: Their step.
         state: The state of the optimizer; None for a new one.
         is_immutable: Whether the values never change, so that they need not be copied.
@@ -193,7 +182,7 @@ class Variables:
             kept = None if state is None else state.slots.get(MASTER, {}).get(name)
             masters[name] = self._copied(values[name] if kept is None else kept, name)
         slots = self._new_slots(optimizer, None if state is None else state.slots)
-        digest = digest_of(values.values())
+        digest = digest_of(values.values(), self._stepper.run_all)
 
         def load() -> None:
             self.values, self.digest, self.optimizer = values, digest, optimizer
@@ -299,7 +288,7 @@ class Variables:
                 place.protect(array)
             self.rounds += 1
             self._present, self._next = self._next, None
-            self.values, self.digest = version, digest_of(version.values())
+            self.values, self.digest = version, digest_of(version.values(), self._stepper.run_all)
             return version
 
         return step
@@ -317,6 +306,11 @@ class Variables:
             if value.shape != spec.shapes[name]:
                 raise InvalidArgumentError(
                     f"expected values of shape {spec.shapes[name]} for component {name!r}, got {value.shape}",
+                    field="values",
+                )
+            if loaded.is_immutable and value.dtype != spec.by_name[name].dtype:
+                raise InvalidArgumentError(
+                    f"expected values of {spec.by_name[name].dtype} for component {name!r}, got {value.dtype}",
                     field="values",
                 )
         if loaded.step < 0:

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
+from gradserve_protocol.digest import digest_of
 from gradserve_server.accumulators.averages import KeptAverages
 from gradserve_server.accumulators.gradient import Array, Average, Value
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.rounds import Rounds
 from gradserve_server.parameters.ledger import UpdateLedger
 from gradserve_server.parameters.record import RoundRecord, RoundRecords
-from gradserve_server.parameters.variables import Variables, digest_of
+from gradserve_server.parameters.variables import Variables
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,7 @@ def ledger_of(parameters: Parameters) -> Any:
     ledger = parameters._ledger
     record = update_ledger_record(ledger)
     closer = {name: value for name, value in record["closer"].items() if name != "time"}
+    del record["time"]
     return {**record, "clients": sorted(record["clients"]), "closer": closer}
 
 

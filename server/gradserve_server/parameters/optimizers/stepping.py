@@ -105,6 +105,10 @@ class Stepper:
         self._chunk_elements = chunk_elements
         self._kernels = PreparedKernels(OPTIMIZER_STEPS)
 
+    def run_all(self, pieces: Sequence[Callable[[], object]]) -> None:
+        """Calls independent functions on all cores, and returns when all have returned."""
+        self._parallel.run_all(pieces)
+
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles the kernels, or loads them from a cache; ends early, between two kernels, once `stop()` is true."""
         self._kernels.prepare(stop)
