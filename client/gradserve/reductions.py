@@ -2,15 +2,16 @@
 
 client.parameters(values, ..., reduction=gradserve.reductions.trimmed_mean(0.1))
 
-All but `mean` and `sum` hold the updates in the server's memory until their round ends. With report_only=True, the
-server uses the mean, and only reports in the record of the round which updates the reduction would have dropped.
+All but `mean` and `sum` hold the updates in the server's memory until their round ends. With report_only=True, which
+only `krum` and `multi_krum` take on a server, the mean is used, and the record of the round reports which updates would
+have been dropped.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradserve.conversion.plain import INT64, as_choice, as_flag, as_integer, as_number
+from gradserve.conversion.plain import INT64, as_flag, as_integer, as_number
 from gradserve.public_names import publish as _publish
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.v1 import parameters_pb2
@@ -39,7 +40,8 @@ class Reduction:
     """A way to reduce the updates of a round.
 
     Attributes:
-        report_only: Whether to use the mean, and only report what the reduction would have dropped.
+        report_only: Whether to use the mean, and only report what the reduction would have dropped. Servers refuse it
+            for reductions that drop no update as a whole: all but Krum.
     """
 
     report_only: bool = field(default=False, kw_only=True)
@@ -195,9 +197,10 @@ def as_reduction(value: object, argument: Argument) -> Reduction:
     """
     if isinstance(value, Reduction) and type(value) is not Reduction:
         return value
-    if not isinstance(value, str):
-        raise argument.error("a reduction of gradserve.reductions, or its name,", value)
-    return _BY_NAME[as_choice(value, tuple(_BY_NAME), argument)]()
+    if not isinstance(value, str) or value.lower() not in _BY_NAME:
+        names = ", ".join(map(repr, _BY_NAME))
+        raise argument.error(f"a reduction of gradserve.reductions, such as krum(1), or one of {names},", value)
+    return _BY_NAME[value.lower()]()
 
 
 def reduction_message(reduction: Reduction) -> parameters_pb2.UpdateReduction:

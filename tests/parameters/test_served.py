@@ -84,7 +84,7 @@ def test_rounding_down_does_not_accumulate(client: gradserve.Client, name: str) 
         ({"v": W, "w": W}, {}, "'v'"),
         ({"w": W, "b": np.ones(3)}, {"max_staleness": 3}, "shape"),
         ({"w": W, "b": np.ones(2, np.float32)}, {"max_staleness": 3}, "float"),
-        ({"w": W, "b": np.ones(2)}, {"max_staleness": 3}, "staleness"),
+        ({"w": W, "b": np.ones(2)}, {"max_staleness": 3}, "constant up to 0, not constant up to 3"),
         ({"w": W, "b": np.ones(2)}, {"update": "gradient", "optimizer": optim.SGD(0.1)}, "update"),
         ({"w": W, "b": np.ones(2)}, {"agreement": {"a": "b"}}, "agreement"),
         ({"w": W, "b": np.ones(2)}, {"clip_norm": 1.0}, "clip_norm"),

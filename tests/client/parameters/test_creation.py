@@ -161,7 +161,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("staleness", "exponential(nan)", "a base above 0"),
     ("staleness", 0.5, "'constant'"),
     ("normalize", "sum", "'weights' or 'count'"),
-    ("reduction", "krum", "'mean' or 'sum'"),
+    ("reduction", "krum", "such as krum(1), or one of 'mean', 'sum'"),
     ("reduction", 3, "a reduction of gradserve.reductions"),
     ("reduction", reductions.Reduction(), "a reduction of gradserve.reductions"),
     ("clip_norm", 0, "a positive number"),
