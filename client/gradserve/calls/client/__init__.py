@@ -45,8 +45,9 @@ class ClientCalls(AccumulatorsOfClient, ParametersOfClient, LayersOfClient, Tens
         Args:
             container: The only container; empty for all in which the caller has a role.
             name_contains: A part of "container/name" of accumulators, parameters and layers, whatever its case.
-            order: The order of accumulators and of parameters: "latest" for those whose last round ended last, "name", "rate" for the
-                most rounds per second, "waiting" for the most waiting calls, or "bytes" for the most memory.
+            order: The order of accumulators and of parameters: "latest" for those whose last round ended last, "name",
+                "rate" for the most rounds per second, "waiting" for the most waiting calls, or "bytes" for the most
+                memory.
             max_accumulators: How many accumulators to describe, and how many parameters, at most 1,000.
             max_rounds: How many of the last rounds of each, at most 20.
             max_workers: How many workers, at most 1,000.
