@@ -1,22 +1,18 @@
 """Random interleavings of everything that parameters can be asked, against a model of plain numbers."""
 
 import asyncio
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
-import ml_dtypes
 import numpy as np
 import xxhash
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.rounds import Outcome
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -24,101 +20,46 @@ from gradserve_server.errors import (
     NotFoundError,
     OutOfRangeError,
 )
+from gradserve_server.parameters.changes import Changes
 from gradserve_server.parameters.journal import PARAMETERS, ParametersJournals, update_ledger_record
 from gradserve_server.parameters.ledger import UpdateLedger
-from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import Schedule
-from gradserve_server.parameters.parameters import Changes, Parameters
+from gradserve_server.parameters.optimizers.stepping import Stepper
+from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.record import NO_HASH
 from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.parameters.round_rules import RoundRules
-from gradserve_server.parameters.spec import ParametersSpec, Rules
-from gradserve_server.parameters.staleness import ExponentialDiscount, Staleness
-from gradserve_server.parameters.variables import Loaded, Variables
+from gradserve_server.parameters.variables import Loaded
 from gradserve_server.parameters.versions import Version
 from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.lifetimes import SHARED
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.security.identity import Identity
-from gradserve_server.storage.journal import Durability, Record
-from tests.journals import EventJournal, OneJournal
-from tests.parameters.bench import ParametersBench, adam, components_of, opened, sgd
-from tests.parameters.model import MAX_STALENESS, Made, Model, ModelRules
-
-KEY = ResourceKey("test", "p", Identity("chief"))
-FORK = ResourceKey("test", "fork", Identity("chief"))
-DTYPES: Mapping[str, Any] = {"w": np.float64, "b": np.float32, "h": ml_dtypes.bfloat16}
-SIZES = {"w": 2, "b": 1, "h": 2}
-MASTER_BYTES = {"w": 16, "b": 4, "h": 8}
-NARROW_BYTES = 8
-VERSION_BYTES = 16 + 4 + 4
-TOLERANCE = {"w": 1e-12, "b": 1e-5, "h": 2**-8}
-
-numbers = st.integers(-4, 4)
-updates = st.fixed_dictionaries(
-    {}, optional={name: st.lists(numbers, min_size=size, max_size=size) for name, size in SIZES.items()}
-).filter(bool)
-values = st.fixed_dictionaries({name: st.lists(numbers, min_size=size, max_size=size) for name, size in SIZES.items()})
-weights = st.sampled_from([1.0, 2.0, 0.5])
-workers = st.sampled_from(["", "w0", "w1", "w2"])
-behind = st.sampled_from([0, 0, 0, 1, 2])
-ROUND_RULES: list[dict[str, Any]] = [
-    {"num_required": 1, "min_required": 1, "grace": 0.0, "deadline": None},
-    {"num_required": 2, "min_required": 2, "grace": 0.0, "deadline": None},
-    {"num_required": 3, "min_required": 2, "grace": 0.0, "deadline": 6.0},
-    {"num_required": 1, "min_required": 1, "grace": 4.0, "deadline": None},
-    {"num_required": 2, "min_required": 2, "grace": 2.0, "deadline": 8.0},
-]
-
-
-def arrays(update: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return {name: np.array(each).astype(DTYPES[name]) for name, each in update.items()}
-
-
-def optimizer_of(rules: ModelRules) -> Optimizer:
-    if rules.kind == "adam":
-        return adam(rules.lr)
-    return sgd(rules.lr, momentum=0.5 if rules.kind == "momentum" else 0.0)
-
-
-def rounds_of(rules: ModelRules) -> RoundRules:
-    least = rules.min_required if rules.deadline is not None else None
-    return RoundRules(rules.num_required, least, grace=rules.grace, deadline=rules.deadline)
-
-
-def spec_of(rules: ModelRules) -> ParametersSpec:
-    components = components_of(arrays({name: [0] * size for name, size in SIZES.items()}))
-    return ParametersSpec(
-        components,
-        Rules(optimizer_of(rules), rounds_of(rules), Schedule(warmup=rules.warmup)),
-        staleness=Staleness(MAX_STALENESS, ExponentialDiscount(0.5)),
-    )
-
-
-class Recorder(EventJournal[Event]):
-    """Lists the records of events."""
-
-    variables: Variables
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-
-    async def append(self, event: Event) -> None:
-        self.records.append(json.loads(json.dumps(PARAMETERS.event_record(event))))
-
-    async def reserve_version(self, optimizer: object) -> None: ...
-    def forget_rounds(self, steps: object) -> None: ...
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A call with an update, and its outcome."""
-
-    contribution: Contribution
-    update: Mapping[str, Any]
-    is_pull: bool
-    answer: tuple[str, int, float]
-    round: int
+from gradserve_server.storage.journal import Durability
+from tests.journals import OneJournal
+from tests.parameters.bench import ParametersBench, opened, sgd
+from tests.parameters.machine_parts import (
+    DTYPES,
+    FORK,
+    KEY,
+    MASTER_BYTES,
+    NARROW_BYTES,
+    ROUND_RULES,
+    SIZES,
+    TOLERANCE,
+    VERSION_BYTES,
+    Recorder,
+    Sent,
+    arrays,
+    behind,
+    optimizer_of,
+    rounds_of,
+    spec_of,
+    updates,
+    values,
+    weights,
+    workers,
+)
+from tests.parameters.model import Made, Model, ModelRules
 
 
 class ParametersMachine(RuleBasedStateMachine):
@@ -132,7 +73,7 @@ class ParametersMachine(RuleBasedStateMachine):
         self.bench.registry = ParametersRegistry(
             self.bench.factory,
             self.bench.lifetimes,
-            self.bench.registry._stepper,
+            Stepper(ForkJoin(1)),
             new_incarnation=lambda: "only",
             journals=cast(ParametersJournals, OneJournal(self.journal)),
             wall_clock=lambda: int(self.bench.now * 1e9),
@@ -156,8 +97,9 @@ class ParametersMachine(RuleBasedStateMachine):
     @rule(initial=values, rounds=st.sampled_from(ROUND_RULES), step=st.integers(0, 3))
     def create(self, initial: dict[str, Any], rounds: dict[str, Any], step: int) -> None:
         rules = ModelRules(**rounds)
+        self.spec = spec_of(rules)
         self.journal.records.clear()
-        made, created = self.run(self.bench.registry.create(KEY, spec_of(rules), SHARED, Loaded(arrays(initial), step)))
+        made, created = self.run(self.bench.registry.create(KEY, self.spec, SHARED, Loaded(arrays(initial), step)))
         assert created
         self.made = made
         self.model = Model(initial, rules, self.bench.now, step)
@@ -435,9 +377,9 @@ class ParametersMachine(RuleBasedStateMachine):
     def the_same_events_give_the_same_ledger(self) -> None:
         if self.made is None:
             return
-        live = self.parameters._ledger
+        live = self.parameters.ledger
         calls = self.bench.factory.new_call_memory(Budget(1 << 40, "bytes").reserve())
-        replayed = UpdateLedger(calls, self.parameters._spec)
+        replayed = UpdateLedger(calls, self.spec)
         for record in self.journal.records:
             replayed.replay(PARAMETERS.event_of(record))
         one, other = update_ledger_record(live), update_ledger_record(replayed)
@@ -542,6 +484,6 @@ class ParametersMachine(RuleBasedStateMachine):
 
 
 ParametersMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestParametersMachine = ParametersMachine.TestCase

@@ -18,6 +18,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "compares the state inside with a model of it, after each step": (
         "accumulators/test_state_machine.py",
+        "parameters/durable/disk.py",
         "simulation/accounts.py",
         "simulation/accumulators/truth.py",
         "simulation/layers/part.py",
@@ -74,6 +75,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "accumulators/durable/test_recovery.py",
         "accumulators/places/test_durable.py",
         "layers/durable/test_recovery.py",
+        "parameters/durable/test_damage.py",
         "rpc/sharding/raw_shards.py",
     ),
     "sees that bookkeeping, which shows only as memory, is given back": (

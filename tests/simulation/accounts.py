@@ -55,7 +55,7 @@ def check_memory(server: Server) -> None:
     settled = [each for each in parameters if not each._changes.is_under_way]
     kept = [{version.round_number: version.nbytes for version in each._versions.all_kept} for each in settled]
     expected["bytes of sums and states of parameters"] = (
-        sum(each._updates.nbytes for each in settled),
+        sum(each._changes.sum.summation.nbytes for each in settled),
         sum(each._changes.sum.nbytes for each in settled),
     )
     expected["bytes of versions"] = (

@@ -19,7 +19,8 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
-from gradserve_server.parameters.parameters import Changes, Parameters
+from gradserve_server.parameters.changes import Changes
+from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.variables import Loaded, OptimizerState
 from gradserve_server.resources.lifetimes import SHARED
 from gradserve_server.resources.registry import ResourceKey
