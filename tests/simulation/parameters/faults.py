@@ -14,6 +14,7 @@ from gradserve_server.accumulators.ledger import Ledger
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.accumulators.waits import TakeQueue
 from gradserve_server.parameters import journal as journal_module
+from gradserve_server.parameters.changes import Changer
 from gradserve_server.parameters.closing import Closer
 from gradserve_server.parameters.journal import ParametersJournal
 from gradserve_server.parameters.ledger import RulesChanged, UpdateLedger, VersionLoaded
@@ -253,8 +254,8 @@ def count_memory_for_readers_that_have_left(patch: pytest.MonkeyPatch) -> None:
     async def copy_state(self: Any, memory: Any, has_left: Any) -> Any:
         return await real(self, memory, lambda: False)
 
-    real: Any = vars(Parameters)["_copy_state"]
-    patch.setattr(Parameters, "_copy_state", copy_state)
+    real = Changer.copy_state
+    patch.setattr(Changer, "copy_state", copy_state)
 
 
 FAULTS: dict[str, Fault] = {
