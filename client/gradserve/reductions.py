@@ -2,9 +2,7 @@
 
 client.parameters(values, ..., reduction=gradserve.reductions.trimmed_mean(0.1))
 
-All but `mean` and `sum` hold the updates in the server's memory until their round ends. With report_only=True, which
-only `krum` and `multi_krum` take on a server, the mean is used, and the record of the round reports which updates would
-have been dropped.
+All but `mean` and `sum` hold the updates in the server's memory until their round ends.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,14 +35,7 @@ _NATURAL = range(1, INT64.stop)
 
 @dataclass(frozen=True)
 class Reduction:
-    """A way to reduce the updates of a round.
-
-    Attributes:
-        report_only: Whether to use the mean, and only report what the reduction would have dropped. Servers refuse it
-            for reductions that drop no update as a whole: all but Krum.
-    """
-
-    report_only: bool = field(default=False, kw_only=True)
+    """A way to reduce the updates of a round."""
 
     _kind = ""
     """The field of its message."""
@@ -52,7 +43,6 @@ class Reduction:
     def __post_init__(self) -> None:
         for name, value in self._checked().items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "report_only", as_flag(self.report_only, Argument("report_only")))
 
     def _checked(self) -> Mapping[str, object]:
         """Returns the settings as the numbers that are sent."""
@@ -105,16 +95,20 @@ class Krum(Reduction):
     Attributes:
         num_byzantine: The number of workers that may send anything.
         num_selected: The number of updates in the mean.
+        report_only: Whether to use the mean of all, and only report in the record of the round which updates would have
+            been dropped.
     """
 
     num_byzantine: int
     num_selected: int = 1
+    report_only: bool = field(default=False, kw_only=True)
     _kind = "krum"
 
     def _checked(self) -> Mapping[str, object]:
         return {
             "num_byzantine": as_integer(self.num_byzantine, Argument("num_byzantine"), range(INT64.stop)),
             "num_selected": as_integer(self.num_selected, Argument("num_selected"), _NATURAL),
+            "report_only": as_flag(self.report_only, Argument("report_only")),
         }
 
 
@@ -144,41 +138,50 @@ class GeometricMedian(Reduction):
 _KINDS: dict[str, type[Any]] = {each._kind: each for each in (Mean, Sum, Median, TrimmedMean, Krum, GeometricMedian)}
 
 
-def mean(*, report_only: bool = False) -> Mean:
+def mean() -> Mean:
     """Returns the weighted mean, which is the default."""
-    return Mean(report_only=report_only)
+    return Mean()
 
 
-def sum(*, report_only: bool = False) -> Sum:  # noqa: A001 (gradserve.reductions.sum)
+def sum() -> Sum:  # noqa: A001 (gradserve.reductions.sum)
     """Returns the weighted sum."""
-    return Sum(report_only=report_only)
+    return Sum()
 
 
-def median(*, report_only: bool = False) -> Median:
+def median() -> Median:
     """Returns the median of each element."""
-    return Median(report_only=report_only)
+    return Median()
 
 
-def trimmed_mean(fraction: float, *, report_only: bool = False) -> TrimmedMean:
+def trimmed_mean(fraction: float) -> TrimmedMean:
     """Returns the mean of each element without `fraction` of the values at each end."""
-    return TrimmedMean(fraction, report_only=report_only)
+    return TrimmedMean(fraction)
 
 
 def krum(num_byzantine: int, *, report_only: bool = False) -> Krum:
-    """Returns the update that is closest to its neighbours, if `num_byzantine` workers may send anything."""
+    """Returns the update that is closest to its neighbours, if `num_byzantine` workers may send anything.
+
+    Args:
+        num_byzantine: The number of these workers.
+        report_only: Whether to use the mean of all, and only report which updates would have been dropped.
+    """
     return Krum(num_byzantine, report_only=report_only)
 
 
 def multi_krum(num_byzantine: int, num_selected: int, *, report_only: bool = False) -> Krum:
-    """Returns the mean of the `num_selected` updates that are closest to their neighbours."""
+    """Returns the mean of the updates that are closest to their neighbours.
+
+    Args:
+        num_byzantine: The number of workers that may send anything.
+        num_selected: The number of updates in the mean.
+        report_only: Whether to use the mean of all, and only report which updates would have been dropped.
+    """
     return Krum(num_byzantine, num_selected, report_only=report_only)
 
 
-def geometric_median(
-    max_iterations: int = 100, tolerance: float = 1e-6, *, report_only: bool = False
-) -> GeometricMedian:
+def geometric_median(max_iterations: int = 100, tolerance: float = 1e-6) -> GeometricMedian:
     """Returns the point with the smallest weighted sum of distances to all updates."""
-    return GeometricMedian(max_iterations, tolerance, report_only=report_only)
+    return GeometricMedian(max_iterations, tolerance)
 
 
 _BY_NAME: dict[str, Callable[[], Reduction]] = {
@@ -205,7 +208,7 @@ def as_reduction(value: object, argument: Argument) -> Reduction:
 
 def reduction_message(reduction: Reduction) -> parameters_pb2.UpdateReduction:
     """Returns the message of a reduction."""
-    message = parameters_pb2.UpdateReduction(report_only=reduction.report_only)
+    message = parameters_pb2.UpdateReduction(report_only=isinstance(reduction, Krum) and reduction.report_only)
     settings = getattr(message, reduction._kind)
     settings.SetInParent()
     for each in settings.DESCRIPTOR.fields:
@@ -218,7 +221,9 @@ def reduction_of(message: parameters_pb2.UpdateReduction) -> Reduction:
     kind = message.WhichOneof("kind") or Mean._kind
     settings = getattr(message, kind)
     values = {each.name: getattr(settings, each.name) for each in settings.DESCRIPTOR.fields}
-    reduction: Reduction = _KINDS[kind](**values, report_only=message.report_only)
+    if kind == Krum._kind:
+        values["report_only"] = message.report_only
+    reduction: Reduction = _KINDS[kind](**values)
     return reduction
 
 
