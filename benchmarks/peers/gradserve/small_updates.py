@@ -1,6 +1,7 @@
 """A worker that sends small gradients, to parameters or to an accumulator, while others may wait for a version.
 
 With `num_waiting`, so many calls of an asyncio client in the worker's process wait for a step that is never reached.
+They share a connection of gRPC.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class SmallUpdatesWorker(Worker):
         self._gradient = self._connection.gradient(shape, 1.0)
         self._step = 0
         self._kind = setup.options["kind"]
-        options: dict[str, Any] = {"optimizer": optim.SGD(0.125), "update": "gradient", "num_required": 1}
+        options: dict[str, Any] = {"optimizer": optim.SGD(0.125), "update": "gradient", "one_per_worker": False}
+        self._options = options
         if self._kind == "apply_grad":
             self._model = client.gradient_accumulator({"x": self._gradient}, shared_name="model")
         else:
@@ -63,14 +65,14 @@ class SmallUpdatesWorker(Worker):
             assert self._model.info().step == self._step, "a round is missing"
 
     async def _wait(self, address: str, num_waiting: int) -> None:
-        async with gradserve.aio.connect(address, timeout=10 * TIMEOUT_SECONDS) as client:
+        async with gradserve.aio.connect(address, timeout=10 * TIMEOUT_SECONDS, transport="grpc") as client:
             (name,) = [each.name for each in await client.list_parameters()]
             shape = {"x": gradserve.DenseSpec("float32", self._gradient.shape)}
-            parameters = await client.parameters(shape, shared_name=name, update="gradient", one_per_worker=False)
+            parameters = await client.parameters(shape, shared_name=name, **self._options)
             await asyncio.gather(*[parameters.wait(_NEVER) for _ in range(num_waiting)])
 
     def _wait_for(self, num_waiting: int) -> None:
-        while self._model.info().num_waiting < num_waiting:
+        while self._connection.client.server_info().usage["num_waiters"] < num_waiting:
             time.sleep(0.1)
 
 
