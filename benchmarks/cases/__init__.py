@@ -35,6 +35,8 @@ CASES: dict[str, Callable[[], Sequence[Measurement]]] = {
     "round": rounds.comparisons,
     "push_pull": push_pull.comparisons,
     "parameters": parameters.comparisons,
+    "parameters_tensorflow": parameters.comparisons_with_tensorflow,
+    "parameters_small": parameters.small_comparisons,
     "resnet50": resnet50.comparisons,
     "health": health.measurements,
     "links": links.comparisons,

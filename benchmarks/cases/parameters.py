@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.cases.sizes import MB, size_name
+from benchmarks.cases.sizes import KB, MB, size_name
 from benchmarks.cases.ways import BULK, IN_PLACE, SHARED_MEMORY, Way
 from benchmarks.harness.comparison import Comparison
 from benchmarks.harness.contestants import Contestant
@@ -22,11 +22,40 @@ _TENSORFLOW = "TensorFlow, momentum"
 _SPEEDS = {IN_PLACE: 5.0, BULK: 1.6}
 _MOST_WORKERS = 8
 _KEPT_VERSIONS = 2
+_SMALL_BYTES = 4 * KB
+_SMALL_STEPS = 5
+_NUM_WAITING = 10_000
 
 
 def comparisons() -> list[Comparison]:
-    """Beside a mean alone, and beside TensorFlow with two workers and four."""
-    return [_beside_mean(), *(_beside_tensorflow(num_workers) for num_workers in (2, 4))]
+    """Beside a mean alone."""
+    return [_beside_mean()]
+
+
+def comparisons_with_tensorflow() -> list[Comparison]:
+    """Beside TensorFlow, with two workers and four."""
+    return [_beside_tensorflow(num_workers) for num_workers in (2, 4)]
+
+
+def small_comparisons() -> list[Comparison]:
+    """Twenty small calls: beside an accumulator's, and while thousands wait for a version."""
+
+    def contestant(label: str, kind: str, num_waiting: int = 0) -> Contestant:
+        made = BULK.contestant("small_updates", 1, num_bytes=_SMALL_BYTES, kind=kind, num_waiting=num_waiting)
+        return replace(made, label=label)
+
+    apply = contestant("apply_grad", "apply_grad")
+    push = contestant("push", "updates")
+    rounds = contestant("push that ends its round", "rounds")
+    waiting = contestant(f"push that ends its round, {_NUM_WAITING:,} wait for a step", "rounds", _NUM_WAITING)
+    return [
+        Comparison(
+            title=f"20 calls with {size_name(_SMALL_BYTES)}",
+            contestants=(waiting, rounds, push, apply),
+            num_bytes=_SMALL_BYTES,
+            steps=_SMALL_STEPS,
+        )
+    ]
 
 
 def measurements() -> list[MemoryMeasurement]:

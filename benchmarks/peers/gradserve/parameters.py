@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,10 @@ class ParametersWorker(Worker):
         self._result: Any = None
         self._step = 0
         self._optimizer = setup.options["optimizer"]
-        self._parameters = self._connection.client.parameters(
+        client = self._connection.client
+        while setup.rank and not client.list_parameters():  # or several send initial values, whose memory is kept
+            time.sleep(0.05)
+        self._parameters = client.parameters(
             {"x": np.zeros(setup.num_floats, np.float32)},
             shared_name="model",
             optimizer=_OPTIMIZERS[self._optimizer],

@@ -34,6 +34,8 @@ def serve(setup: Setup) -> Iterator[dict[str, Any]]:
     if "upstream" in setup.options:
         command += ["--upstream", setup.options["upstream"]]
         command += ["--upstream-workers", str(setup.options["upstream_workers"]), "--upstream-grace-seconds", "30"]
+    if num_waiting := setup.options.get("num_waiting"):
+        command += ["--max-connection-calls", str(2 * num_waiting)]
     if "durability" in setup.options:
         command += ["--state-dir", str(setup.scratch / "state")]
     if not setup.options.keys() & {"op", "warm_up"}:  # other cases need no kernels, nor the memory and time for them
