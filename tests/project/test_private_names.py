@@ -14,6 +14,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "simulation/accumulators/faults.py",
         "simulation/layers/faults.py",
         "simulation/leases/faults.py",
+        "simulation/parameters/faults.py",
         "simulation/sharding/faults.py",
     ),
     "compares the state inside with a model of it, after each step": (
@@ -24,6 +25,9 @@ REASONS: dict[str, tuple[str, ...]] = {
         "simulation/layers/part.py",
         "simulation/leases/owners.py",
         "simulation/leases/part.py",
+        "simulation/parameters/part.py",
+        "simulation/parameters/timing.py",
+        "simulation/parameters/truth.py",
         "simulation/server.py",
         "simulation/sharding/run.py",
         "simulation/sharding/truth.py",
