@@ -76,7 +76,7 @@ class Client:
             (0.25, lambda: self._new("push_pull")),
             (0.25, self._send_again),
             (0.08, self._read),
-            (0.03, self._save),
+            (0.06, self._save),
             (0.03, lambda: self._new_change(is_load=False)),
             (0.02, lambda: self._new_change(is_load=True)),
             (0.02, self._fork),
@@ -206,7 +206,7 @@ class Client:
                 return {name: value.copy() for name, value in values.items()}, state_copy(state), version.round_number
 
         what = f"save {life.key}"
-        answer = await self._send(lambda: self._ask(save(), life, what), what)
+        answer = await self._send(lambda: self._ask(save(), life, what), what, impatience=0.5)
         if answer and not self._world.is_over:
             values, state, number = answer[0]
             check(number in life.seen, f"{what}: there is no round {number}")
@@ -341,9 +341,15 @@ class Client:
         if call is not None:
             call.is_given_up = True
 
-    async def _send(self, serve: Callable[[], Awaitable[T | None]], what: str) -> T | None:
-        """Returns the answer over the network; None if there is none, for a reason that is allowed."""
-        impatient = self._chance.random() < 0.15
+    async def _send(self, serve: Callable[[], Awaitable[T | None]], what: str, impatience: float = 0.15) -> T | None:
+        """Returns the answer over the network; None if there is none, for a reason that is allowed.
+
+        Args:
+            serve: Carries out the request.
+            what: The request.
+            impatience: How likely the client leaves soon.
+        """
+        impatient = self._chance.random() < impatience
         patience = self._chance.choice([0.0, 0.01, 0.2]) if impatient else 5.0
         try:
             return await self._world.network.ask(self.name, serve, patience)

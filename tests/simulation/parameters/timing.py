@@ -105,8 +105,12 @@ class Timing:
         if len(pending) >= rules.num_required and self.quorum is None:
             self.quorum = now
         if pending and len(pending) not in self.left:
-            self.left[len(pending)] = _left(parameters)
-            grace, _ = self.left[len(pending)]
+            late = self.served.now.most - now.most
+            grace, deadline = _left(parameters)
+            self.left[len(pending)] = (
+                None if grace is None else grace + late,
+                None if deadline is None else deadline + late,
+            )
             before = [left for left, _ in self.left.values() if left is not None]
             is_less = grace is None or grace <= min(before) + _SLACK
             check(is_less, f"{parameters.name}: {before} s of the grace were left, and {grace} s after an update")
