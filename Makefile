@@ -105,7 +105,7 @@ install-prometheus:  ## Install Prometheus, which the tests of the alert rules n
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends prometheus
 
-cpp:  ## Build the C++ example into build/cpp
+cpp:  ## Build the C++ examples into build/cpp
 	$(MAKE) --no-print-directory -f examples/cpp/Makefile BUILD=build/cpp
 
 demo: $(DEMO_INSTALLED)  ## Train on real data with four workers, beside one process

@@ -130,13 +130,14 @@ class RoundRules:
 @abbreviated
 @dataclass(frozen=True, repr=False)
 class WeightLedger:
-    """The weight of all updates: accepted = applied + pending. Refused updates have none of it.
+    """The weight of all updates: accepted = applied + pending + refused["loaded"].
 
     Attributes:
         accepted: The weight of all accepted updates.
         applied: That of updates in rounds that have ended.
         pending: That of updates in the current round.
-        refused: The weight that was refused, by reason: "stale", "already counted".
+        refused: The weight that does not count, by reason: "stale" and "already counted" of updates that were never
+            accepted; "loaded" of those that were, until other values were loaded.
     """
 
     accepted: float

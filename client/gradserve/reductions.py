@@ -2,15 +2,14 @@
 
 client.parameters(values, ..., reduction=gradserve.reductions.trimmed_mean(0.1))
 
-All but `mean` and `sum` hold the updates in the server's memory until their round ends. With report_only=True, the
-server uses the mean, and only reports in the record of the round which updates the reduction would have dropped.
+All but `mean` and `sum` hold the updates in the server's memory until their round ends.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradserve.conversion.plain import INT64, as_choice, as_flag, as_integer, as_number
+from gradserve.conversion.plain import INT64, as_flag, as_integer, as_number
 from gradserve.public_names import publish as _publish
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.v1 import parameters_pb2
@@ -36,13 +35,7 @@ _NATURAL = range(1, INT64.stop)
 
 @dataclass(frozen=True)
 class Reduction:
-    """A way to reduce the updates of a round.
-
-    Attributes:
-        report_only: Whether to use the mean, and only report what the reduction would have dropped.
-    """
-
-    report_only: bool = field(default=False, kw_only=True)
+    """A way to reduce the updates of a round."""
 
     _kind = ""
     """The field of its message."""
@@ -50,7 +43,6 @@ class Reduction:
     def __post_init__(self) -> None:
         for name, value in self._checked().items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "report_only", as_flag(self.report_only, Argument("report_only")))
 
     def _checked(self) -> Mapping[str, object]:
         """Returns the settings as the numbers that are sent."""
@@ -103,16 +95,20 @@ class Krum(Reduction):
     Attributes:
         num_byzantine: The number of workers that may send anything.
         num_selected: The number of updates in the mean.
+        report_only: Whether to use the mean of all, and only report in the record of the round which updates would have
+            been dropped.
     """
 
     num_byzantine: int
     num_selected: int = 1
+    report_only: bool = field(default=False, kw_only=True)
     _kind = "krum"
 
     def _checked(self) -> Mapping[str, object]:
         return {
             "num_byzantine": as_integer(self.num_byzantine, Argument("num_byzantine"), range(INT64.stop)),
             "num_selected": as_integer(self.num_selected, Argument("num_selected"), _NATURAL),
+            "report_only": as_flag(self.report_only, Argument("report_only")),
         }
 
 
@@ -142,41 +138,50 @@ class GeometricMedian(Reduction):
 _KINDS: dict[str, type[Any]] = {each._kind: each for each in (Mean, Sum, Median, TrimmedMean, Krum, GeometricMedian)}
 
 
-def mean(*, report_only: bool = False) -> Mean:
+def mean() -> Mean:
     """Returns the weighted mean, which is the default."""
-    return Mean(report_only=report_only)
+    return Mean()
 
 
-def sum(*, report_only: bool = False) -> Sum:  # noqa: A001 (gradserve.reductions.sum)
+def sum() -> Sum:  # noqa: A001 (gradserve.reductions.sum)
     """Returns the weighted sum."""
-    return Sum(report_only=report_only)
+    return Sum()
 
 
-def median(*, report_only: bool = False) -> Median:
+def median() -> Median:
     """Returns the median of each element."""
-    return Median(report_only=report_only)
+    return Median()
 
 
-def trimmed_mean(fraction: float, *, report_only: bool = False) -> TrimmedMean:
+def trimmed_mean(fraction: float) -> TrimmedMean:
     """Returns the mean of each element without `fraction` of the values at each end."""
-    return TrimmedMean(fraction, report_only=report_only)
+    return TrimmedMean(fraction)
 
 
 def krum(num_byzantine: int, *, report_only: bool = False) -> Krum:
-    """Returns the update that is closest to its neighbours, if `num_byzantine` workers may send anything."""
+    """Returns the update that is closest to its neighbours, if `num_byzantine` workers may send anything.
+
+    Args:
+        num_byzantine: The number of these workers.
+        report_only: Whether to use the mean of all, and only report which updates would have been dropped.
+    """
     return Krum(num_byzantine, report_only=report_only)
 
 
 def multi_krum(num_byzantine: int, num_selected: int, *, report_only: bool = False) -> Krum:
-    """Returns the mean of the `num_selected` updates that are closest to their neighbours."""
+    """Returns the mean of the updates that are closest to their neighbours.
+
+    Args:
+        num_byzantine: The number of workers that may send anything.
+        num_selected: The number of updates in the mean.
+        report_only: Whether to use the mean of all, and only report which updates would have been dropped.
+    """
     return Krum(num_byzantine, num_selected, report_only=report_only)
 
 
-def geometric_median(
-    max_iterations: int = 100, tolerance: float = 1e-6, *, report_only: bool = False
-) -> GeometricMedian:
+def geometric_median(max_iterations: int = 100, tolerance: float = 1e-6) -> GeometricMedian:
     """Returns the point with the smallest weighted sum of distances to all updates."""
-    return GeometricMedian(max_iterations, tolerance, report_only=report_only)
+    return GeometricMedian(max_iterations, tolerance)
 
 
 _BY_NAME: dict[str, Callable[[], Reduction]] = {
@@ -195,14 +200,15 @@ def as_reduction(value: object, argument: Argument) -> Reduction:
     """
     if isinstance(value, Reduction) and type(value) is not Reduction:
         return value
-    if not isinstance(value, str):
-        raise argument.error("a reduction of gradserve.reductions, or its name,", value)
-    return _BY_NAME[as_choice(value, tuple(_BY_NAME), argument)]()
+    if not isinstance(value, str) or value.lower() not in _BY_NAME:
+        names = ", ".join(map(repr, _BY_NAME))
+        raise argument.error(f"a reduction of gradserve.reductions, such as krum(1), or one of {names},", value)
+    return _BY_NAME[value.lower()]()
 
 
 def reduction_message(reduction: Reduction) -> parameters_pb2.UpdateReduction:
     """Returns the message of a reduction."""
-    message = parameters_pb2.UpdateReduction(report_only=reduction.report_only)
+    message = parameters_pb2.UpdateReduction(report_only=isinstance(reduction, Krum) and reduction.report_only)
     settings = getattr(message, reduction._kind)
     settings.SetInParent()
     for each in settings.DESCRIPTOR.fields:
@@ -215,7 +221,9 @@ def reduction_of(message: parameters_pb2.UpdateReduction) -> Reduction:
     kind = message.WhichOneof("kind") or Mean._kind
     settings = getattr(message, kind)
     values = {each.name: getattr(settings, each.name) for each in settings.DESCRIPTOR.fields}
-    reduction: Reduction = _KINDS[kind](**values, report_only=message.report_only)
+    if kind == Krum._kind:
+        values["report_only"] = message.report_only
+    reduction: Reduction = _KINDS[kind](**values)
     return reduction
 
 

@@ -75,7 +75,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "parameters.push_pull": {"update": {"w": [1, 2]}, "local_step": 0, "worker_id": "", **NOW},
     "parameters.wait": {"step": 0, **NOW},
     "parameters.change": {"num_required": 1},
-    "parameters.save": {"path": "saved"},
+    "parameters.save": {"path": Path(tempfile.gettempdir()) / "gradserve-saved"},
     "layer.__call__": {"inputs": ones(2, 3)},
     "layer.forward": {"inputs": ones(2, 3)},
     "layer.backward": {"dy": ones(2, 3)},

@@ -84,7 +84,7 @@ def test_rounding_down_does_not_accumulate(client: gradserve.Client, name: str) 
         ({"v": W, "w": W}, {}, "'v'"),
         ({"w": W, "b": np.ones(3)}, {"max_staleness": 3}, "shape"),
         ({"w": W, "b": np.ones(2, np.float32)}, {"max_staleness": 3}, "float"),
-        ({"w": W, "b": np.ones(2)}, {"max_staleness": 3}, "staleness"),
+        ({"w": W, "b": np.ones(2)}, {"max_staleness": 3}, "constant up to 0, not constant up to 3"),
         ({"w": W, "b": np.ones(2)}, {"update": "gradient", "optimizer": optim.SGD(0.1)}, "update"),
         ({"w": W, "b": np.ones(2)}, {"agreement": {"a": "b"}}, "agreement"),
         ({"w": W, "b": np.ones(2)}, {"clip_norm": 1.0}, "clip_norm"),
@@ -309,3 +309,19 @@ def test_what_is_not_durable_is_lost_and_never_reset(tmp_path: Path) -> None:
         with pytest.raises(gradserve.LostError):
             parameters.read()
         assert client.parameters({"w": W}, shared_name="llm").read().step == 0
+
+
+def test_what_a_server_has_lost_goes_on_from_a_version_of_a_worker() -> None:
+    """The first worker that comes brings its own, for all."""
+    with RestartingServer(None) as server, gradserve.connect(server.address) as client:
+        parameters = client.parameters(VALUES, shared_name="llm")
+        parameters.push({"w": W}, 0)
+        newest, older = parameters.read(1), parameters.read(0)
+        server.restart()
+        with pytest.raises(gradserve.LostError):
+            parameters.read()
+        parameters = client.parameters(newest, shared_name="llm")
+        late = client.parameters(older, shared_name="llm")
+        found = late.read()
+        assert (found.step, found.digest, as_lists(found)) == (1, newest.digest, as_lists(newest))
+        assert parameters.push_pull({"w": W}, found).version.values["w"].tolist() == (3 * W).tolist()

@@ -27,6 +27,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 _FORMAT = 1
 _KEY = "gradserve"
 """The name of our text in the metadata of a file."""
+_UPDATES = {each: each for each in (None, "delta", "gradient")}
 _PARAMETER, _OPTIMIZER = "param/", "optimizer/"
 
 
@@ -61,6 +62,7 @@ class SavedParameters(Mapping[str, NDArray[Any]]):
         digest: The digest of the version, 32 hexadecimal digits.
         state: The state of the optimizer; None if the file has none.
         schedule: The schedule of the learning rate, as a message; None for none.
+        update: The kind of updates of the run, "delta" or "gradient"; None for a model of another program.
     """
 
     components: Mapping[str, NDArray[Any]]
@@ -68,6 +70,20 @@ class SavedParameters(Mapping[str, NDArray[Any]]):
     digest: str
     state: SavedState | None = field(repr=False)
     schedule: parameters_pb2.Schedule | None = field(repr=False)
+    update: str | None = None
+
+    def check_update(self, update: str) -> None:
+        """Checks that a run goes on with updates of the kind with which it was saved: otherwise it would go astray.
+
+        Raises:
+            InvalidArgumentError: It does not.
+        """
+        if self.update not in (None, update):
+            raise InvalidArgumentError(
+                f"expected update={self.update!r}, with which these parameters were saved, got {update!r}: the sign of "
+                "every step would be wrong",
+                field="update",
+            )
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.components[name]
@@ -91,6 +107,7 @@ def save(path: PathLike, saved: SavedParameters) -> None:
         "components": list(saved.components),
         "step": saved.step,
         "digest": saved.digest,
+        "update": saved.update,
     }
     if saved.schedule is not None:
         about["schedule"] = _as_json(saved.schedule)
@@ -155,13 +172,14 @@ def _interpreted(contents: safetensors.Contents) -> SavedParameters:
         step, digest = _count(about["step"]), str(about["digest"])
         schedule = _parsed(about["schedule"], parameters_pb2.Schedule()) if "schedule" in about else None
         state = _state(about, contents.arrays) if "optimizer" in about else None
+        update = _UPDATES[about.get("update")]
     except FormatError:
         raise
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise FormatError(f"what it says of its parameters is incomplete: {type(error).__name__}: {error}") from None
     if digest_of(components.values()).hex() != digest:
         raise FormatError("the parameters are not those that were saved: their digest differs")
-    return SavedParameters(components, step, digest, state, schedule)
+    return SavedParameters(components, step, digest, state, schedule, update)
 
 
 def _check_format(format_: Any) -> None:

@@ -89,7 +89,7 @@ class Accumulator:
 
     @property
     def durability(self) -> Durability | None:
-        """How much of it survives the end of the server; None for nothing."""
+        """The changes that survive the end of the server; None for none."""
         return self.spec.durability
 
     @property

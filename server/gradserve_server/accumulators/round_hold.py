@@ -36,7 +36,7 @@ class InRounds(Protocol):
 
     @property
     def durability(self) -> Durability | None:
-        """How much of it survives the end of the server; None for nothing."""
+        """The changes that survive the end of the server; None for none."""
         ...
 
 

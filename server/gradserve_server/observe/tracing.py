@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
@@ -54,9 +54,17 @@ class TracedRounds:
     to the round whose average the call received. Used on the event loop only.
     """
 
-    def __init__(self, kind: str, key: ResourceKey, observer: AccumulatorObserver, tracer: Tracer) -> None:
-        """`kind` is "accumulator" or "parameters"."""
+    def __init__(
+        self,
+        kind: str,
+        key: ResourceKey,
+        observer: AccumulatorObserver,
+        tracer: Tracer,
+        more: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """`kind` is "accumulator" or "parameters". `more` returns more attributes of the round that has just ended."""
         self.tracer = tracer
+        self._more = more
         self.attributes = {f"gradserve.{kind}": key.name}
         if key.container:
             self.attributes["gradserve.container"] = key.container
@@ -97,6 +105,7 @@ class TracedRounds:
                 "gradserve.step": ended.step,
                 "gradserve.num_required": num_required,
                 "gradserve.num_gradients": num_gradients,
+                **self._more(),
             },
             links=links,
             start_time=self._began,

@@ -60,12 +60,6 @@ class UpdateHistory(History):
         return replace(record, reason=ended.reason, apply_seconds=seconds, staleness=staleness)
 
 
-def with_fresh_updates(histories: Histories) -> Histories:
-    """Gives new histories a count of updates that are not stale at all; returns them."""
-    histories.totals.staleness = Histogram((0.0, *STEPS))
-    return histories
-
-
 @dataclass(frozen=True)
 class UpdateHistories:
     """The histories of all parameters. Used on the event loop only.
@@ -76,8 +70,11 @@ class UpdateHistories:
         applying: Seconds that the optimizer took in each round.
     """
 
-    rounds: Histories = field(default_factory=lambda: with_fresh_updates(Histories()))
+    rounds: Histories = field(default_factory=Histories)
     applying: Histogram = field(default_factory=lambda: Histogram(ROUND_SECONDS))
+
+    def __post_init__(self) -> None:
+        self.rounds.totals.staleness = Histogram((0.0, *STEPS))  # most updates are not stale at all
 
     def begin(self, key: ResourceKey, ledger: UpdateLedger) -> UpdateHistory:
         """Returns a new history for parameters that have just been created."""

@@ -1,62 +1,28 @@
 """One server's parameters: orders the calls on them, and answers them."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, cast
-
-import numpy as np
+from dataclasses import dataclass
+from typing import cast
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.changes import RoundChanges
-from gradserve_server.accumulators.gradient import Array, Average, Contribution, Gradient, OpenGradient
+from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.ledger import Taken
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.rounds import Pushed, Rounds, Wording
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError, ServiceError
+from gradserve_server.errors import InvalidArgumentError, ServiceError
 from gradserve_server.limits import listed, quoted
-from gradserve_server.parameters.journal import ParametersJournal
-from gradserve_server.parameters.ledger import RulesChanged, UpdateLedger, VersionLoaded, WeightLedger
-from gradserve_server.parameters.optimizers.optimizer import Optimizer
-from gradserve_server.parameters.optimizers.schedule import Schedule
-from gradserve_server.parameters.queue import UpdateQueue
-from gradserve_server.parameters.record import RoundRecord, RoundRecords
-from gradserve_server.parameters.round_rules import RoundRules
-from gradserve_server.parameters.spec import ParametersSpec, Rules
-from gradserve_server.parameters.update_sum import HeldUpdates, RunningUpdates
-from gradserve_server.parameters.variables import Loaded, OptimizerState, Variables
-from gradserve_server.parameters.versions import Version, Versions, version_of
-from gradserve_server.resources.budget import Reservation
+from gradserve_server.parameters.changes import Changer, Changes, Machine
+from gradserve_server.parameters.ledger import UpdateLedger, WeightLedger
+from gradserve_server.parameters.record import RoundRecord
+from gradserve_server.parameters.spec import ParametersSpec
+from gradserve_server.parameters.variables import Loaded, OptimizerState
+from gradserve_server.parameters.versions import Version, Versions
 from gradserve_server.storage.journal import Durability
 
 WORDING = Wording("parameters", "update", "version")
 """The words of messages that parameters share with accumulators."""
-
-
-@dataclass(frozen=True)
-class Changes:
-    """Changes of the rules, or of the values.
-
-    Attributes:
-        optimizer: The next optimizer; None for the present one. Likewise the others.
-        schedule: The next schedule.
-        rounds: The next rules for the end of a round.
-        loaded: Values to go on with.
-        step: Their step, if it is ahead of the present one; otherwise they become the next step.
-    """
-
-    optimizer: Optimizer | None = None
-    schedule: Schedule | None = None
-    rounds: RoundRules | None = None
-    loaded: Loaded | None = None
-    step: int | None = None
-
-    def applied_to(self, rules: Rules) -> Rules:
-        """Returns the rules with these changes."""
-        return Rules(self.optimizer or rules.optimizer, self.rounds or rules.rounds, self.schedule or rules.schedule)
 
 
 @dataclass(frozen=True)
@@ -74,31 +40,6 @@ class ParametersState:
     num_required: int
 
 
-@dataclass(frozen=True)
-class Machine:
-    """The parts of which parameters are made.
-
-    Attributes:
-        changes: Makes the changes of their rounds, one at a time.
-        ledger: Decides which updates count, and when a round ends.
-        queue: Holds the waiting calls.
-        variables: The masters and the state of the optimizer.
-        records: Keeps the records of rounds.
-        journal: Takes every change; None if nothing is durable.
-        memory: An empty reservation of bytes for them.
-        waiters: The budget of waiting calls.
-    """
-
-    changes: RoundChanges
-    ledger: UpdateLedger
-    queue: UpdateQueue
-    variables: Variables
-    records: RoundRecords
-    journal: ParametersJournal | None
-    memory: Reservation
-    waiters: Reservation
-
-
 class Parameters:
     """A model's parameters, which change in rounds. `ParameterService` in the protos defines the semantics.
 
@@ -114,8 +55,8 @@ class Parameters:
         self._parts = machine
         self._changes, self._ledger, self._variables = machine.changes, machine.ledger, machine.variables
         self._versions = cast(Versions, machine.changes.averages)
-        self._updates = cast(RunningUpdates | HeldUpdates, machine.changes.sum.summation)
         self._accumulator = Accumulator(name, spec.updates, incarnation, machine.changes, machine.waiters, WORDING)
+        self._changer = Changer(name, spec, machine)
         machine.queue.wake = machine.changes.serve_takers
 
     @property
@@ -146,7 +87,7 @@ class Parameters:
 
     @property
     def durability(self) -> Durability | None:
-        """How much of them survives the end of the server."""
+        """The changes that survive the end of the server."""
         return self._spec.durability
 
     @property
@@ -173,9 +114,7 @@ class Parameters:
     @property
     def newest(self) -> Version:
         """The newest version."""
-        newest = self._versions.history.newest()
-        assert isinstance(newest, Version), "there is one from the beginning"
-        return newest
+        return self._versions.newest
 
     @property
     def state(self) -> ParametersState:
@@ -265,8 +204,12 @@ class Parameters:
             ResourceExhaustedError: There is no memory for the copy.
         """
         self._changes.check_open()
-        with self._parts.memory.another() as memory:
-            yield await self._changes.make(self._copy_state, memory)
+        memory, has_left = self._parts.memory.another(), False
+        try:
+            yield await self._changes.make(self._changer.copy_state, memory, lambda: has_left)
+        finally:
+            has_left = True
+            memory.settle(0)
 
     async def change(self, call: RequestId | None, changes: Changes) -> None:
         """Changes rules, from the next round on, or loads values. All or nothing, and once for each call.
@@ -276,9 +219,11 @@ class Parameters:
             ResourceExhaustedError: There is not enough memory or disk; nothing has changed.
         """
         await self._accumulator.forget_overdue(call)
+        if call is not None:
+            self._versions.acknowledge(call)
         self._changes.check_open()
         with self._ledger.calls.room_for(call):
-            await self._changes.make(self._change, call, changes)
+            await self._changes.make(self._changer.change, call, changes)
 
     def records(self, since: int, most: int) -> tuple[list[RoundRecord], bool]:
         """Returns up to `most` records of rounds that led beyond a step, oldest first, and whether there are more."""
@@ -297,7 +242,7 @@ class Parameters:
             InvalidArgumentError: They do not fit.
             ResourceExhaustedError: There is not enough memory or disk.
         """
-        await self._changes.make(self._change, None, Changes(loaded=initial, step=initial.step))
+        await self._changes.make(self._changer.change, None, Changes(loaded=initial, step=initial.step))
 
     async def begin_again(
         self,
@@ -316,29 +261,7 @@ class Parameters:
             InvalidArgumentError, ValueError: They do not fit together.
             ResourceExhaustedError: There is not enough memory.
         """
-        newest = versions[-1][0]
-        by_step = {record.step: record for record in records}
-        if newest.num_gradients and newest.step not in by_step:
-            raise ValueError(f"there is no record of the round that led to step {newest.step}")
-        values = cast(Mapping[str, Array], newest.values)
-        loaded = Loaded(values, newest.step, state)
-        variables, ledger = self._variables, self._ledger
-        variables.check_loaded(loaded, state.optimizer)
-        with self._parts.memory.another() as memory:
-            memory.grow(variables.state_bytes(state.optimizer) + sum([each.nbytes for each, _ in versions]))
-            variables.stage_load(loaded, values, state.optimizer)()
-            for optimizer, at_once in ((ledger.round_rules.optimizer, True), (ledger.next_rules.optimizer, False)):
-                if optimizer != variables.next_optimizer:
-                    memory.grow(variables.growth(optimizer, at_once=at_once))
-                    variables.stage_optimizer(optimizer, at_once=at_once)()
-            self._changes.sum.settle()
-            for each, answered in versions:
-                variables.check_loaded(Loaded(cast(Mapping[str, Array], each.values), each.step), state.optimizer)
-                await self._accumulator.keep_again(version_of(each, record=by_step.get(each.step)), answered)
-        for record in records:
-            self._parts.records.add(record)
-        self._versions.begin()
-        self._ledger.resume()
+        await self._changer.begin_again(versions, state, records)
 
     async def add_again(self, gradient: Gradient, contribution: Contribution) -> None:
         """Adds an update of the current round, which the ledger already has, to the sum; before any call.
@@ -351,114 +274,3 @@ class Parameters:
     def go_on(self) -> None:
         """Ends the current round, or waits for its end; after everything was restored, on the event loop."""
         self._changes.serve_takers()
-
-    # Under the lock of changes
-
-    async def _copy_state(self, memory: Reservation) -> tuple[Version, OptimizerState]:
-        state = self._variables.next_state
-        arrays = [array for values in state.slots.values() for array in values.values()]
-        num_bytes = sum([each.nbytes for each in arrays])
-        memory.grow(num_bytes)
-
-        def copy() -> OptimizerState:
-            slots = {
-                slot: {name: np.copy(each) for name, each in values.items()} for slot, values in state.slots.items()
-            }
-            return replace(state, slots=slots)
-
-        return self.newest, await self._attempt(copy)
-
-    async def _change(self, call: RequestId | None, changes: Changes) -> None:
-        known = self._ledger.calls.recall(call)
-        if isinstance(known, Taken):
-            return
-        if known is not None:
-            assert call is not None, "only calls with ids are known"
-            raise call.other_content()
-        if changes.loaded is not None:
-            await self._load(call, changes, changes.loaded)
-            return
-        rules = changes.applied_to(self._ledger.next_rules)
-        self._spec.with_rules(rules)  # checks that they go with the other properties
-        if rules == self._ledger.next_rules and call is None:
-            return
-        at_once = not self._ledger.updates
-        with self._parts.memory.another() as memory:
-            memory.grow(self._variables.growth(rules.optimizer, at_once=at_once))
-            change = await self._attempt(partial(self._variables.stage_optimizer, rules.optimizer, at_once=at_once))
-            event = RulesChanged(call, rules, self._ledger.now)
-            await self._changes.record(event)
-            change()
-            self._ledger.change_rules(event)
-            self._changes.sum.settle()
-
-    async def _load(self, call: RequestId | None, changes: Changes, loaded: Loaded) -> None:
-        ledger, variables, sum_ = self._ledger, self._variables, self._changes.sum
-        is_first = not ledger.rounds.current.number
-        step = changes.step or 0
-        if not is_first:
-            step = max(step, ledger.rounds.global_step + 1)
-        rules = changes.applied_to(ledger.next_rules)
-        self._spec.with_rules(rules)
-        variables.check_loaded(loaded, rules.optimizer)
-        journal = self._parts.journal
-        with self._parts.memory.another() as memory:
-            memory.grow(variables.slot_bytes(rules.optimizer))
-            arrays = await sum_.reserve_result()
-            try:
-                values = await self._attempt(self._placed, loaded, arrays)
-                load = await self._attempt(variables.stage_load, loaded, values, rules.optimizer)
-                event = VersionLoaded(call, ledger.now, step, rules)
-                if journal is not None:
-                    await journal.reserve_version(rules.optimizer)
-                    await journal.append(event)
-            except BaseException:
-                sum_.settle()
-                raise
-            load()
-            self._updates.drop()
-            self._changes.observer.on_drop()
-            number = ledger.rounds.current.number
-            version = version_of(Average(values, step, number, 0, 0.0, ()), digest=variables.digest)
-            if journal is not None:
-                try:
-                    await journal.settle(version, ())
-                except ServiceError as error:
-                    self.close(error)  # it may not be on disk
-                    raise
-            ledger.end_round(event)
-            self._changes.settle_members()
-            sum_.settle()
-            if self._changes.is_closed:
-                return  # deleted in the meantime
-            self._versions.begin()
-            self._versions.add(version, ())
-            self._versions.history.step_set(step)
-        self._parts.queue.fail_pulls(
-            AbortedError(f"other values were loaded into parameters {self.name!r}: read the newest version")
-        )
-
-    def _placed(self, loaded: Loaded, arrays: Sequence[Array] | None) -> dict[str, Array]:
-        """Returns values in memory that never changes, in the order of the components."""
-        placed = {}
-        for index, component in enumerate(self._spec.components):
-            value = loaded.values[component.name]
-            if loaded.is_immutable:
-                placed[component.name] = value
-                continue
-            array = self.place.allocate(value.shape, component.dtype) if arrays is None else arrays[index]
-            np.copyto(array, self.place.converted(value, component.dtype))
-            self.place.protect(array)
-            placed[component.name] = array
-        return placed
-
-    async def _attempt(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Runs work on all values in a thread, unless there is little.
-
-        Raises:
-            ResourceExhaustedError: There is not enough memory.
-        """
-        try:
-            return await self.place.attempt(self._spec.work, self._changes.sum.owner, function, *args)
-        except MemoryError as error:
-            raise ResourceExhaustedError("the server has no memory left for these values") from error

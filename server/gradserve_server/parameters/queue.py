@@ -41,6 +41,8 @@ class UpdateQueue(TakeQueue):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._closed is not None:
+            return None  # the round ends no more, whatever the closer says
         now = self._ledger.now
         if self._retry_at is not None and now < self._retry_at:
             self._wake_at(self._retry_at, now)

@@ -168,7 +168,7 @@ class ParametersSpec:
 
     @property
     def work(self) -> int:
-        """How long something takes that is done once for each element, in bytes; at least as long as for each array."""
+        """The work of something that is done once for each element, in bytes; at least that for each array."""
         return max(self.version_bytes, PIECE_BYTES * len(self.components))
 
     def resolved(self, durability: Durability) -> Self:

@@ -99,6 +99,12 @@ class Staleness:
                 field="staleness.max",
             )
 
+    def __str__(self) -> str:
+        """Returns the properties as users of a client know them."""
+        name, *numbers = staleness_record(self)["discount"]
+        arguments = f"({', '.join(map(repr, numbers))})" if numbers else ""
+        return f"{name}{arguments} up to {self.max}"
+
     def is_stale(self, staleness: int) -> bool:
         """Returns True if an update with this staleness is dropped."""
         return staleness > self.max

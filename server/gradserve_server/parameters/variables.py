@@ -42,7 +42,7 @@ class Loaded:
     """Values to begin with, or to go on with.
 
     Attributes:
-        values: Every component, in its dtype.
+        values: Every component, in its dtype; or in another real one that is converted, unless they are immutable.
         step: Their step.
         state: The state of the optimizer; None for a new one.
         is_immutable: Whether the values never change, so that they need not be copied.
@@ -306,6 +306,11 @@ class Variables:
             if value.shape != spec.shapes[name]:
                 raise InvalidArgumentError(
                     f"expected values of shape {spec.shapes[name]} for component {name!r}, got {value.shape}",
+                    field="values",
+                )
+            if loaded.is_immutable and value.dtype != spec.by_name[name].dtype:
+                raise InvalidArgumentError(
+                    f"expected values of {spec.by_name[name].dtype} for component {name!r}, got {value.dtype}",
                     field="values",
                 )
         if loaded.step < 0:

@@ -77,6 +77,13 @@ class Versions(KeptAverages):
         self._records = records
         self._digest = variables.digest
 
+    @property
+    def newest(self) -> Version:
+        """The newest version."""
+        newest = self.history.newest()
+        assert isinstance(newest, Version), "there is one from the beginning"
+        return newest
+
     def begin(self) -> None:
         """Notes that the variables have other values than a round has made."""
         self._digest = self._variables.digest

@@ -279,7 +279,8 @@ class Journals(Generic[EventT, StateT]):
         except (*UNREADABLE, *DAMAGES) as error:
             _log.error("the journal of %s %d in %s grows: %s", self.recording.resource, number, self.store.path, error)
             return
-        self.store.add(self.snapshot(number, position, record))
+        if record is not None:
+            self.store.add(self.snapshot(number, position, record))
 
     def snapshot(self, number: int, position: int, record: str) -> Change:
         """Returns the change that replaces the events of a resource, up to a position, by the record of a state."""
@@ -296,12 +297,15 @@ class Journals(Generic[EventT, StateT]):
         change.execute(f"DELETE FROM {found.events} WHERE {found.resource} = ? AND position <= ?", number, position)
         return change
 
-    def _replay(self, number: int, position: int) -> str:
+    def _replay(self, number: int, position: int) -> str | None:
+        """Returns the record of the state of a resource after its event at a position; None if it was deleted."""
         with reading_database(self.store.database) as connection:
 
             def rows(query: str, *values: Any) -> list[tuple[Any, ...]]:
                 return connection.execute(query, values).fetchall()
 
+            if not rows(f"SELECT id FROM {self.recording.resource} WHERE id = ?", number):
+                return None
             state = self.empty_state(number, rows)
             self.recording.replay(rows, number, state, position)
         return json.dumps(self.recording.state_record(state))

@@ -144,6 +144,20 @@ def test_a_saved_run_needs_the_optimizer_of_its_state(
     parameters.load(path, optimizer=False)
 
 
+def test_a_saved_run_does_not_change_the_sign_of_its_updates(
+    client: gradserve.Client, parameters: gradserve.Parameters, path: Path
+) -> None:
+    parameters.save(path)
+    saved = gradserve.load_parameters(path)
+    assert saved.update == "delta"
+    with pytest.raises(gradserve.InvalidArgumentError, match="expected update='delta', with which .* saved") as raised:
+        client.parameters(saved, shared_name="other", update="gradient")
+    assert raised.value.field == "update"
+    other = client.parameters(VALUES, shared_name="third", update="gradient", optimizer=gradserve.optim.SGD(0.1))
+    with pytest.raises(gradserve.InvalidArgumentError, match="expected update='delta'"):
+        other.load(path)
+
+
 def test_a_model_of_another_program(server: FakeParameterServer, client: gradserve.Client) -> None:
     saved = gradserve.load_parameters(GOLDEN)
     assert {name: (each.dtype.name, each.tolist()) for name, each in saved.items()} == {

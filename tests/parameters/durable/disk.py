@@ -77,9 +77,10 @@ class Disk:
 
 def ledger_of(parameters: Parameters) -> Any:
     """Returns the state of a ledger, but for the order in which its clients were last heard of, and for the time."""
-    ledger = parameters._ledger
+    ledger = parameters.ledger
     record = update_ledger_record(ledger)
     closer = {name: value for name, value in record["closer"].items() if name != "time"}
+    del record["time"]
     return {**record, "clients": sorted(record["clients"]), "closer": closer}
 
 

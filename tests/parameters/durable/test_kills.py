@@ -81,9 +81,8 @@ class Run:
         with gradserve.connect(address, timeout=TIMEOUT) as client:
             parameters = opened(client, level, is_durable=self.is_durable)
             for step in range(self.num_rounds):
-                pulled = parameters.push_pull(
-                    update_of(rank, step), step, weight=weight_of(rank), worker_id=f"worker {rank}"
-                )
+                worker_id = f"worker {rank}"
+                pulled = parameters.push_pull(update_of(rank, step), step, weight=weight_of(rank), worker_id=worker_id)
                 assert (pulled.outcome, pulled.version.step) == (gradserve.ACCEPTED, step + 1)
                 self.digests[level, rank].append(pulled.version.digest)
 

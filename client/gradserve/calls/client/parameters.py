@@ -73,7 +73,8 @@ class ParametersOfClient(ClientState):
                 JAX's pytrees, or a state_dict of PyTorch without buffers. The arrays are of any library, and of
                 float16, bfloat16, float32 or float64. Or shapes alone, of parameters that exist: DenseSpec,
                 jax.ShapeDtypeStruct, tensors on PyTorch's device "meta". Or what `load_parameters` has read: a saved
-                run, which goes on from its step, with its optimizer and schedule if none is given here. A tensor of
+                run, which goes on from its step, with its optimizer and schedule if none is given here. Or a Version of
+                parameters that a server has lost: they go on from its step, without the optimizer's state. A tensor of
                 PyTorch with several names (tied parameters) is one component under the first name: it travels once,
                 and updates may have it under any of them.
             shared_name: The name by which other clients find the parameters, which then live until they are deleted.

@@ -201,8 +201,14 @@ class ParametersCache:
 
 
 def _completed(options: ParametersOptions, model: Model) -> ParametersOptions:
-    """Returns properties with the optimizer and the schedule of a saved run, unless an optimizer was given."""
+    """Returns properties with the optimizer and the schedule of a saved run, unless an optimizer was given.
+
+    Raises:
+        InvalidArgumentError: The run was saved with another kind of updates.
+    """
     saved = model.saved
+    if saved is not None:
+        saved.check_update(options.update)
     if options.optimizer is not None or saved is None or saved.state is None:
         return options
     schedule = options.schedule

@@ -9,6 +9,7 @@ import numpy as np
 from gradserve.calls.accumulators.components import Component, Components, Sent, component_like
 from gradserve.conversion.tensors import as_slices
 from gradserve.conversion.trees import Structure, Tree, leaves_of, taken_apart
+from gradserve.parameter_records import Version
 from gradserve.results import DenseSpec, SparseSpec, TensorHandle, Value
 from gradserve.saved.parameters import SavedParameters
 from gradserve_protocol.argument import Argument
@@ -77,7 +78,7 @@ class Model(NamedTuple):
     Attributes:
         components: The components.
         values: What is sent for each component; None for shapes alone.
-        saved: The file that the values are of.
+        saved: The file or the version that the values are of.
     """
 
     components: ParameterComponents
@@ -89,16 +90,21 @@ def model_of(tree: Tree) -> Model:
     """Returns the components and the values of a tree.
 
     Args:
-        tree: A tree of arrays, or of shapes; saved parameters.
+        tree: A tree of arrays, or of shapes; saved parameters; a version.
 
     Raises:
         InvalidArgumentError: A leaf is neither, has no fixed shape, or no floating-point numbers; or there are none.
     """
     saved = tree if isinstance(tree, SavedParameters) else None
-    leaves, structure = taken_apart(dict(saved) if saved is not None else tree, _VALUES)
+    if isinstance(tree, Version):
+        saved = SavedParameters(tree.components, tree.step, tree.digest, None, None)
+        tree = tree.tree
+    elif saved is not None:
+        tree = dict(saved)
+    leaves, structure = taken_apart(tree, _VALUES)
     if not leaves:
         raise _VALUES.error_saying("at least one array or shape", "none")
-    tied = _tied(leaves)
+    tied = _tied(leaves, is_version=saved is not None)
     components = {name: _component(name, leaf) for name, leaf in leaves.items() if name not in tied}
     without = [name for name in components if not _has_values(leaves[name])]
     values: dict[str, Sent] | None = None
@@ -181,17 +187,22 @@ def _has_values(leaf: Any) -> bool:
     return any(hasattr(leaf, protocol) for protocol in _ARRAY_PROTOCOLS)
 
 
-def _tied(leaves: Mapping[str, Any]) -> dict[str, str]:
+def _tied(leaves: Mapping[str, Any], *, is_version: bool) -> dict[str, str]:
     """Returns the names of tensors that came before under other names, with the first of these.
 
-    Only PyTorch's: there, two names of one memory are one parameter. Elsewhere, the same zeros may stand for two.
+    Only PyTorch's and those of versions: there, two names of one memory are one parameter. Elsewhere, the same zeros
+    may stand for two.
     """
     firsts: dict[Any, str] = {}
     tied: dict[str, str] = {}
     for name, leaf in leaves.items():
-        if not hasattr(leaf, "data_ptr") or not leaf.data_ptr():
+        key: Any
+        if is_version:
+            key = id(leaf)
+        elif hasattr(leaf, "data_ptr") and leaf.data_ptr():
+            key = leaf.data_ptr(), tuple(leaf.shape), tuple(leaf.stride()), str(leaf.dtype), str(leaf.device)
+        else:
             continue
-        key = leaf.data_ptr(), tuple(leaf.shape), tuple(leaf.stride()), str(leaf.dtype), str(leaf.device)
         first = firsts.setdefault(key, name)
         if first != name:
             tied[name] = first

@@ -300,7 +300,9 @@ class ParametersCalls:
         reading = partial(self._wire.read_state, with_state=with_state)
         read = yield from tracked(progress, self._at_home(reading))
         version = read.version
-        saved = SavedParameters(version.components, version.step, version.digest, read.state, read.schedule)
+        saved = SavedParameters(
+            version.components, version.step, version.digest, read.state, read.schedule, read.update
+        )
         yield Work(partial(save, place, saved))
         return version.step
 

@@ -193,6 +193,11 @@ def changed_rules(rules: RoundRules, changes: Mapping[str, Any]) -> RoundRules:
     return replace(rules, **changes)
 
 
+def update_of(spec: parameters_pb2.ParametersSpec) -> str:
+    """Returns the kind of updates of parameters, "delta" or "gradient"."""
+    return "gradient" if spec.update == parameters_pb2.UPDATE_KIND_GRADIENT else "delta"
+
+
 def info_of(info: parameters_pb2.ParametersInfo) -> ParametersInfo:
     """Returns the description of parameters."""
     spec = info.spec
@@ -210,7 +215,7 @@ def info_of(info: parameters_pb2.ParametersInfo) -> ParametersInfo:
         idle_lease=decode_duration(info, "idle_lease"),
         incarnation=info.parameters.incarnation,
         components={each.name: DenseSpec(to_dtype(each.dtype), tuple(each.shape.dims)) for each in spec.components},
-        update="gradient" if spec.update == parameters_pb2.UPDATE_KIND_GRADIENT else "delta",
+        update=update_of(spec),
         optimizer=optimizer_of(spec.optimizer),
         schedule=schedule_of(spec.schedule) if spec.HasField("schedule") else None,
         rules=rules_of(spec.rounds),

@@ -18,7 +18,7 @@ from gradserve.calls.accumulators.contributions import (
 from gradserve.calls.accumulators.service import Accepted, Method, RoundService, without_run
 from gradserve.calls.exchange import Operation, Progress, Reply, Whole, encode_timeout
 from gradserve.calls.parameters.model import ParameterComponents, check_saved
-from gradserve.calls.parameters.spec import changed_rules, info_of, record_of, rules_message, rules_of
+from gradserve.calls.parameters.spec import changed_rules, info_of, record_of, rules_message, rules_of, update_of
 from gradserve.calls.tensors import call_with_arrays, receive_results
 from gradserve.conversion.plain import INT64, as_integer
 from gradserve.conversion.trees import Tree
@@ -72,11 +72,13 @@ class ReadState(NamedTuple):
         version: The version; its components have each tensor once.
         state: The state; None if it was not asked for.
         schedule: The schedule of the parameters; None for none.
+        update: The kind of their updates, "delta" or "gradient".
     """
 
     version: Version
     state: SavedState | None
     schedule: parameters_pb2.Schedule | None
+    update: str
 
 
 class ParametersWire(ContributionWire):
@@ -204,6 +206,7 @@ class ParametersWire(ContributionWire):
             _version(version, components, None),
             SavedState(slots, steps, state.rounds, state.optimizer) if with_state else None,
             info.spec.schedule if info.spec.HasField("schedule") else None,
+            update_of(info.spec),
         )
 
     def load(
@@ -212,6 +215,7 @@ class ParametersWire(ContributionWire):
         """Makes saved parameters the next version."""
         info = yield from self._info()
         check_saved(saved, info.spec, self.components, with_state=with_state)
+        saved.check_update(update_of(info.spec))
         call = self._call(None)
         values: dict[str, Sent] = {each.name: saved.components[each.name] for each in self.components}
         state = saved.state if with_state else None

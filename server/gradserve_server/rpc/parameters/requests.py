@@ -17,7 +17,7 @@ from gradserve_server.accumulators.incoming import (
 from gradserve_server.accumulators.spec import ComponentSpec, check_agreement
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import MAX_COMPONENTS, check_count, listed, quoted
-from gradserve_server.parameters.parameters import Changes
+from gradserve_server.parameters.changes import Changes
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules, UpdateKind
 from gradserve_server.parameters.variables import Loaded, OptimizerState
 from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
