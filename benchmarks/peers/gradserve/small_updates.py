@@ -22,7 +22,7 @@ from gradserve import optim
 _NEVER = 2**40
 _CALLS = 20
 _MOST_THREADS = 100
-"""The most threads of a server, whoever waits."""
+"""The most threads of a server, however many calls wait."""
 
 
 class SmallUpdatesWorker(Worker):
