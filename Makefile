@@ -8,6 +8,7 @@ PROTOS_VENV := .venv-protos
 GOLDEN_VENV := .venv-golden
 GOLDEN_RNN_VENV := .venv-golden-rnn
 GOLDEN_LAYERS_VENV := .venv-golden-layers
+GOLDEN_FLOWER_VENV := .venv-golden-flower
 CUDNN_VENV := .venv-cudnn
 RELEASE_VENV := .venv-release
 DOCS_VENV := .venv-docs
@@ -44,6 +45,7 @@ GOLDEN_INSTALLED := $(GOLDEN_VENV)/installed
 GPU_INSTALLED := $(GPU_VENV)/installed
 GOLDEN_RNN_INSTALLED := $(GOLDEN_RNN_VENV)/installed
 GOLDEN_LAYERS_INSTALLED := $(GOLDEN_LAYERS_VENV)/installed
+GOLDEN_FLOWER_INSTALLED := $(GOLDEN_FLOWER_VENV)/installed
 CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
@@ -103,7 +105,7 @@ install-prometheus:  ## Install Prometheus, which the tests of the alert rules n
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends prometheus
 
-cpp:  ## Build the C++ example into build/cpp
+cpp:  ## Build the C++ examples into build/cpp
 	$(MAKE) --no-print-directory -f examples/cpp/Makefile BUILD=build/cpp
 
 demo: $(DEMO_INSTALLED)  ## Train on real data with four workers, beside one process
@@ -206,7 +208,13 @@ $(GOLDEN_LAYERS_INSTALLED): Makefile
 		tensorflow-cpu==2.13.1 tf_slim==1.1.0 numpy==1.24.3 ml_dtypes==0.5.4
 	@touch $@
 
-golden: $(GOLDEN_INSTALLED) $(GOLDEN_RNN_INSTALLED) $(GOLDEN_LAYERS_INSTALLED)  ## Record anew what TensorFlow and PyTorch compute (needs Python 3.11)
+$(GOLDEN_FLOWER_INSTALLED): Makefile
+	@echo "Installing Flower into $(GOLDEN_FLOWER_VENV)"
+	$(PYTHON) -m venv $(GOLDEN_FLOWER_VENV)
+	$(GOLDEN_FLOWER_VENV)/bin/python $(PIP_INSTALL) flwr==1.42.0 numpy==2.4.6
+	@touch $@
+
+golden: $(GOLDEN_INSTALLED) $(GOLDEN_RNN_INSTALLED) $(GOLDEN_LAYERS_INSTALLED) $(GOLDEN_FLOWER_INSTALLED)  ## Record anew what TensorFlow, PyTorch and Flower compute (needs Python 3.11)
 	$(GOLDEN_VENV)/bin/python -m tests.golden.make_fused_batch_norm
 	$(GOLDEN_VENV)/bin/python -m tests.golden.make_fused_batch_norm_errors
 	$(GOLDEN_VENV)/bin/python -m tests.golden.make_gru_block_cell
@@ -217,6 +225,7 @@ golden: $(GOLDEN_INSTALLED) $(GOLDEN_RNN_INSTALLED) $(GOLDEN_LAYERS_INSTALLED)  
 	$(GOLDEN_RNN_VENV)/bin/python -m tests.golden.make_layer_norm
 	$(GOLDEN_LAYERS_VENV)/bin/python -m tests.golden.make_batch_norm_layer
 	$(GOLDEN_LAYERS_VENV)/bin/python -m tests.golden.make_batch_norm_layer_errors
+	$(GOLDEN_FLOWER_VENV)/bin/python -m tests.parameters.optimizers.make_flower
 
 bench: $(INSTALLED)  ## Measure beside the peers; installs them into environments of their own
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
@@ -330,5 +339,5 @@ locks: $(INSTALLED)  ## Write the hashes of the versions in constraints.txt into
 	echo hatchling | $(LOCK) - --output-file deploy/locked/build.txt
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) $(PROTOS_VENV) $(GOLDEN_VENV) $(GOLDEN_RNN_VENV) $(GOLDEN_LAYERS_VENV) $(CUDNN_VENV) $(GPU_VENV) $(RELEASE_VENV) $(DOCS_VENV) $(AUDIT_VENV) .venv-bench \
+	rm -rf $(VENV) $(PROTOS_VENV) $(GOLDEN_VENV) $(GOLDEN_RNN_VENV) $(GOLDEN_LAYERS_VENV) $(GOLDEN_FLOWER_VENV) $(CUDNN_VENV) $(GPU_VENV) $(RELEASE_VENV) $(DOCS_VENV) $(AUDIT_VENV) .venv-bench \
 		build dist demo-output $(JAVASCRIPT)/node_modules

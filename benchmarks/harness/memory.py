@@ -25,10 +25,17 @@ _SAMPLE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The most memory above the idle server with some number of workers."""
+    """The most memory above the idle server with some number of workers.
+
+    Attributes:
+        num_workers: The number of workers.
+        num_bytes: The most bytes.
+        is_whole: Whether the limit is for all of the server's memory instead, which an idle server has a part of.
+    """
 
     num_workers: int
     num_bytes: int
+    is_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,9 @@ class MemoryResult:
         limit = self.measurement.limit
         if limit is None:
             return []
-        peaks = [use.peak - use.idle for use in self.uses if use.num_workers == limit.num_workers]
+        peaks = [
+            use.peak - use.idle * (not limit.is_whole) for use in self.uses if use.num_workers == limit.num_workers
+        ]
         measured = peaks[0] / _MB if peaks else None
         label = self.measurement.contestants[0].label
         return [LimitVerdict(self.measurement.title, label, "MB", limit.num_bytes / _MB, measured)]

@@ -8,6 +8,8 @@ with gradserve.connect("localhost:50051") as client:
     mean = acc.take_grad(1)
 """
 
+from gradserve import optim as optim
+from gradserve import reductions as reductions
 from gradserve.accumulators import (
     Accumulator,
     ConditionalAccumulator,
@@ -68,6 +70,20 @@ from gradserve.ops.recurrent import (
     GRUBlockCellGradOutputs,
     GRUBlockCellOutputs,
 )
+from gradserve.parameter_records import (
+    UNCHANGED,
+    ParametersInfo,
+    PushPull,
+    PushResult,
+    Refusal,
+    RoundRecord,
+    RoundRules,
+    RoundUpdate,
+    Unchanged,
+    Version,
+    WeightLedger,
+)
+from gradserve.parameters import Parameters
 from gradserve.public_names import publish as _publish
 from gradserve.raw_ops import RawOps
 from gradserve.results import (
@@ -94,6 +110,7 @@ from gradserve.results import (
     TensorLike,
     TransportInfo,
 )
+from gradserve.saved.parameters import SavedParameters, load_parameters
 from gradserve_protocol.server_status import ServerStatus
 from gradserve_protocol.tls import TLS
 
@@ -103,6 +120,7 @@ __all__ = [
     "ACCEPTED",
     "STALE",
     "TLS",
+    "UNCHANGED",
     "AbortedError",
     "Accumulator",
     "AccumulatorHandle",
@@ -156,12 +174,21 @@ __all__ = [
     "NotFoundError",
     "OutOfRangeError",
     "Outcome",
+    "Parameters",
+    "ParametersInfo",
     "PermissionDeniedError",
+    "PushPull",
     "PushPullResult",
+    "PushResult",
     "RandomAdjustment",
     "RawOps",
+    "Refusal",
     "Regularizer",
     "ResourceExhaustedError",
+    "RoundRecord",
+    "RoundRules",
+    "RoundUpdate",
+    "SavedParameters",
     "ServerInfo",
     "ServerStatus",
     "Shape",
@@ -176,9 +203,13 @@ __all__ = [
     "Tree",
     "UnauthenticatedError",
     "UnavailableError",
+    "Unchanged",
     "UnimplementedError",
     "VariableInfo",
+    "Version",
+    "WeightLedger",
     "connect",
+    "load_parameters",
 ]
 
 _publish(__name__, globals(), __all__)

@@ -18,6 +18,7 @@ from gradserve.discovery import servers_to_connect
 from gradserve.face import BlockingFace, BriefErrors, blocking, blocking_making
 from gradserve.interceptors import Interceptor
 from gradserve.local_aggregator import aggregator_for
+from gradserve.parameters import Parameters
 from gradserve.public_names import shown
 from gradserve.raw_ops import RawOps
 from gradserve.tracing import Tracing
@@ -183,9 +184,9 @@ class Client(BlockingFace[ClientCalls]):
     def close(self, timeout: float | None = None) -> None:
         """Deletes what this client made without a shared name or scope, and disconnects. Can be called again.
 
-        First waits until the gradients that it has applied to shared accumulators of durability "round" are durable,
-        that is, until their rounds have ended: afterwards nobody could send them again. A block that ends with an
-        error does not wait.
+        First waits until the gradients and updates that it has sent to shared accumulators and parameters of durability
+        "round" are durable, that is, until their rounds have ended: afterwards nobody could send them again. A block
+        that ends with an error does not wait.
 
         Waits at most 10 s for a silent server. If the client is not closed, or the server cannot be reached, the server
         deletes these things itself somewhat later (after `client_lease` of `server_info().limits`).
@@ -216,6 +217,9 @@ class Client(BlockingFace[ClientCalls]):
         ClientCalls.sparse_conditional_accumulator, SparseConditionalAccumulator
     )
     gradient_accumulator = blocking_making(ClientCalls.gradient_accumulator, GradientAccumulator)
+    parameters = blocking_making(ClientCalls.parameters, Parameters)
+    list_parameters = blocking(ClientCalls.list_parameters)
+    delete_parameters = blocking(ClientCalls.delete_parameters)
     list_accumulators = blocking(ClientCalls.list_accumulators)
     delete_accumulator = blocking(ClientCalls.delete_accumulator)
     batch_norm = blocking_making(ClientCalls.batch_norm, BatchNormLayer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 from gradserve.calls.exchange import CallbackError, Operation
 from gradserve.errors import GradserveError, InvalidArgumentError
@@ -196,6 +196,31 @@ def blocking_making(
     return method
 
 
+def blocking_another(
+    operation: Callable[Concatenate[CallsT, P], Operation[T]],
+    face: Callable[[], Callable[[BlockingTransport, T], MadeT]],
+) -> Callable[Concatenate[BlockingFace[CallsT], P], MadeT]:
+    """Returns an operation that makes calls of the class that it belongs to, like `blocking_making`.
+
+    Args:
+        operation: The operation.
+        face: Returns the face, whose class is not complete yet.
+    """
+
+    def run(self: BlockingFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> MadeT:
+        with BriefErrors():
+            return face()(self._transport, self._transport.run(operation(self._calls, *args, **kwargs)))
+
+    @described_as(operation, Self)
+    def method(self: BlockingFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> MadeT:
+        if _is_traced():
+            made: MadeT = _Compiler.disable(run)(self, *args, **kwargs)
+            return made
+        return run(self, *args, **kwargs)
+
+    return method
+
+
 def awaiting(
     operation: Callable[Concatenate[CallsT, P], Operation[T]],
 ) -> Callable[Concatenate[AsyncFace[CallsT], P], Coroutine[Any, Any, T]]:
@@ -222,5 +247,23 @@ def awaiting_making(
     async def method(self: AsyncFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> MadeT:
         with BriefErrors():
             return face(self._transport, await self._transport.run(operation(self._calls, *args, **kwargs)))
+
+    return method
+
+
+def awaiting_another(
+    operation: Callable[Concatenate[CallsT, P], Operation[T]], face: Callable[[], Callable[[AsyncTransport, T], MadeT]]
+) -> Callable[Concatenate[AsyncFace[CallsT], P], Coroutine[Any, Any, MadeT]]:
+    """Returns an operation that makes calls of the class that it belongs to, like `awaiting_making`.
+
+    Args:
+        operation: The operation.
+        face: Returns the face, whose class is not complete yet.
+    """
+
+    @described_as(operation, Self)
+    async def method(self: AsyncFace[CallsT], /, *args: P.args, **kwargs: P.kwargs) -> MadeT:
+        with BriefErrors():
+            return face()(self._transport, await self._transport.run(operation(self._calls, *args, **kwargs)))
 
     return method

@@ -38,7 +38,7 @@ T = TypeVar("T")
 _PACKAGE = "gradserve.v1"
 PUT_TENSORS = f"{_PACKAGE}.TensorService/PutTensors"
 GET_TENSORS = f"{_PACKAGE}.TensorService/GetTensors"
-_SUBJECTS = ("accumulator", "layer")
+_SUBJECTS = ("accumulator", "layer", "parameters")
 _VALUES = ("worker_id", "local_step", "num_required", "step", "global_step")
 _KEY = re.compile(r"(?!grpc-)[a-z0-9_.-]{1,100}(?<!-bin)")
 _VALUE = re.compile(r"[ -~]*")
@@ -52,10 +52,10 @@ class CallInfo:
 
     Attributes:
         method: The name of the method in the protos, such as "gradserve.v1.AccumulatorService/PushPull".
-        name: The name of the accumulator or layer; empty for none.
+        name: The name of the accumulator, layer or parameters; empty for none.
         container: Its container as the call names it; empty for the default one.
-        attributes: The fields of the request, by name, that it has out of "accumulator", "layer", "container",
-            "worker_id", "local_step", "num_required", "step", "global_step".
+        attributes: The fields of the request, by name, that it has out of "accumulator", "layer", "parameters",
+            "container", "worker_id", "local_step", "num_required", "step", "global_step".
         server: The server's index among those of the client.
         num_bytes: The bytes of the tensors that it sends, or that a download brings.
         timeout: The seconds that all its attempts may take, or that are left for this attempt; None for no limit.
@@ -317,7 +317,7 @@ def _described(exchange: Unary | Whole | Upload | Download, timeout: float | Non
     attributes = attributes_of(message)
     return CallInfo(
         method,
-        str(attributes.get("accumulator") or attributes.get("layer") or ""),
+        str(next((attributes[each] for each in _SUBJECTS if each in attributes), "")),
         str(attributes.get("container", "")),
         attributes,
         exchange.target,
@@ -337,7 +337,7 @@ def _num_bytes_in(answer: Any) -> int:
 
 
 def attributes_of(message: Any) -> dict[str, str | int]:
-    """Returns the accumulator, layer, container, worker and steps that a request or a response has."""
+    """Returns the accumulator, layer, parameters, container, worker and steps that a request or a response has."""
     subjects, values = _fields_of(message.DESCRIPTOR)
     attributes: dict[str, str | int] = {name: getattr(message, name) for name in values}
     for name in subjects:

@@ -36,7 +36,7 @@ class InvalidArgumentError(GradserveError, ValueError):
 
 
 class NotFoundError(GradserveError, KeyError):
-    """The handle, accumulator or layer does not exist."""
+    """The handle, accumulator, layer or parameters do not exist."""
 
 
 class AlreadyExistsError(GradserveError):
@@ -54,8 +54,8 @@ class LostError(GradserveError):
     error's `request_id` if it has one.
 
     Attributes:
-        accumulator: The name of the accumulator.
-        num_gradients: The number of this client's gradients that were accepted, and are lost.
+        accumulator: The name of the accumulator or the parameters.
+        num_gradients: The number of this client's gradients or updates that were accepted, and are lost.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class LostError(GradserveError):
 
 
 class NotDurableError(GradserveError):
-    """The client was closed, and a crash of the server would lose gradients that it had sent.
+    """The client was closed, and a crash of the server would lose gradients or updates that it had sent.
 
     Attributes:
-        gradients: Their number, by the name of the accumulator.
+        gradients: Their number, by the name of the accumulator or the parameters.
     """
 
     def __init__(self, message: str, *, field: str | None = None, gradients: Mapping[str, int] | None = None) -> None:

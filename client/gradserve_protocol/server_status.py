@@ -16,11 +16,14 @@ class ArrivalStatus:
         worker_id: Its sender; empty if that has no id.
         after: Seconds after the first gradient of the round.
         stale: Whether it came too late, and was dropped.
+        staleness: Of an update of parameters that counts: how many versions had been made since the one from which it
+            was computed.
     """
 
     worker_id: str = ""
     after: float = 0.0
     stale: bool = False
+    staleness: int = 0
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class RoundStatus:
         num_required: The number of gradients that it needed, or needs.
         arrivals: Its gradients in order of arrival, and those that came too late.
         missing: The workers of the round before that are not in this one.
+        reason: Why a round of parameters ended: "required", "grace", "expected" or "deadline"; empty for other rounds.
+        apply_seconds: Seconds that the optimizer of parameters took.
     """
 
     step: int = 0
@@ -42,6 +47,8 @@ class RoundStatus:
     num_required: int = 0
     arrivals: tuple[ArrivalStatus, ...] = ()
     missing: tuple[str, ...] = ()
+    reason: str = ""
+    apply_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,91 @@ class AccumulatorStatus:
     workers: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     rounds: tuple[RoundStatus, ...] = ()
+
+
+@dataclass(frozen=True)
+class WeightStatus:
+    """The weight of updates: accepted = applied + pending + dropped, but for the rounding of sums.
+
+    Attributes:
+        accepted: The weight of all updates that counted when they came.
+        applied: That of updates in versions.
+        pending: That of updates in the current round.
+        dropped: That of updates that were dropped when other values were loaded.
+        refused: The weight that was never accepted, by reason: "stale", "already counted".
+    """
+
+    accepted: float = 0.0
+    applied: float = 0.0
+    pending: float = 0.0
+    dropped: float = 0.0
+    refused: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def lost(self) -> float:
+        """The accepted weight that is nowhere: 0, but for the rounding of sums."""
+        return self.accepted - (self.applied + self.pending + self.dropped)
+
+
+@dataclass(frozen=True)
+class ParametersStatus:
+    """Parameters that the server holds. Weights are those since their creation.
+
+    Attributes:
+        container: Their container.
+        name: Their name.
+        step: The step of the newest version.
+        num_rounds: The rounds that have ended.
+        rounds_per_second: An average over about ten seconds.
+        num_updates: The updates in the current round.
+        num_required: The updates that end it, apart from the other rules.
+        num_waiting: The calls that wait.
+        num_bytes: The memory of the versions, the optimizer's state and the updates.
+        accepted: Updates that joined a round.
+        stale: Updates that were computed from too old a version, and were dropped.
+        duplicate: Updates that were there already.
+        refused: Updates that were not valid, or for which there was no room.
+        median_round_seconds: From the first update of a round to its end, over `rounds`; 0 without any.
+        workers: The workers with updates in the current round, at most 500.
+        missing: The workers of the last two rounds without one whose clients are there, at most 500.
+        rounds: The last rounds, oldest first, and the current one if it has updates.
+        gone: The workers of the last two rounds without an update whose clients are gone, at most 500.
+        optimizer: The optimizer in words, such as "sgd(lr=0.7, momentum=0.9)".
+        learning_rate: The learning rate of the current round, after the schedule.
+        rules: The rules for the end of the current round in words, such as "3 updates, grace 2 s".
+        weights: Where all weight went.
+        num_counted: The workers with an update in the latest round; 0 if there was none since the server started, or
+            none of its workers has an id.
+        num_live: The workers that lived at its end: these, and others of the two rounds before it whose clients were
+            there.
+        num_ended: The rounds since the server started, by the reason of their end.
+    """
+
+    container: str = ""
+    name: str = ""
+    step: int = 0
+    num_rounds: int = 0
+    rounds_per_second: float = 0.0
+    num_updates: int = 0
+    num_required: int = 0
+    num_waiting: int = 0
+    num_bytes: int = 0
+    accepted: int = 0
+    stale: int = 0
+    duplicate: int = 0
+    refused: int = 0
+    median_round_seconds: float = 0.0
+    workers: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    rounds: tuple[RoundStatus, ...] = ()
+    gone: tuple[str, ...] = ()
+    optimizer: str = ""
+    learning_rate: float = 0.0
+    rules: str = ""
+    weights: WeightStatus = field(default_factory=WeightStatus)
+    num_counted: int = 0
+    num_live: int = 0
+    num_ended: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -205,7 +297,7 @@ class ErrorStatus:
 
 @dataclass(frozen=True)
 class GradientTotals:
-    """The gradients and rounds of all accumulators, including deleted ones.
+    """The gradients and rounds of all accumulators, or the updates and rounds of all parameters; deleted ones, too.
 
     Attributes:
         accepted: Gradients that joined a round.
@@ -236,7 +328,7 @@ class ServerStatus:
         ops_prepared: False while the kernels of the ops are being loaded or compiled.
         num_accumulators: How many accumulators there are that were asked for.
         accumulators: The first of them, in the order asked for.
-        workers: The workers in their rounds, those for which others wait longest first.
+        workers: The workers in the rounds of these and of `parameters`, those for which others wait longest first.
         traffic: What came and went, by way.
         memory: What is in use, by purpose.
         layers: Batch normalization layers, at most 1,000.
@@ -244,6 +336,9 @@ class ServerStatus:
         errors: The latest error of each method and code, the newest first; only for admins of all containers.
         totals: The gradients and rounds of all accumulators.
         num_layers: How many layers there are that were asked for.
+        parameters: The first parameters that were asked for.
+        num_parameters: How many parameters there are that were asked for.
+        update_totals: The updates and rounds of all parameters.
     """
 
     version: str = ""
@@ -261,3 +356,6 @@ class ServerStatus:
     errors: tuple[ErrorStatus, ...] = ()
     totals: GradientTotals = field(default_factory=GradientTotals)
     num_layers: int = 0
+    parameters: tuple[ParametersStatus, ...] = ()
+    num_parameters: int = 0
+    update_totals: GradientTotals = field(default_factory=GradientTotals)

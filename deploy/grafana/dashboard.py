@@ -145,6 +145,68 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             {"95 of 100": _quantile(0.95, "gradserve_gradient_staleness_steps")},
         ),
     ),
+    "Parameters": (
+        Panel(
+            "Steps per second",
+            "Rounds that were applied, by parameters and the reason of their end.",
+            {
+                "{{container}}/{{parameters}} {{reason}}": "topk(20, "
+                "rate(gradserve_parameters_rounds_total{HERE}[$__rate_interval]))"
+            },
+            "ops",
+            width=6,
+        ),
+        Panel(
+            "Live workers that count",
+            "The share of live workers whose update counted in the latest round.",
+            {"{{container}}/{{parameters}}": "topk(20, gradserve_parameters_participation_ratio{HERE})"},
+            "percentunit",
+            width=6,
+        ),
+        Panel(
+            "Updates by outcome",
+            "Accepted, stale (computed from too old a version), duplicate and refused updates.",
+            {"{{outcome}}": _rate("gradserve_parameters_updates_total", "outcome")},
+            "ops",
+            width=6,
+            stacked=True,
+        ),
+        Panel(
+            "How stale updates are",
+            "Versions made since the one from which an update was computed.",
+            {
+                "median": _quantile(0.5, "gradserve_parameters_update_staleness_steps"),
+                "95 of 100": _quantile(0.95, "gradserve_parameters_update_staleness_steps"),
+            },
+            width=6,
+        ),
+        Panel(
+            "How long rounds of parameters take",
+            "From the first update of a round to its end, and the part of it that the optimizer took.",
+            {
+                "median": _quantile(0.5, "gradserve_parameters_round_seconds"),
+                "95 of 100": _quantile(0.95, "gradserve_parameters_round_seconds"),
+                "optimizer, median": _quantile(0.5, "gradserve_parameters_apply_seconds"),
+            },
+            "s",
+        ),
+        Panel(
+            "Age of the current round of parameters",
+            "A line that goes on rising is a round that waits for somebody who does not come.",
+            {"{{container}}/{{parameters}}": "topk(20, gradserve_parameters_open_round_age_seconds{HERE})"},
+            "s",
+        ),
+        Panel(
+            "Weight",
+            "Weight per second of updates in versions, and of updates that did not count.",
+            {
+                "{{container}}/{{parameters}} applied": "topk(20, "
+                "rate(gradserve_parameters_applied_weight_total{HERE}[$__rate_interval]))",
+                "{{container}}/{{parameters}} {{reason}}": "topk(20, "
+                "rate(gradserve_parameters_refused_weight_total{HERE}[$__rate_interval]))",
+            },
+        ),
+    ),
     "Calls": (
         Panel(
             "Calls per second",

@@ -4,53 +4,15 @@
 
 #include <cstdint>
 #include <functional>
-#include <iomanip>
 #include <optional>
-#include <random>
-#include <sstream>
 #include <string>
 #include <vector>
 
-#include "tensors.h"
+#include "calls.h"
 
 namespace example {
 
-inline constexpr int kIdleLeaseSeconds = 3600;  // accumulators that nobody has used for so long end by themselves
-inline constexpr Seconds kGrace{10};  // for the server's own answer that it has waited long enough: it says who is missing
 inline constexpr int kSliceSeconds = 1;  // after which a waiting worker looks after others
-
-/// Who makes the calls. Calls are numbered upwards; one that is sent again keeps its number.
-class Caller {
- public:
-  Caller(const Server& server, std::string worker_id) : server_(server), worker_id_(std::move(worker_id)) {
-    std::random_device random;
-    std::ostringstream id;
-    for (int i = 0; i < 4; ++i) {
-      id << std::hex << std::setw(8) << std::setfill('0') << random();
-    }
-    client_id_ = id.str();
-    const auto reply = server.Unary(*server.info, &wire::ServerService::Stub::GetServerInfo, wire::GetServerInfoRequest());
-    inline_limit_ = reply.limits().inline_limit_bytes();
-  }
-
-  wire::RequestId NextId() {
-    wire::RequestId id;
-    id.set_client_id(client_id_);
-    id.set_sequence(++sequence_);
-    return id;
-  }
-
-  const Server& server() const { return server_; }
-  const std::string& worker_id() const { return worker_id_; }
-  std::int64_t inline_limit() const { return inline_limit_; }
-
- private:
-  const Server& server_;
-  std::string worker_id_;
-  std::string client_id_;
-  std::uint64_t sequence_ = 0;
-  std::int64_t inline_limit_ = 0;
-};
 
 /// The result of a round.
 struct Average {
@@ -76,12 +38,7 @@ class Accumulator {
   Accumulator(Caller& caller, const std::string& name, const Tensors& tensors, int keep_averages = 1) : caller_(caller) {
     wire::CreateAccumulatorRequest request;
     request.mutable_accumulator()->set_name(name);
-    for (const Tensor& tensor : tensors) {
-      wire::ComponentSpec* component = request.mutable_spec()->add_components();
-      component->set_name(tensor.name);
-      component->set_dtype(tensor.dtype());
-      component->mutable_shape()->mutable_dims()->Add(tensor.shape.begin(), tensor.shape.end());
-    }
+    Describe(tensors, *request.mutable_spec()->mutable_components());
     request.mutable_spec()->set_keep_averages(keep_averages);
     request.mutable_lifetime()->mutable_idle_lease()->set_seconds(kIdleLeaseSeconds);
     const auto reply = Call(&Service::CreateAccumulator, request);
@@ -163,35 +120,15 @@ class Accumulator {
     request.set_local_step(local_step);
     request.set_worker_id(caller_.worker_id());
     request.set_release_handles(true);
-    auto values = ToWire(caller_.server(), tensors, caller_.inline_limit());
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      wire::ComponentGradient* component = request.add_gradient();
-      component->set_name(tensors[i].name);
-      *component->mutable_dense() = std::move(values[i]);
-    }
+    Send(caller_, tensors, *request.mutable_gradient());
     return request;
   }
 
   Average FromWire(const wire::Average& average) const {
-    Average result{
-        {}, average.step(), average.num_gradients(), {average.worker_ids().begin(), average.worker_ids().end()}};
-    std::vector<std::string> handles;
-    for (const wire::ComponentGradient& component : average.components()) {
-      const wire::Tensor& dense = component.dense();
-      result.tensors.push_back(MakeTensor(component.name(), dense.dtype(), {dense.shape().begin(), dense.shape().end()}));
-      if (dense.data_case() == wire::Tensor::kHandle) {
-        handles.push_back(dense.handle());
-      } else {
-        dense.content().copy(result.tensors.back().data(), result.tensors.back().bytes().size());
-      }
-    }
-    if (!handles.empty()) {  // then all components are stored
-      auto stored = TakeTensors(caller_.server(), handles);
-      for (std::size_t i = 0; i < stored.size(); ++i) {
-        result.tensors[i].elements = std::move(stored[i].elements);
-      }
-    }
-    return result;
+    return {Receive(caller_, average.components()),
+            average.step(),
+            average.num_gradients(),
+            {average.worker_ids().begin(), average.worker_ids().end()}};
   }
 
   Caller& caller_;

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "gradserve/v1/accumulator_service.grpc.pb.h"
+#include "gradserve/v1/parameters_service.grpc.pb.h"
 #include "gradserve/v1/server_service.grpc.pb.h"
 #include "gradserve/v1/tensor_service.grpc.pb.h"
 
@@ -74,6 +75,7 @@ class Server {
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
     channel_ = grpc::CreateCustomChannel(address, credentials, arguments);
     accumulators = wire::AccumulatorService::NewStub(channel_);
+    parameters = wire::ParameterService::NewStub(channel_);
     tensors = wire::TensorService::NewStub(channel_);
     info = wire::ServerService::NewStub(channel_);
   }
@@ -115,6 +117,7 @@ class Server {
   }
 
   std::unique_ptr<wire::AccumulatorService::Stub> accumulators;
+  std::unique_ptr<wire::ParameterService::Stub> parameters;
   std::unique_ptr<wire::TensorService::Stub> tensors;
   std::unique_ptr<wire::ServerService::Stub> info;
 

@@ -2,34 +2,12 @@
 
 'use strict';
 
-const { randomUUID } = require('node:crypto');
 const { status } = require('./server');
-const { dtypeOf, fromWire, toWire } = require('./tensors');
+const {
+  GRACE_SECONDS, IDLE_LEASE_SECONDS, describe, receive, send,
+} = require('./calls');
 
-const IDLE_LEASE_SECONDS = 3600; // accumulators that nobody has used for so long end by themselves
-const GRACE_SECONDS = 10; // for the server's own answer that it has waited long enough, which says who is missing
 const SLICE_SECONDS = 1; // after which a waiting worker looks after others
-
-/** Who makes the calls. Calls are numbered upwards; one that is sent again keeps its number. */
-class Caller {
-  constructor(server, workerId, inlineLimit) {
-    this.server = server;
-    this.workerId = workerId;
-    this.inlineLimit = inlineLimit;
-    this.clientId = randomUUID();
-    this.sequence = 0;
-  }
-
-  static async make(server, workerId) {
-    const { limits } = await server.unary(server.info, 'GetServerInfo', {});
-    return new Caller(server, workerId, limits.inline_limit_bytes);
-  }
-
-  nextId() {
-    this.sequence += 1;
-    return { client_id: this.clientId, sequence: this.sequence };
-  }
-}
 
 class Accumulator {
   /**
@@ -40,9 +18,7 @@ class Accumulator {
    * @param keepAverages How many averages can still be read.
    */
   static async open(caller, name, tensors, keepAverages = 1) {
-    const components = Object.entries(tensors).map(([component, { shape, elements }]) => (
-      { name: component, dtype: dtypeOf(elements), shape: { dims: shape } }
-    ));
+    const components = describe(tensors);
     const { info } = await caller.server.unary(caller.server.accumulators, 'CreateAccumulator', {
       accumulator: { name },
       spec: { components, keep_averages: keepAverages },
@@ -115,22 +91,20 @@ class Accumulator {
   }
 
   async contribution(tensors, localStep) {
-    const names = Object.keys(tensors);
-    const values = await toWire(this.caller.server, Object.values(tensors), this.caller.inlineLimit);
     return {
       request_id: this.caller.nextId(),
       local_step: localStep,
-      gradient: names.map((name, index) => ({ name, dense: values[index] })),
+      gradient: await send(this.caller, tensors),
       worker_id: this.caller.workerId,
       release_handles: true,
     };
   }
 
   async toAverage({ components, step, num_gradients: numGradients, worker_ids: workerIds }) {
-    const tensors = await fromWire(this.caller.server, components.map(({ dense }) => dense));
-    const byName = Object.fromEntries(components.map(({ name }, index) => [name, tensors[index]]));
-    return { tensors: byName, step, numGradients, workerIds };
+    return {
+      tensors: await receive(this.caller, components), step, numGradients, workerIds,
+    };
   }
 }
 
-module.exports = { Accumulator, Caller };
+module.exports = { Accumulator };

@@ -13,7 +13,7 @@ const FIRST_PAUSE_SECONDS = 0.1;
 const LONGEST_PAUSE_SECONDS = 1;
 
 const definition = protoLoader.loadSync(
-  ['accumulator', 'server', 'tensor'].map((name) => `gradserve/v1/${name}_service.proto`),
+  ['accumulator', 'parameters', 'server', 'tensor'].map((name) => `gradserve/v1/${name}_service.proto`),
   {
     includeDirs: [path.join(__dirname, '..', '..', 'proto')],
     keepCase: true,
@@ -47,6 +47,7 @@ class Server {
       this.metadata.set('authorization', `Bearer ${token}`);
     }
     this.accumulators = new services.AccumulatorService(address, credentials, options);
+    this.parameters = new services.ParameterService(address, credentials, options);
     this.tensors = new services.TensorService(address, credentials, options);
     this.info = new services.ServerService(address, credentials, options);
   }
@@ -59,7 +60,7 @@ class Server {
   }
 
   close() {
-    [this.accumulators, this.tensors, this.info].forEach((service) => service.close());
+    [this.accumulators, this.parameters, this.tensors, this.info].forEach((service) => service.close());
   }
 }
 

@@ -8,7 +8,8 @@
 'use strict';
 
 const { status } = require('./server');
-const { Accumulator, Caller } = require('./accumulator');
+const { Accumulator } = require('./accumulator');
+const { Caller } = require('./calls');
 
 const KEEP_AVERAGES = 8; // so many rounds a worker can be late without taking over all parameters again
 const ANSWER_SECONDS = 5;

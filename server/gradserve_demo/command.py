@@ -36,6 +36,11 @@ _EXTRA_MODULES = ("matplotlib", "rich", "sklearn")
     help="Additional worker processes; the last one is artificially slow.",
 )
 @click.option(
+    "--kill",
+    is_flag=True,
+    help="Kill a worker in the middle of the training, and start it again: it reads the newest version and goes on.",
+)
+@click.option(
     "--batch-norm",
     is_flag=True,
     help="Let the server compute the hidden layer: batch normalization and relu instead of tanh.",
@@ -60,18 +65,22 @@ _EXTRA_MODULES = ("matplotlib", "rich", "sklearn")
     show_default=True,
     help="Folder for the plot.",
 )
-def demo(workers: int, backup: int, batch_norm: bool, epochs: int, address: str | None, output: Path) -> None:
+def demo(
+    workers: int, backup: int, kill: bool, batch_norm: bool, epochs: int, address: str | None, output: Path
+) -> None:
     """Train a network on handwritten digits with several processes.
 
-    The workers average their gradients through an accumulator. Then one process does the same training, and the two
-    results are compared: without backup workers the weights must be equal within 1e-5, with backup workers only the
-    accuracy is compared. The exit code is 1 if the results differ.
+    The server holds the weights: the workers read them and push gradients, and the server takes the steps. Then one
+    process does the same training, and the two results are compared: without backup workers the weights must be equal
+    within 1e-5, also if a worker is killed; with backup workers only the accuracy is compared. The exit code is 1 if
+    the results differ.
 
     With --batch-norm all workers share a layer on the server, while the one process normalises in NumPy. Beta, gamma
     and the moving averages must be equal too.
     """
-    if batch_norm and backup:
-        raise click.UsageError("--batch-norm needs every worker in every step: it cannot be used with --backup")
+    if batch_norm and (backup or kill):
+        option = "--backup" if backup else "--kill"
+        raise click.UsageError(f"--batch-norm needs every worker in every step: it cannot be used with {option}")
     silence_grpc()
     import gradserve
     from gradserve.discovery import servers_to_connect
@@ -96,7 +105,13 @@ def demo(workers: int, backup: int, batch_norm: bool, epochs: int, address: str 
         raise
     console = Console()
     options = DemoOptions(
-        workers=workers, backup=backup, batch_norm=batch_norm, epochs=epochs, address=address, output=output
+        workers=workers,
+        backup=backup,
+        kill=kill,
+        batch_norm=batch_norm,
+        epochs=epochs,
+        address=address,
+        output=output,
     )
     try:
         with _sigterm_as_exit():

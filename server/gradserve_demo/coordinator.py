@@ -1,8 +1,9 @@
 """The whole demo: data, server, workers, the one-process run, report and plot."""
 
+import math
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ from gradserve_demo.network import (
 )
 from gradserve_demo.options import DemoError, DemoOptions
 from gradserve_demo.processes import ServerProcess, WorkerPool
-from gradserve_demo.replica import create_layer
 from gradserve_demo.report import AccuracyPoint, DemoReport, TrainingResult, WorkerResult, save_plot
+from gradserve_demo.served import create_layer
 from gradserve_demo.worker import Finished, Message, Ready, Stepped, WorkerTask
 
 _CLASSES = 10
@@ -129,17 +130,30 @@ def _train_with_workers(
         for index in range(options.num_processes)
     ]
     course = _Course(options, plan, digits, progress, bar)
+    killed_at: int | None = None
     with _resources(options, plan, address, run_name), WorkerPool(tasks, options.timeout) as pool:
-        num_ready = 0
+        ready: set[int] = set()
         for index, message in pool.messages():
             if isinstance(message, Ready):
-                num_ready += 1
-                if num_ready == len(tasks):
+                if len(ready) == len(tasks):
+                    pool.start(index)  # again
+                    continue
+                ready.add(index)
+                if len(ready) == len(tasks):
                     course.begin()
-                    pool.start()
-            else:
-                course.add(index, message)
-    return course.result(), course.worker_results(tasks)
+                    for each in ready:
+                        pool.start(each)
+                continue
+            course.add(index, message)
+            if (
+                isinstance(message, Stepped)
+                and index == options.killed
+                and killed_at is None
+                and plan.num_steps // 2 <= message.step < plan.num_steps
+            ):
+                killed_at = message.step
+                pool.kill_and_restart(index)
+    return course.result(), course.worker_results(tasks, killed_at)
 
 
 @contextmanager
@@ -160,9 +174,7 @@ def _resources(options: DemoOptions, plan: _Plan, address: str, run_name: str) -
 
 
 def _delete(client: gradserve.Client, run_name: str) -> None:
-    for accumulator in client.list_accumulators():
-        if accumulator.name.startswith(run_name):
-            client.delete_accumulator(accumulator.name)
+    client.delete_parameters(run_name)
     for layer in client.list_batch_norm_layers(scope=run_name):
         client.delete_batch_norm_layer(layer.name)
 
@@ -180,6 +192,9 @@ class _Course:
         self._begin = self._end = 0.0
         # By step: the losses of the workers whose gradients are in the round.
         self._losses: defaultdict[int, list[float]] = defaultdict(list)
+        # By worker: the gradients that were in a round, and those that were too late.
+        self._contributed: Counter[int] = Counter()
+        self._stale: Counter[int] = Counter()
         self._accuracies = [AccuracyPoint(0, self._accuracy(plan.weights | self._layer.state()))]
         self._finished: dict[int, Finished] = {}
 
@@ -191,6 +206,7 @@ class _Course:
             self._finished[index] = message
             self._end = time.perf_counter()
         elif isinstance(message, Stepped):
+            (self._contributed if message.accepted else self._stale)[index] += 1
             if message.accepted:
                 self._add_loss(message.step - 1, message.loss)
             if message.accuracy is not None:
@@ -199,7 +215,7 @@ class _Course:
     def result(self) -> TrainingResult:
         weights = self._common_weights()
         return TrainingResult(
-            losses=tuple(float(np.mean(self._losses[step])) for step in range(self._plan.num_steps)),
+            losses=tuple(_mean(self._losses[step]) for step in range(self._plan.num_steps)),
             accuracies=tuple(self._accuracies),
             weights=weights,
             final_loss=mean_loss(weights, self._digits.train_images, self._digits.train_labels, self._layer),
@@ -207,14 +223,14 @@ class _Course:
             seconds=self._end - self._begin,
         )
 
-    def worker_results(self, tasks: list[WorkerTask]) -> tuple[WorkerResult, ...]:
+    def worker_results(self, tasks: list[WorkerTask], killed_at: int | None) -> tuple[WorkerResult, ...]:
         return tuple(
             WorkerResult(
                 worker_id=task.worker_id,
                 slow=task.is_slow,
-                contributed=self._finished[task.index].contributed,
-                stale=self._finished[task.index].stale,
-                snapshots_loaded=self._finished[task.index].snapshots_loaded,
+                contributed=self._contributed[task.index],
+                stale=self._stale[task.index],
+                killed_at=killed_at if task.index == self._options.killed else None,
             )
             for task in tasks
         )
@@ -222,7 +238,7 @@ class _Course:
     def _add_loss(self, step: int, loss: float) -> None:
         losses = self._losses[step]
         losses.append(loss)
-        # Averages are applied in order: the last gradient of a round is reported before the last of the next round.
+        # Rounds end in order: the last gradient of a round is reported before the last of the next round.
         if len(losses) == self._options.workers:
             self._progress.update(self._bar, completed=step + 1, loss=np.mean(losses))
 
@@ -231,11 +247,17 @@ class _Course:
 
     def _common_weights(self) -> Weights:
         """Returns the final weights, which must be bit-identical for all workers."""
-        first = self._finished[0].weights
+        first = self._finished[0]
         for index, finished in self._finished.items():
-            if not all(np.array_equal(first[name], finished.weights[name]) for name in first):
+            is_equal = all(np.array_equal(first.weights[name], finished.weights[name]) for name in first.weights)
+            if not is_equal or finished.digest != first.digest:
                 raise DemoError(f"worker-{index} ended with other weights than worker-0")
-        return first
+        return first.weights
+
+
+def _mean(losses: list[float]) -> float:
+    """Returns the mean of the losses of a step; NaN if a killed worker has not reported the only one."""
+    return float(np.mean(losses)) if losses else math.nan
 
 
 def _train_in_one_process(

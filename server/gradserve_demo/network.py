@@ -1,7 +1,7 @@
 """A small neural network: one hidden layer, softmax cross-entropy.
 
 Functions on a dict of arrays, in NumPy except for the hidden layer: that one is tanh, batch normalization in NumPy, or
-batch normalization by the server (`replica.ServedBatchNormLayer`), with which the one in NumPy is compared.
+batch normalization by the server (`served.ServedBatchNormLayer`), with which the one in NumPy is compared.
 Every result has the element type of the weights: the demo trains in float32, and a test checks the
 gradients in float64.
 """

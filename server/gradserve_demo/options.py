@@ -18,6 +18,9 @@ class DemoOptions:
     backup: int = 0
     """Additional workers; the last of them is artificially slow."""
 
+    kill: bool = False
+    """Kill a worker in the middle of the training, and start it again."""
+
     batch_norm: bool = False
     """Use batch normalization and relu, computed by the server, instead of tanh."""
 
@@ -37,16 +40,13 @@ class DemoOptions:
     """Units in the hidden layer."""
 
     learning_rate: float = 0.5
-    """Step size of plain gradient descent."""
+    """Step size of plain gradient descent, which the server takes."""
 
     seed: int = 0
     """Decides the data split, the batches and the initial weights."""
 
     slow_seconds: float = 0.03
     """The seconds that the slow worker pauses before every push, several times as long as a round takes."""
-
-    keep_averages: int = 64
-    """Averages of past rounds that the server keeps for workers that have fallen behind."""
 
     timeout: float = 30.0
     """Seconds that any single wait may take before the demo gives up."""
@@ -57,10 +57,15 @@ class DemoOptions:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.batch_norm and self.backup:
             raise ValueError("batch_norm needs every worker in every step, so backup must be 0")
-        if self.keep_averages < 2:
-            raise ValueError(f"keep_averages must be at least 2, got {self.keep_averages}")
+        if self.batch_norm and self.kill:
+            raise ValueError("batch_norm needs the forwards of every worker, so kill must be False")
 
     @property
     def num_processes(self) -> int:
         """Total number of worker processes."""
         return self.workers + self.backup
+
+    @property
+    def killed(self) -> int | None:
+        """The index of the worker that is killed, the last one of those that are not backups; None for none."""
+        return self.workers - 1 if self.kill else None

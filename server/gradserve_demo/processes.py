@@ -122,22 +122,16 @@ class WorkerPool:
     def __init__(self, tasks: Sequence[WorkerTask], timeout: float) -> None:
         self._tasks = tasks
         self._timeout = timeout + _GRACE_SECONDS
-        self._processes: list[SpawnProcess] = []
-        self._connections: list[CoordinatorConnection] = []
+        self._processes: dict[int, SpawnProcess] = {}
+        self._connections: dict[int, CoordinatorConnection] = {}
+        self._unfinished: set[int] = set()
         self._resources = ExitStack()
 
     def __enter__(self) -> Self:
-        # Spawned, not forked: gRPC's threads do not survive a fork.
-        context = multiprocessing.get_context("spawn")
         with ExitStack() as resources:
-            for task in self._tasks:
-                ours, theirs = context.Pipe()
-                with theirs:  # Once started, the process has its own copy.
-                    self._connections.append(cast(CoordinatorConnection, resources.enter_context(ours)))
-                    process = context.Process(target=worker.main, args=(task, theirs), name=task.worker_id, daemon=True)
-                    process.start()
-                self._processes.append(process)
-                resources.callback(_end, process)
+            for index in range(len(self._tasks)):
+                resources.callback(self._end, index)
+                self._spawn(index)
             self._resources = resources.pop_all()
         return self
 
@@ -145,15 +139,19 @@ class WorkerPool:
         with self._resources:
             if error is not None:
                 return
-            for process in self._processes:
+            for process in self._processes.values():
                 process.join(self._timeout)
                 if process.exitcode != 0:
                     raise DemoError(f"{process.name} finished, but {_how_it_ended(process)}")
 
-    def start(self) -> None:
-        """Tells all workers to start training."""
-        for connection in self._connections:
-            connection.send(None)
+    def start(self, index: int) -> None:
+        """Tells a worker that is ready to start training."""
+        self._connections[index].send(None)
+
+    def kill_and_restart(self, index: int) -> None:
+        """Kills a worker, whatever it is doing, and starts it again with the same task."""
+        self._end(index)
+        self._spawn(index)
 
     def messages(self) -> Iterator[tuple[int, Message]]:
         """Yields what the workers report, with the worker's index, until all have finished.
@@ -161,11 +159,11 @@ class WorkerPool:
         Blocks between messages. Raises `DemoError` if a worker fails, if its process ends early,
         or if no worker reports for too long.
         """
-        indices = {connection: index for index, connection in enumerate(self._connections)}
-        while indices:
+        while self._unfinished:
+            indices = {self._connections[index]: index for index in self._unfinished}
             readable = wait(list(indices), self._timeout)
             if not readable:
-                names = ", ".join(self._tasks[index].worker_id for index in indices.values())
+                names = ", ".join(self._tasks[index].worker_id for index in sorted(self._unfinished))
                 raise DemoError(f"no word from {names} for {self._timeout:g} seconds")
             for connection in cast(list[CoordinatorConnection], readable):
                 index = indices[connection]
@@ -173,8 +171,29 @@ class WorkerPool:
                 if isinstance(message, Failed):
                     raise DemoError(f"{self._tasks[index].worker_id} failed: {message.error}\n{message.traceback}")
                 if isinstance(message, Finished):
-                    del indices[connection]
+                    self._unfinished.remove(index)
                 yield index, message
+
+    def _spawn(self, index: int) -> None:
+        # Spawned, not forked: gRPC's threads do not survive a fork.
+        context = multiprocessing.get_context("spawn")
+        task = self._tasks[index]
+        ours, theirs = context.Pipe()
+        self._connections[index] = cast(CoordinatorConnection, ours)
+        with theirs:  # Once started, the process has its own copy.
+            process = context.Process(target=worker.main, args=(task, theirs), name=task.worker_id, daemon=True)
+            process.start()
+        self._processes[index] = process
+        self._unfinished.add(index)
+
+    def _end(self, index: int) -> None:
+        """Kills a process if there is one, whatever it is doing, and closes the connection to it."""
+        if (process := self._processes.pop(index, None)) is not None:
+            process.kill()
+            process.join()
+            process.close()
+        if (connection := self._connections.pop(index, None)) is not None:
+            connection.close()
 
     def _receive(self, connection: CoordinatorConnection, index: int) -> Message:
         try:
@@ -189,10 +208,3 @@ def _how_it_ended(process: SpawnProcess) -> str:
     if process.exitcode is None:
         return "its process hangs"
     return f"its process ended with exit code {process.exitcode}"
-
-
-def _end(process: SpawnProcess) -> None:
-    """Kills a process, whatever it is doing."""
-    process.kill()
-    process.join()
-    process.close()

@@ -28,7 +28,7 @@ class AccuracyPoint:
     """The accuracy on the test images at one moment of a training run."""
 
     step: int
-    """Number of averages applied so far."""
+    """Number of rounds so far."""
 
     accuracy: float
     """Share of test images that were recognised."""
@@ -73,8 +73,8 @@ class WorkerResult:
     stale: int
     """Gradients that came too late for their round."""
 
-    snapshots_loaded: int
-    """The number of times that it had to take the weights of another worker to catch up."""
+    killed_at: int | None
+    """The step at which it was killed, and started again; None if it was not."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class DemoReport:
     """Rounds in the training run."""
 
     distributed: TrainingResult
-    """Training in several processes that average through an accumulator."""
+    """Training in several processes, with the weights on the server."""
 
     single: TrainingResult
     """The same training in one process, with the joint batches."""
@@ -106,6 +106,11 @@ class DemoReport:
     def has_backup(self) -> bool:
         """True if there were more workers than a round needed."""
         return len(self.workers) > self.num_required
+
+    @property
+    def killed(self) -> WorkerResult | None:
+        """The worker that was killed and started again; None if none was."""
+        return next((worker for worker in self.workers if worker.killed_at is not None), None)
 
     @property
     def problem(self) -> str | None:
@@ -133,6 +138,13 @@ def render(report: DemoReport) -> RenderableType:
         parts.append(_why_slower(report))
     if report.has_backup:
         parts.append(_workers(report))
+    if report.killed is not None:
+        parts.append(
+            Text(
+                f"{report.killed.worker_id} was killed at step {report.killed.killed_at}, was started again, read the "
+                "newest weights and went on."
+            )
+        )
     parts.append(_verdict(report))
     parts.append(Text(f"Plot: {report.plot}"))
     return Group(*parts)
@@ -154,19 +166,19 @@ def _why_slower(report: DemoReport) -> Text:
     shared, alone = (1000 * run.seconds / report.num_steps for run in (report.distributed, report.single))
     return Text(
         f"{len(report.workers)} workers are slower here because the network is tiny: one process computes a step in "
-        f"{alone:.1f} ms, while averaging through the server takes most of their {shared:.1f} ms. What counts here is "
-        "that both reach the same result; workers save time once a gradient takes longer to compute than to average."
+        f"{alone:.1f} ms, while the way over the server takes most of their {shared:.1f} ms. What counts here is that "
+        "both reach the same result; workers save time once a gradient takes longer to compute than to push."
     )
 
 
 def _workers(report: DemoReport) -> Table:
     table = Table(title=f"Pushes (a round needs {report.num_required} gradients)")
     table.add_column("worker")
-    for name in ("in a round", "stale", "snapshots loaded"):
+    for name in ("in a round", "stale"):
         table.add_column(name, justify="right")
     for worker in report.workers:
         name = f"{worker.worker_id} (slow)" if worker.slow else worker.worker_id
-        table.add_row(name, str(worker.contributed), str(worker.stale), str(worker.snapshots_loaded))
+        table.add_row(name, str(worker.contributed), str(worker.stale))
     return table
 
 
@@ -209,7 +221,7 @@ def save_plot(
     figure = Figure(figsize=(11, 4.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     loss_axes, accuracy_axes = figure.subplots(1, 2)
-    workers = f"{num_workers} workers through an accumulator"
+    workers = f"{num_workers} workers, weights on the server"
     if num_workers > num_required:
         workers += f", {num_required} needed"
 

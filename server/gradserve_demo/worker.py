@@ -12,7 +12,7 @@ import gradserve
 from gradserve_demo.digits import Batches, Digits
 from gradserve_demo.network import TANH, HiddenLayer, Weights, accuracy, loss_and_gradients
 from gradserve_demo.options import DemoError, DemoOptions
-from gradserve_demo.replica import Replica, ServedBatchNormLayer
+from gradserve_demo.served import ServedBatchNormLayer, served_weights
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ class WorkerTask:
 
 @dataclass(frozen=True)
 class Ready:
-    """The worker is connected and waits for the signal to start."""
+    """The worker is connected, has read the weights, and waits for the signal to start."""
 
 
 @dataclass(frozen=True)
 class Stepped:
-    """The worker has pushed a gradient and then applied every average up to `step`."""
+    """The worker has pushed a gradient, and has the newest weights."""
 
     step: int
-    """Number of averages applied to its weights so far."""
+    """The step of its weights: the number of rounds that led to them."""
 
     loss: float
     """Loss of its share of the batch, before the push."""
@@ -78,19 +78,13 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Finished:
-    """The worker has applied the average of every round."""
+    """The worker has read the weights of the last step."""
 
     weights: Weights
     """Its final weights, and the state of its hidden layer."""
 
-    contributed: int
-    """Pushes that were accepted."""
-
-    stale: int
-    """Pushes that came too late."""
-
-    snapshots_loaded: int
-    """The number of times that it was too far behind and had to take the weights of another worker."""
+    digest: str
+    """The digest of the weights, by the server."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +121,9 @@ def main(task: WorkerTask, connection: WorkerConnection) -> None:
 
 def _train(task: WorkerTask, connection: WorkerConnection) -> None:
     options = task.options
-    with (
-        gradserve.connect(task.address, timeout=options.timeout) as client,
-        Replica(client, task.run_name, task.weights, task.worker_id, options) as replica,
-    ):
+    with gradserve.connect(task.address, timeout=options.timeout) as client:
+        parameters = served_weights(client, task.run_name, task.weights, options)
+        version = parameters.read()
         layer = _hidden_layer(client, task)
         connection.send(Ready())
         # The signal to start comes when the slowest process is ready.
@@ -138,23 +131,25 @@ def _train(task: WorkerTask, connection: WorkerConnection) -> None:
             raise DemoError(f"no word to start within {options.timeout:g} seconds")
         connection.recv()
 
-        while replica.step < task.num_steps:
-            step = replica.step
+        while version.step < task.num_steps:
+            step = version.step
             examples = task.batches.share(step, task.index)
             images, labels = task.digits.train_images[examples], task.digits.train_labels[examples]
-            loss, gradients = loss_and_gradients(replica.weights, images, labels, layer)
+            loss, gradients = loss_and_gradients(version.values, images, labels, layer)
             if task.is_slow:
                 time.sleep(options.slow_seconds)
-            accepted = replica.push(gradients)
-            layer.end_step(replica.weights)
+            # The end of the round brings the weights to go on from; to a gradient that was too late, the newest ones.
+            pulled = parameters.push_pull(gradients, version, worker_id=task.worker_id)
+            version = pulled.version
+            layer.end_step(version.values)
             steps_per_epoch = task.batches.steps_per_epoch
-            epoch_ended = replica.step // steps_per_epoch > step // steps_per_epoch
+            epoch_ended = version.step // steps_per_epoch > step // steps_per_epoch
             test_accuracy = None
             if task.index == 0 and epoch_ended:
-                test_accuracy = accuracy(replica.weights, task.digits.test_images, task.digits.test_labels, layer)
-            connection.send(Stepped(replica.step, loss, accepted, test_accuracy))
-        weights = replica.weights | layer.state()
-        connection.send(Finished(weights, replica.contributed, replica.stale, replica.snapshots_loaded))
+                test_accuracy = accuracy(version.values, task.digits.test_images, task.digits.test_labels, layer)
+            accepted = pulled.outcome is not gradserve.STALE
+            connection.send(Stepped(version.step, loss, accepted, test_accuracy))
+        connection.send(Finished(version.values | layer.state(), version.digest))
 
 
 def _hidden_layer(client: gradserve.Client, task: WorkerTask) -> HiddenLayer:

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import gradserve
@@ -13,11 +14,12 @@ from gradserve.calls.identity import RequestIds
 from gradserve_protocol.address import Address
 from gradserve_protocol.lasting import lasting_task
 from gradserve_server.accumulators.durable.restoring import restore_accumulators
+from gradserve_server.accumulators.factory import AccumulatorFactory
 from gradserve_server.accumulators.incoming import GradientReceiver
 from gradserve_server.accumulators.places.device_place import ConvertingReducer, DevicePlace
 from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
-from gradserve_server.accumulators.round_hold import RoundHold
+from gradserve_server.accumulators.round_hold import InRounds, RoundHold
 from gradserve_server.config import ServerConfig
 from gradserve_server.devices.compute import InThreads
 from gradserve_server.devices.host.reduction import Reducer
@@ -34,12 +36,16 @@ from gradserve_server.observe.status.source import ServerFacts, StatusSource
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import OPS
 from gradserve_server.ops.runner import OpRunner
+from gradserve_server.parameters.optimizers.stepping import Stepper
+from gradserve_server.parameters.registry import ParametersRegistry
+from gradserve_server.parameters.restoring import restore_parameters
 from gradserve_server.parts import Parts, ResourceCounts, open_state, within_descriptors
 from gradserve_server.resources.cluster import member_of
 from gradserve_server.resources.ids import ServerRun
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.memory import Budgets, Memory
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.interceptors import AccessChecks, FairCalls
@@ -48,6 +54,7 @@ from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.listeners.sockets.context import FairSockets, GpuAccess, SocketContext, methods_of
 from gradserve_server.rpc.listeners.sockets.listener import SocketListener, bind_sockets
 from gradserve_server.rpc.listeners.sockets.regions import max_regions
+from gradserve_server.rpc.parameters.service import ParameterServicer
 from gradserve_server.rpc.server_info.service import DeviceFigures, ServerServicer, Usage
 from gradserve_server.rpc.services import Services
 from gradserve_server.rpc.sockets.service import SocketAddresses, SocketServicer, TicketRegistry
@@ -55,6 +62,7 @@ from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
 from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.rpc.upstream.forwarding import Forwarding
 from gradserve_server.rpc.upstream.link import UpstreamLink
+from gradserve_server.rpc.upstream.parameters import NoParameters
 from gradserve_server.rpc.upstream.service import AggregatingServicer
 from gradserve_server.runtime.event_loop import LoopWatch
 from gradserve_server.runtime.files import OwnedFile, write_addresses
@@ -141,7 +149,8 @@ class Server:
         device_reducer = parts.make_device_reducer(device)
         self._places = self._make_places(reducer, device_reducer)
         self._receiver = GradientReceiver(self._opener, processors.compute, reducer)
-        prepared: dict[str, Family] = {"sums": reducer}
+        self._stepper = Stepper(processors.parallel)
+        prepared: dict[str, Family] = {"sums": reducer, "steps of optimizers": self._stepper}
         if device_reducer is not None and config.runtime.accumulator_device == device.name:
             prepared["sums on the device"] = device_reducer
         self.runner = OpRunner(
@@ -156,6 +165,7 @@ class Server:
         self._state = open_state(config.state)
         self._shared_memory, self._readers = SharedMemory(limits.max_region_bytes), Readers()
         self.registry = self._make_registry()
+        self.parameters = self._make_parameters(self.registry.factory)
         self._layer_environment = LayerEnvironment(
             runner=self.runner,
             compute=processors.compute,
@@ -179,15 +189,18 @@ class Server:
             max_regions(),
             budgets.rules,
         )
-        resources = ResourceCounts(budgets, self.registry, self._fair_sockets, self.lifetimes.clients, processors.pool)
+        resources = ResourceCounts(
+            budgets, self.registry, self.parameters, self._fair_sockets, self.lifetimes.clients, processors.pool
+        )
         self.usage = Usage(
             memory=budgets.memory,
             handles=budgets.handles,
-            accumulators=self.registry.count,
-            waiters=self.registry.waiters,
+            accumulators=self.registry.factory.count,
+            waiters=self.registry.factory.waiters,
             layers=budgets.layers,
             bookkeeping=budgets.bookkeeping,
             device_memory=budgets.device_memory,
+            num_parameters=lambda: len(self.parameters),
         )
         self.counts = Counts()
         """The counts of an aggregator."""
@@ -222,7 +235,7 @@ class Server:
         self.round_hold: RoundHold | None = None
         """Holds rounds, if a file was named that says which are open."""
         if config.listen.rounds_file is not None:
-            self.round_hold = RoundHold(self.registry.gate, self.registry.all, Path(config.listen.rounds_file))
+            self.round_hold = RoundHold(self.registry.factory.gate, self._in_rounds, Path(config.listen.rounds_file))
         self.addresses: tuple[str, ...] = ()
         """The addresses on which the server listens, once it has started."""
 
@@ -236,19 +249,40 @@ class Server:
         return Places(host, device, self._config.runtime.accumulator_device)
 
     def _make_registry(self) -> AccumulatorRegistry:
-        return AccumulatorRegistry(
+        factory = AccumulatorFactory(
             places=self._places,
             bookkeeping=self.budgets.bookkeeping,
-            make_average_memory=partial(SharedAverages, self._shared_memory, self._readers),
             limits=self._limits,
             lifetimes=self.lifetimes,
+            make_average_memory=partial(SharedAverages, self._shared_memory, self._readers),
+            observe=self.observed.observe,
+            member=self._member,
+        )
+        return AccumulatorRegistry(
+            factory,
+            self.lifetimes,
             new_incarnation=self._run.new_id,
             wall_clock=self._parts.wall_clock,
             is_of_another_run=self._run.is_of_another,
-            observe=self.observed.observe,
             member=self._member,
             journals=None if self._state is None else self._state.accumulators,
         )
+
+    def _make_parameters(self, factory: AccumulatorFactory) -> ParametersRegistry:
+        return ParametersRegistry(
+            factory,
+            self.lifetimes,
+            self._stepper,
+            new_incarnation=self._run.new_id,
+            wall_clock=self._parts.wall_clock,
+            is_of_another_run=self._run.is_of_another,
+            member=self._member,
+            observe=self.observed.observe_parameters,
+            journals=None if self._state is None else self._state.parameters,
+        )
+
+    def _in_rounds(self) -> Iterable[tuple[ResourceKey, InRounds]]:
+        return chain(self.registry.all(), self.parameters.all())
 
     def _make_expiry(self) -> Expiry:
         beside = {"forwards": self.layers.expire}
@@ -257,8 +291,8 @@ class Server:
         return Expiry(
             self._parts.clock,
             {
-                "averages that nobody asked for again": self.registry.expire,
-                "accumulators and layers": self.lifetimes.expire,
+                "averages that nobody asked for again": self.registry.factory.expire,
+                "accumulators, layers and parameters": self.lifetimes.expire,
                 "tensors": self.store.expire,
             },
             beside,
@@ -280,7 +314,7 @@ class Server:
             uptime=lambda: time.monotonic() - started,
             http_url=lambda: self.observation.url,
         )
-        return StatusSource(facts, self.registry, self.observed)
+        return StatusSource(facts, self.registry, self.parameters, self.observed)
 
     def _make_services(self) -> Services:
         config, limits, processors, budgets = self._config, self._limits, self._processors, self.budgets
@@ -313,6 +347,7 @@ class Server:
                 max_message_bytes=limits.max_message_bytes,
             ),
             accumulators=self._make_accumulator_servicer(),
+            parameters=self._make_parameter_servicer(),
             gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer, processors.compute),
             batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
             leases=LeaseServicer(self.lifetimes.clients),
@@ -324,6 +359,19 @@ class Server:
             interceptors=self._parts.interceptors,
             on_fault=processors.watch.suspect,
             observed=self.observed,
+        )
+
+    def _make_parameter_servicer(self) -> ParameterServicer | NoParameters:
+        if self._config.upstream.upstream is not None:
+            return NoParameters(self._config.upstream.upstream)
+        return ParameterServicer(
+            self.parameters,
+            self._opener,
+            self._receiver,
+            self._deliverer,
+            self._processors.compute,
+            self._run.incarnation,
+            self._member,
         )
 
     def _make_accumulator_servicer(self) -> AccumulatorServicer | AggregatingServicer:
@@ -404,9 +452,11 @@ class Server:
             allocate, to_host = self._processors.pool.empty, self._residence.copy_to_host
             with self.budgets.rules.suspended():
                 count = await restore_accumulators(state.accumulators, self.registry, allocate)
+                num_parameters = await restore_parameters(state.parameters, self.parameters, allocate)
                 num_layers = restore_layers(state.layers, self.layers, self._layer_environment, allocate, to_host)
             state.store.start(self._on_failure)
-            _log.info("restored %d accumulators and %d layers from %s", count, num_layers, state.store.path)
+            counts = (count, num_parameters, num_layers)
+            _log.info("restored %d accumulators, %d parameters and %d layers from %s", *counts, state.store.path)
         if self._upstream is not None:
             await self._upstream.open()
             _log.info("forwarding gradients to %s", self._upstream.address)
@@ -463,6 +513,7 @@ class Server:
             self.aggregating.close()
             await self._upstream.close()
         self.registry.close()
+        self.parameters.close()
         self.lifetimes.clients.close(UnavailableError("the server is shutting down"))
         await asyncio.gather(self.listener.drain(grace), self.sockets.drain(grace))
         await self.observation.close()

@@ -11,6 +11,7 @@
     ├── UnavailableError         the server is shutting down
     ├── UnauthenticatedError     the caller showed no credentials, or unknown ones
     ├── PermissionDeniedError    the caller's role is too low
+    ├── UnimplementedError       this server does not do that
     └── InternalError            a library of the server failed
 
 `gradserve_server.rpc.boundary.status` maps each error to a gRPC status code.
@@ -88,6 +89,10 @@ class UnauthenticatedError(ServiceError):
 
 class PermissionDeniedError(ServiceError):
     """The caller's role is too low."""
+
+
+class UnimplementedError(ServiceError):
+    """This server does not do that, as it is configured."""
 
 
 class InternalError(ServiceError):

@@ -26,6 +26,8 @@ from gradserve_server.layers.batch_norm.journal import LayerJournals
 from gradserve_server.observe.calls import Way
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
+from gradserve_server.parameters.journal import ParametersJournals
+from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.resources.budget import Purpose
 from gradserve_server.resources.ids import RandomIds
 from gradserve_server.resources.lifetimes import ClientLeases
@@ -167,12 +169,14 @@ class ServerState:
     Attributes:
         store: The directory.
         accumulators: The journals of the accumulators.
+        parameters: The journals of the parameters.
         layers: The journals of the layers.
     """
 
     def __init__(self, store: StateStore, default: Durability) -> None:
         self.store = store
         self.accumulators = AccumulatorJournals(store, default)
+        self.parameters = ParametersJournals(store, default)
         self.layers = LayerJournals(store, default)
 
 
@@ -182,6 +186,7 @@ class ResourceCounts:
 
     budgets: Budgets
     registry: AccumulatorRegistry
+    parameters: ParametersRegistry
     sockets: FairSockets
     clients: ClientLeases
     pool: BufferPool
@@ -205,18 +210,21 @@ class ResourceCounts:
         return found
 
     def counts(self) -> Mapping[str, tuple[int, int]]:
-        """Returns the number in use and the limit for each kind of resource; 0 means no limit of its own."""
+        """Returns the number in use and the limit for each kind of resource; 0 means no limit of its own.
+
+        Parameters count as accumulators, too.
+        """
         budgets, sockets = self.budgets, self.sockets
         limited = {
             "handles": budgets.handles,
-            "accumulators": self.registry.count,
+            "accumulators": self.registry.factory.count,
             "layers": budgets.layers,
-            "waiters": self.registry.waiters,
+            "waiters": self.registry.factory.waiters,
             "socket_connections": sockets.connections,
             "regions": sockets.regions,
         }
         counts = {kind: (budget.used, budget.limit) for kind, budget in limited.items()}
-        return {**counts, "client_leases": (len(self.clients), 0)}
+        return {**counts, "parameters": (len(self.parameters), 0), "client_leases": (len(self.clients), 0)}
 
 
 _log = logging.getLogger(__name__)

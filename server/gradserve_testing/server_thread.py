@@ -65,13 +65,13 @@ class Faults:
         self._lock = threading.Lock()
 
     def fail_at(self, worker: str, step: int, *, error: type[GradserveError] = InternalError) -> Fault:
-        """Fails a worker: the gradient that it computed at a step is not counted, and its call raises an error.
+        """Fails a worker: its gradient or update of a step is not counted, and its call raises an error.
 
-        Only its next call with a gradient of that step fails.
+        Only its next call with one of that step fails.
 
         Args:
             worker: Its `worker_id`.
-            step: The `local_step` of the gradient.
+            step: The `local_step` of the gradient or update.
             error: What the call raises. Clients repeat a call by themselves after UnavailableError.
         """
 
@@ -80,7 +80,7 @@ class Faults:
 
         def concerns(method: MethodDescriptor, request: Any) -> bool:
             return (
-                method.name in {"ApplyGradient", "PushPull"}
+                method.name in {"ApplyGradient", "PushPull", "Push", "PushPullParameters"}
                 and (request.worker_id, request.local_step) == (worker, step)
             )  # fmt: skip
 

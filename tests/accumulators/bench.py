@@ -10,6 +10,7 @@ import numpy as np
 
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.events import Event
+from gradserve_server.accumulators.factory import AccumulatorFactory
 from gradserve_server.accumulators.gradient import Contribution, Gradient, OpenGradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournals
@@ -66,12 +67,17 @@ class Bench:
         self.lifetimes = lifetimes or Lifetimes(clock, 60.0)
         host = HostPlace("cpu", reducer or Reducer(ForkJoin(1)), allocate, compute or InlineCompute(), self.memory)
         self.places = Places(host) if places is None else places(host)
-        self.registry = AccumulatorRegistry(
+        factory = AccumulatorFactory(
             places=self.places,
             make_average_memory=lambda: average_memory,
             bookkeeping=self.bookkeeping,
             limits=LimitsConfig(**limits),
             lifetimes=self.lifetimes,
+            member=member,
+        )
+        self.registry = AccumulatorRegistry(
+            factory,
+            self.lifetimes,
             new_incarnation=map(str, itertools.count()).__next__,
             wall_clock=wall_clock,
             member=member,

@@ -112,7 +112,7 @@ class TestHowLong:
         await rounds(acc, 1)
         for now, num_kept in ((59.0, 3), (60.0, 2), (79.0, 2), (80.0, 1)):
             bench.now = now
-            bench.registry.expire(Turn(100))
+            bench.registry.factory.expire(Turn(100))
             assert bench.memory.used == num_kept * ITEM_BYTES, now
 
     async def test_until_memory_is_short(self) -> None:
@@ -145,7 +145,7 @@ class TestHowLong:
         bench.registry.close()
         assert bench.memory.used == 0
         bench.now = 1e6
-        bench.registry.expire(Turn(100))
+        bench.registry.factory.expire(Turn(100))
 
     async def test_calls_without_an_id_keep_nothing(self, bench: Bench) -> None:
         acc = bench.accumulator()

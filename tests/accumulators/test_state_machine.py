@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.events import Event
+from gradserve_server.accumulators.factory import AccumulatorFactory
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournals
@@ -136,11 +137,16 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.memory = Budget(1 << 30, "bytes", ShareRules())
         self.bookkeeping = Budget(1 << 30, "bytes", ShareRules())
         self.records: list[Record] = []
-        self.registry = AccumulatorRegistry(
+        lifetimes = Lifetimes(lambda: 0.0, 60.0)
+        factory = AccumulatorFactory(
             places=Places(HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
             bookkeeping=self.bookkeeping,
             limits=LimitsConfig(),
-            lifetimes=Lifetimes(lambda: 0.0, 60.0),
+            lifetimes=lifetimes,
+        )
+        self.registry = AccumulatorRegistry(
+            factory,
+            lifetimes,
             new_incarnation=lambda: "only",
             journals=cast(AccumulatorJournals, OneJournal(Recorder(self.records))),
         )
@@ -388,11 +394,11 @@ class AccumulatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def everything_counts_for_its_creator_and_container(self) -> None:
-        for budget in (self.memory, self.registry.count):
+        for budget in (self.memory, self.registry.factory.count):
             assert budget.held_by("chief") == budget.held_in("test") == budget.used
-        for budget in (self.bookkeeping, self.registry.waiters):
+        for budget in (self.bookkeeping, self.registry.factory.waiters):
             assert budget.held_in("test") == budget.used
-        if not self.registry.waiters.used:
+        if not self.registry.factory.waiters.used:
             # That of waits counts for their container alone.
             assert self.bookkeeping.held_by("chief") == self.bookkeeping.used
 
@@ -400,14 +406,14 @@ class AccumulatorMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         if not self.exists:
             assert self.memory.used == self.bookkeeping.used == 0
-            assert self.registry.waiters.used == 0
+            assert self.registry.factory.waiters.used == 0
             return
         self.check_served()
         state = self.acc.state
         assert state.global_step == self.model.step
         assert state.num_accumulated == len(self.model.values)
         assert set(state.worker_ids) == self.model.workers
-        assert state.num_waiting == len(self.model.queue) == self.registry.waiters.used
+        assert state.num_waiting == len(self.model.queue) == self.registry.factory.waiters.used
         held = bool(self.model.values) + len(self.model.kept_rounds)
         assert state.num_bytes == self.memory.used == held * ITEM_BYTES
         assert not any(waiting.task.done() for waiting in self.model.queue)

@@ -53,7 +53,7 @@ class TestWaiting:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert acc.state == before
-        assert bench.registry.waiters.used == 0
+        assert bench.registry.factory.waiters.used == 0
 
     async def test_deadline_tells_who_is_missing(self, bench: Bench) -> None:
         acc = bench.accumulator()
@@ -147,7 +147,7 @@ class TestWaiting:
             with pytest.raises(AbortedError, match="accumulator 'test/acc' was deleted"):
                 await task
         assert bench.memory.used == 0
-        assert bench.registry.waiters.used == 0
+        assert bench.registry.factory.waiters.used == 0
         with pytest.raises(NotFoundError):
             bench.registry.get(KEY)
         with pytest.raises(AbortedError):
@@ -179,7 +179,7 @@ class TestWaiting:
         assert task.done()
         with pytest.raises(error, match="accumulator 'test/acc'"):
             await task
-        assert (len(acc.queue), bench.registry.waiters.used) == (0, 0)
+        assert (len(acc.queue), bench.registry.factory.waiters.used) == (0, 0)
 
     async def test_a_reader_who_comes_after_the_end_does_not_wait(self, bench: Bench) -> None:
         acc = bench.accumulator()
@@ -200,7 +200,7 @@ class TestWaiting:
         for task in tasks:
             task.cancel()
         await turns()
-        assert bench.registry.waiters.used == 0
+        assert bench.registry.factory.waiters.used == 0
 
 
 class TestPushPull:
@@ -331,4 +331,4 @@ class TestReadAverage:
             await acc.read_average(1, 0.01)
         with pytest.raises(DeadlineExceededError, match="any average"):
             await acc.read_average(None, 0.01)
-        assert bench.registry.waiters.used == 0
+        assert bench.registry.factory.waiters.used == 0

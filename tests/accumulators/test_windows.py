@@ -138,7 +138,7 @@ async def test_what_the_journal_refuses_is_not_forgotten() -> None:
         with pytest.raises(UnavailableError, match="the disk is full"):
             await take(acc, 1, call)
     assert contents(acc._ledger) == before
-    assert bench.registry.waiters.used == 0
+    assert bench.registry.factory.waiters.used == 0
 
 
 async def test_one_that_waits_for_the_journal_can_be_cancelled_and_joined() -> None:

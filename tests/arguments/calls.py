@@ -1,7 +1,10 @@
 """A good call of every method that takes an argument, on either face."""
 
 import inspect
+import tempfile
+import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,6 +68,14 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "model.read_average": NOW,
     "model.set_global_step": {"new_global_step": 1},
     "model.push_pull": {"grads": {"w": [1, 2]}, "num_required": 1, "local_step": LAST_STEP, "worker_id": "", **NOW},
+    "client.parameters": {"values": {"w": np.zeros(2)}},
+    "client.delete_parameters": {"name": "nobody's"},
+    "parameters.read": NOW,
+    "parameters.push": {"update": {"w": [1, 2]}, "local_step": 0},
+    "parameters.push_pull": {"update": {"w": [1, 2]}, "local_step": 0, "worker_id": "", **NOW},
+    "parameters.wait": {"step": 0, **NOW},
+    "parameters.change": {"num_required": 1},
+    "parameters.save": {"path": Path(tempfile.gettempdir()) / "gradserve-saved"},
     "layer.__call__": {"inputs": ones(2, 3)},
     "layer.forward": {"inputs": ones(2, 3)},
     "layer.backward": {"dy": ones(2, 3)},
@@ -116,6 +127,7 @@ class Things:
     objects: dict[str, Any]
     handle: gradserve.TensorHandle
     reserve_space: dict[str, Any]
+    file: Path
 
     def method(self, name: str) -> Any:
         """Returns a method by object and name."""
@@ -133,6 +145,10 @@ class Things:
             own["handle"] = self.handle
         if name == "client.get_all":
             own["handles"] = [self.handle]
+        if name == "parameters.load":
+            own["path"] = self.file
+        if name == "parameters.fork":
+            own["shared_name"] = uuid.uuid4().hex
         taken = inspect.signature(self.method(name)).parameters
         return {each: value for each, value in own.items() if each in taken} | REQUIRED.get(name, {})
 
@@ -145,16 +161,21 @@ async def make_things(client: Any) -> Things:
         "deleted": await value_of(client.conditional_accumulator("float32", ())),
         "sparse": await value_of(client.sparse_conditional_accumulator("float32")),
         "model": await value_of(client.gradient_accumulator({"w": np.zeros(2)})),
+        "parameters": await value_of(client.parameters({"w": np.zeros(2)})),
         "layer": await value_of(client.batch_norm()),
     }
+    file = Path(tempfile.mkdtemp()) / "saved"
+    await value_of(objects["parameters"].save(file))
     outputs = await value_of(client.raw_ops.CudnnRNNV3(**RNN))
     reserve_space = {"reserve_space": outputs.reserve_space, "host_reserved": outputs.host_reserved}
-    return Things(objects, await value_of(client.put([1.0])), reserve_space)
+    return Things(objects, await value_of(client.put([1.0])), reserve_space, file)
 
 
 async def make_ready(things: Things, method: str) -> None:
     """Sees to it that a call that would wait need not."""
     thing, _, name = method.partition(".")
+    if thing == "parameters":
+        return
     if thing == "raw_ops":
         thing = "sparse" if name.startswith("Sparse") else "dense"
     calls: dict[str, tuple[str, ...]] = {
@@ -182,6 +203,7 @@ def methods(face: Any) -> list[str]:
         "dense": face.ConditionalAccumulator,
         "sparse": face.SparseConditionalAccumulator,
         "model": face.GradientAccumulator,
+        "parameters": face.Parameters,
         "layer": face.BatchNormLayer,
     }
     return [

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +30,10 @@ def face(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-async def things(face: str, server_address: str) -> AsyncIterator[Things]:
+async def things(
+    face: str, server_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Things]:
+    monkeypatch.chdir(tmp_path)  # for files of absurd names
     if face == "blocking":
         with gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as client:
             yield await make_things(client)
@@ -65,6 +69,8 @@ async def test_absurd_arguments(things: Things, face: str, method: str) -> None:
             except gradserve.GradserveError:
                 pass
             except Exception as error:
+                if parameter.name == "path" and isinstance(error, OSError):
+                    continue  # there is no such file
                 escaped.append(f"{what} as {parameter.name}: {error!r}"[:300])
     assert not escaped, f"{len(escaped)}\n" + "\n".join(escaped)
 

@@ -58,7 +58,7 @@ async def test_the_client_uses_every_method() -> None:
             things.method(name)(**things.arguments(name))
         layer = client.batch_norm()
         layer.release(layer.forward(ones(2, 3)))
-        for thing in ("dense", "sparse", "model", "layer", "raw_ops", "client"):
+        for thing in ("dense", "sparse", "model", "parameters", "layer", "raw_ops", "client"):
             for method in without_arguments(things.objects[thing]):
                 getattr(things.objects[thing], method)()
     assert sorted(METHODS.keys() - called.names - ON_SOCKETS - IN_CLUSTERS) == []

@@ -10,6 +10,7 @@ from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_server.config import ServerConfig
 from gradserve_testing import LocalServer
 from tests.bad_input.layer_tables import LAYER_CALLS
+from tests.bad_input.parameter_tables import PARAMETER_CALLS
 from tests.bad_input.requests import BEGIN, OK, SPECS, USED, Apply, Create, Take, dense, ref, state
 from tests.servers.polling import eventually
 from tests.servers.raw_calls import RawCalls
@@ -39,7 +40,7 @@ def raw(server_address: str) -> Iterator[RawCalls]:
         calls.call("TakeGradient", Take(accumulator=ref("stepped"), num_required=1))
         calls.call("SetGlobalStep", messages_pb2.SetGlobalStepRequest(accumulator=ref("stepped"), global_step=5))
         calls.call("ApplyGradient", USED)
-        for method, request in LAYER_CALLS:
+        for method, request in (*LAYER_CALLS, *PARAMETER_CALLS):
             calls.call(method, request)
         yield calls
 

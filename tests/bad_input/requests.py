@@ -12,7 +12,13 @@ from google.protobuf.message import Message
 
 from gradserve_protocol.tensors import to_data_type
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve_protocol.v1 import accumulator_pb2, server_messages_pb2, tensor_messages_pb2, tensor_pb2
+from gradserve_protocol.v1 import (
+    accumulator_pb2,
+    parameters_messages_pb2,
+    server_messages_pb2,
+    tensor_messages_pb2,
+    tensor_pb2,
+)
 from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
 from tests.servers.raw_calls import METHODS, Failure, RawCalls
 
@@ -119,8 +125,10 @@ def state(raw: RawCalls) -> tuple[Any, ...]:
     layers = raw.call("ListBatchNormLayers", layer_messages_pb2.ListBatchNormLayersRequest())
     assert not layers.next_page_token
     tensors = raw.call("ListTensors", tensor_messages_pb2.ListTensorsRequest())
+    parameters = raw.call("ListParameters", parameters_messages_pb2.ListParametersRequest())
+    assert not parameters.next_page_token
     usage = raw.call("GetServerInfo", server_messages_pb2.GetServerInfoRequest()).usage
-    return accumulators, [each.handle for each in tensors.tensors], usage, layers
+    return accumulators, [each.handle for each in tensors.tensors], usage, layers, parameters
 
 
 def check_field(path: str | None, method: str, request: Any) -> None:

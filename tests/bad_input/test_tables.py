@@ -15,6 +15,7 @@ from tests.bad_input.layer_norm_tables import BAD_LAYER_NORMS
 from tests.bad_input.layer_tables import BAD_LAYERS
 from tests.bad_input.lease_tables import BAD_LEASES
 from tests.bad_input.op_tables import BAD_OPS
+from tests.bad_input.parameter_tables import BAD_PARAMETERS
 from tests.bad_input.requests import INVALID, Bad
 from tests.bad_input.rnn_tables import BAD_RNNS
 from tests.bad_input.tables import BAD_PAGES, BAD_READS, BAD_SPECS, BAD_WAITS, TAKEN_NAMES, UNKNOWN
@@ -36,6 +37,7 @@ TABLES = {
     "layer norm": BAD_LAYER_NORMS,
     "layer": BAD_LAYERS,
     "lease": BAD_LEASES,
+    "parameters": BAD_PARAMETERS,
     "page": BAD_PAGES,
     "read": BAD_READS,
 }

@@ -1,6 +1,7 @@
 """A call of every method of a client, accumulators and layers, and how it fails."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 import gradserve
 import gradserve.aio
 
+A_MODEL = Path(__file__).parent / "parameters" / "golden.safetensors"
 CALLS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "server_info": lambda client, _: client.server_info(),
     "server_status": lambda client, _: client.server_status(),
@@ -44,6 +46,20 @@ CALLS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "model take_grad": lambda _, made: made["model"].take_grad(1, timeout=0.2),
     "model read_average": lambda _, made: made["model"].read_average(timeout=0.2),
     "model push_pull": lambda _, made: made["model"].push_pull({"w": np.zeros(2)}, 9, timeout=0.2),
+    "parameters": lambda client, _: client.parameters({"w": np.zeros(2)}),
+    "list_parameters": lambda client, _: client.list_parameters(),
+    "delete_parameters": lambda client, _: client.delete_parameters("nobody's"),
+    "parameters read": lambda _, made: made["parameters"].read(),
+    "parameters push": lambda _, made: made["parameters"].push({"w": np.zeros(2)}, 0),
+    "parameters push_pull": lambda _, made: made["parameters"].push_pull({"w": np.zeros(2)}, 0, timeout=0.2),
+    "parameters wait": lambda _, made: made["parameters"].wait(9, timeout=0.2),
+    "parameters info": lambda _, made: made["parameters"].info(),
+    "parameters rounds": lambda _, made: made["parameters"].rounds(),
+    "parameters change": lambda _, made: made["parameters"].change(num_required=8),
+    "parameters save": lambda _, made: made["parameters"].save("nowhere/parameters"),
+    "parameters load": lambda _, made: made["parameters"].load(A_MODEL),
+    "parameters fork": lambda _, made: made["parameters"].fork(shared_name="fork"),
+    "parameters delete": lambda _, made: made["parameters"].delete(),
     "layer call": lambda _, made: made["layer"](np.zeros((2, 3), np.float32)),
     "layer forward": lambda _, made: made["layer"].forward(np.zeros((2, 3), np.float32)),
     "layer backward": lambda _, made: made["layer"].backward(np.zeros((2, 3), np.float32), made["forward"]),
@@ -65,6 +81,7 @@ def make_things(client: gradserve.Client) -> dict[str, Any]:
         "large": client.conditional_accumulator("float64", (1 << 16,)),
         "sparse": client.sparse_conditional_accumulator("float32"),
         "model": client.gradient_accumulator({"w": np.zeros(2)}),
+        "parameters": client.parameters({"w": np.zeros(2)}, num_required=9),
         "handle": client.put([1.0]),
     }
 
@@ -78,6 +95,7 @@ async def make_things_aio(client: gradserve.aio.Client) -> dict[str, Any]:
         "large": await client.conditional_accumulator("float64", (1 << 16,)),
         "sparse": await client.sparse_conditional_accumulator("float32"),
         "model": await client.gradient_accumulator({"w": np.zeros(2)}),
+        "parameters": await client.parameters({"w": np.zeros(2)}, num_required=9),
         "handle": await client.put([1.0]),
     }
 

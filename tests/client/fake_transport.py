@@ -17,6 +17,7 @@ from gradserve.calls.exchange import (
     Together,
     Track,
     Whole,
+    Work,
     forget,
 )
 from gradserve.results import TransportInfo
@@ -39,7 +40,7 @@ class FakeTransport:
         self._answer = answer
 
     def run(self, operation: Operation[T], /) -> T:
-        return completed(drive(operation, partial(_perform, self._answer)))
+        return completed(drive(operation, partial(perform, self._answer)))
 
     def close(self) -> None:
         self.is_closed = True
@@ -53,15 +54,15 @@ class FakeAsyncTransport:
         self._answer = answer
 
     async def run(self, operation: Operation[T], /) -> T:
-        return await drive(operation, partial(_perform, self._answer))
+        return await drive(operation, partial(perform, self._answer))
 
     async def close(self) -> None:
         self.is_closed = True
 
 
-async def _perform(answer: Callable[[Exchange], Any], exchange: Exchange) -> Any:
+async def perform(answer: Callable[[Exchange], Any], exchange: Exchange) -> Any:
     if isinstance(exchange, Together):
-        return [await drive(each, partial(_perform, answer)) for each in exchange.operations]
+        return [await drive(each, partial(perform, answer)) for each in exchange.operations]
     match exchange:
         case Whole():
             return Reply(answer(exchange.call)) if exchange.over_grpc else NOT_CARRIED
@@ -73,4 +74,6 @@ async def _perform(answer: Callable[[Exchange], Any], exchange: Exchange) -> Any
             return TransferProgress.of(exchange)
         case CleanUp():
             return forget
+        case Work(run):
+            return run()
     return answer(exchange)

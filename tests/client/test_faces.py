@@ -21,7 +21,7 @@ def is_awaited(method: Any) -> bool:
     return inspect.iscoroutinefunction(inspect.unwrap(method, stop=inspect.iscoroutinefunction))
 
 
-@pytest.mark.parametrize("name", ["Client", "RawOps", *ACCUMULATORS])
+@pytest.mark.parametrize("name", ["Client", "RawOps", "Parameters", *ACCUMULATORS])
 def test_both_faces_are_alike(name: str) -> None:
     blocking, awaited = getattr(gradserve, name), getattr(gradserve.aio, name)
     assert public_methods(blocking) == public_methods(awaited)
@@ -61,5 +61,10 @@ def test_every_method_is_called_here() -> None:
     """The table names every method that makes a call."""
     # It makes no call.
     called = {"empty"} | {word for name in CALLS for word in name.split()}
-    for face in (gradserve.Client, gradserve.BatchNormLayer, *(getattr(gradserve, name) for name in ACCUMULATORS)):
+    for face in (
+        gradserve.Client,
+        gradserve.BatchNormLayer,
+        gradserve.Parameters,
+        *(getattr(gradserve, name) for name in ACCUMULATORS),
+    ):
         assert public_methods(face) - {"close", "take_indexed_slices_grad"} <= called

@@ -64,7 +64,9 @@ async def test_unreachable_aio(nobody: str, server_address: str) -> None:
 
 
 def needs_what_was_made(call: Callable[..., Any]) -> bool:
-    return any(constant in ("dense", "large", "sparse", "model", "layer") for constant in call.__code__.co_consts)
+    return any(
+        constant in ("dense", "large", "sparse", "model", "parameters", "layer") for constant in call.__code__.co_consts
+    )
 
 
 def test_a_server_that_went_away() -> None:

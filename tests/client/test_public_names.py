@@ -26,7 +26,12 @@ CLASSES = [
     if inspect.isclass(getattr(contents, name))
 ]
 
-KNOWN = {*dir(builtins), *typing.__all__, *numpy.typing.__all__, *gradserve.__all__, "np.int32", "..."}
+KNOWN = {
+    *(*dir(builtins), *typing.__all__, *numpy.typing.__all__, *gradserve.__all__),
+    *(f"optim.{name}" for name in gradserve.optim.__all__),
+    *(f"reductions.{name}" for name in gradserve.reductions.__all__),
+    *("np.int32", "os.PathLike", "..."),
+}
 
 
 def methods(public: type) -> dict[str, Callable[..., Any]]:

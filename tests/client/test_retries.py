@@ -23,6 +23,7 @@ from gradserve.calls.exchange import (
     Track,
     Unary,
     Upload,
+    Work,
 )
 from gradserve.calls.retries import Contact, RetryPolicy, Step, with_retries
 from gradserve.transport.status import may_pass
@@ -82,7 +83,7 @@ class Server:
             return stop.value
 
     def _meet(self, step: Step) -> Any:
-        assert not isinstance(step, Background | Together | DescribeTransport | Allocate | Track | CleanUp)
+        assert not isinstance(step, Background | Together | DescribeTransport | Allocate | Track | CleanUp | Work)
         if isinstance(step, Pause):
             self.pauses.append(step.seconds)
             self._now += step.seconds

@@ -45,6 +45,31 @@ def accumulators(client: gradserve.Client) -> None:
     assert_type(sparse.take_indexed_slices_grad(1).values, Arrays)
 
 
+def parameters(client: gradserve.Client) -> None:
+    optimizer = gradserve.optim.SGD(0.7, momentum=0.9, nesterov=True)
+    held = client.parameters({"w": [1.0]}, "llm", optimizer=optimizer, grace="adaptive", expected="alive")
+    assert_type(held, gradserve.Parameters)
+    version = held.read()
+    assert_type(version, gradserve.Version)
+    assert_type(version["w"], Arrays)
+    assert_type(held.push({"w": [1.0]}, version, weight=3), gradserve.PushResult)
+    assert_type(held.push_pull({"w": [1.0]}, 0).version, gradserve.Version)
+    assert_type(held.rounds(), list[gradserve.RoundRecord])
+    assert_type(held.change(num_required=2, schedule=None), gradserve.ParametersInfo)
+    assert_type(held.fork(shared_name="other"), gradserve.Parameters)
+    assert_type(client.list_parameters(), list[gradserve.ParametersInfo])
+    client.parameters(gradserve.load_parameters("llm.safetensors"), reduction=gradserve.reductions.krum(1))
+    held.push({"w": [1.0]})  # type: ignore[call-arg]
+    held.change(grace="sometimes")  # type: ignore[arg-type]
+
+
+async def awaited_parameters(client: gradserve.aio.Client) -> None:
+    held = await client.parameters({"w": [1.0]}, "llm")
+    assert_type(held, gradserve.aio.Parameters)
+    assert_type(await held.fork(shared_name="other"), gradserve.aio.Parameters)
+    assert_type(await held.push_pull({"w": [1.0]}, 0), gradserve.PushPull)
+
+
 class Tensor(Protocol):
     """Of a library that has DLPack and dtypes of its own, as PyTorch."""
 

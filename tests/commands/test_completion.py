@@ -8,7 +8,7 @@ import pytest
 from click.shell_completion import BashComplete
 
 import gradserve
-from gradserve_server.commands import resources
+from gradserve_server.commands import names
 from gradserve_server.commands.cli import cli
 from tests.commands.conftest import CommandLine
 from tests.servers.connecting import no_server
@@ -18,7 +18,7 @@ from tests.servers.polling import PATIENCE_SECONDS
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell waits for a second; a busy machine may take longer."""
-    monkeypatch.setattr(resources, "_COMPLETION_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(names, "_COMPLETION_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -41,10 +41,11 @@ def complete(words: str, incomplete: str = "") -> list[str]:
 
 @pytest.fixture
 def things(client: gradserve.Client, local_variables: None, trained: str) -> gradserve.TensorHandle:
-    """An accumulator, others in a container, a layer and a tensor; returns the handle of the tensor."""
+    """An accumulator, others in a container, a layer, parameters and a tensor; returns the handle of the tensor."""
     for name in ("first", "second"):
         client.conditional_accumulator("float32", (), shared_name=name, container="completed")
     client.batch_norm(scope="norm", container="completed")
+    client.parameters({"w": [1.0]}, shared_name="llm", container="completed")
     return client.put([1.0])
 
 
@@ -61,6 +62,8 @@ def test_names_are_completed(
     assert complete("rm --container completed accumulators") == ["first", "second"]
     assert complete("rm --container completed accumulators second") == ["first"], "one is there already"
     assert complete("show layer --container completed") == ["norm"]
+    assert complete("show parameters --container completed") == ["llm"]
+    assert complete("parameters save --container completed", "l") == ["llm"]
     assert things.handle in complete("rm tensors", things.handle[:2])
     assert complete("show nonsense") == []
     monkeypatch.delenv("GRADSERVE_ADDRESS")
@@ -83,7 +86,7 @@ def test_whatever_is_wrong_nothing_is_said(
 
 
 def test_a_silent_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(resources, "_COMPLETION_SECONDS", 0.1)
+    monkeypatch.setattr(names, "_COMPLETION_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("GRADSERVE_ADDRESS", f"127.0.0.1:{silent.getsockname()[1]}")
         assert complete("show accumulator") == []

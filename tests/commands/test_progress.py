@@ -70,7 +70,7 @@ def on_terminal(*arguments: object) -> tuple[str, str]:
 
 def test_reading_a_state_directory(directory: Path) -> None:
     printed, terminal = on_terminal("state", "check", directory)
-    assert printed.endswith("1 accumulators, 0 layers, nothing is damaged\n")
+    assert printed.endswith("1 accumulators, 0 layers, 0 parameters, nothing is damaged\n")
     assert terminal.startswith("\rreading [                        ]   0 %  0.0 of 20.0 MiB, ")
     assert "\rreading [########################] 100 %  20.0 of 20.0 MiB, " in terminal
     assert terminal.endswith("\x1b[K\r\n"), "what comes next begins a line"

@@ -66,8 +66,8 @@ def test_an_accumulator_is_shown_with_its_rounds(command_line: CommandLine, trai
 
 
 def test_what_is_not_there_cannot_be_shown(command_line: CommandLine) -> None:
-    for kind, name in (("accumulator", "nothing"), ("layer", "nothing"), ("tensor", "nothing")):
-        done = command_line.run("show", kind, name)
+    for kind in ("accumulator", "parameters", "layer", "tensor"):
+        done = command_line.run("show", kind, "nothing")
         assert done.exit_code == 1
         assert f"no {kind} " in done.stderr
 
@@ -95,8 +95,8 @@ def test_what_is_there_is_deleted_even_if_something_else_is_not(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("ls", "things"), "expected accumulators, layers or tensors, got 'things'"),
-        (("ls", "tensors", "--name", "x"), "--container and --name are for accumulators and layers"),
+        (("ls", "things"), "expected accumulators, parameters, layers or tensors, got 'things'"),
+        (("ls", "tensors", "--name", "x"), "--container and --name are for accumulators, parameters and layers"),
         (("rm", "accumulator"), "Missing argument 'NAME...'"),
         (("show",), "Missing argument"),
         (("ls", "--address", "nonsense:99999"), "a port is a number from 1 to 65535"),

@@ -201,7 +201,7 @@ async def test_a_cluster_is_followed_as_one(cluster: Cluster) -> None:
     async with app.run_test(size=(160, 50)) as pilot:
         table = app.query_one(DataTable)
         await shows(app, pilot, lambda: table.row_count == SIZE)
-        assert {str(table.get_row(f"default/{name}")[-1]) for name in NAMES} == {"0", "1", "2"}
+        assert {str(table.get_row(f"accumulator default/{name}")[-1]) for name in NAMES} == {"0", "1", "2"}
         await pilot.press("right_square_bracket")
         panel = text_of(app, "#servers-text").splitlines()
         assert panel[0].split()[:2] == ["SERVER", "ADDRESS"]

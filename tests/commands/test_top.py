@@ -8,7 +8,14 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Static, TabbedContent
 
 import gradserve.aio
-from gradserve_protocol.server_status import ServerStatus
+from gradserve_protocol.server_status import (
+    AccumulatorStatus,
+    ArrivalStatus,
+    ParametersStatus,
+    RoundStatus,
+    ServerStatus,
+    WeightStatus,
+)
 from gradserve_server.commands.servers import Answer
 from gradserve_server.commands.top.app import TopApp
 from gradserve_server.commands.top.picture import Picture, Rates
@@ -109,3 +116,40 @@ def test_a_pipe_gets_one_picture_without_codes_for_terminals(command_line: Comma
     assert lines[2].split() == ["NAME", "STEP", "ROUNDS/S", "IN", "ROUND", "WAIT", "STALE", "ROUND", "MEMORY"]
     assert [line.split()[1] for line in lines if line.startswith(trained)] == ["2"]
     assert any(line.startswith("slow ") for line in lines)
+
+
+async def test_parameters_are_rows_of_their_own_beside_an_accumulator_of_the_same_name() -> None:
+    late = RoundStatus(
+        2, 1.0, 3.0, 2, (ArrivalStatus("a"), ArrivalStatus("b", 1.0, staleness=3)), ("c",), "deadline", 0.1
+    )
+    listed = ParametersStatus(
+        "default",
+        "net",
+        step=2,
+        num_updates=1,
+        num_required=4,
+        rounds=(late,),
+        optimizer="sgd(lr=0.5)",
+        rules="4 updates",
+        weights=WeightStatus(3.0, 2.0, 1.0),
+        num_counted=2,
+        num_live=3,
+    )
+    status = ServerStatus(
+        uptime=9.0, accumulators=(AccumulatorStatus("default", "net", global_step=7),), parameters=(listed,)
+    )
+
+    async def take_picture(_part: str, _order: str) -> Picture:
+        return (Answer(0, "h:1", status),)
+
+    app = TopApp("h:1", take_picture, 3600.0)
+    async with app.run_test(size=(160, 50)) as pilot:
+        table = app.query_one(DataTable)
+        await shows(app, pilot, lambda: table.row_count == 2)
+        rows = [[str(cell) for cell in table.get_row_at(at)][:2] for at in range(2)]
+        assert rows == [["net (parameters)", "2"], ["net", "7"]]
+        shown = text_of(app, "#rounds-text")
+        assert "sgd(lr=0.5), learning rate 0; 4 updates" in shown
+        assert "weight: 3 accepted = 2 applied + 1 pending" in shown
+        assert "updates of 2 of 3 live workers" in shown
+        assert "last: b; ended by its deadline; up to 3 stale; missing: c" in shown

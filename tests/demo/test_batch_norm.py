@@ -3,6 +3,7 @@
 import io
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from gradserve_demo.command import demo
 from gradserve_demo.coordinator import run_demo
 from gradserve_demo.network import DECAY, EPSILON, BatchNormLayer, Weights
 from gradserve_demo.options import DemoOptions
-from gradserve_demo.replica import ServedBatchNormLayer, create_layer
 from gradserve_demo.report import WEIGHT_TOLERANCE
+from gradserve_demo.served import ServedBatchNormLayer, create_layer
 
 
 def small_network(dtype: type[np.floating]) -> Weights:
@@ -168,10 +169,13 @@ class TestCommand:
         assert result.exit_code == 0, result.output
         assert "Same result: the weights and moving averages" in " ".join(result.output.split())
 
-    def test_backup_workers_are_refused(self, tmp_path: Path) -> None:
-        result = CliRunner().invoke(demo, ["--batch-norm", "--backup", "1", "--output", str(tmp_path / "new")])
+    @pytest.mark.parametrize(("flags", "options"), [(["--backup", "1"], {"backup": 1}), (["--kill"], {"kill": True})])
+    def test_workers_that_may_be_missing_are_refused(
+        self, tmp_path: Path, flags: list[str], options: dict[str, Any]
+    ) -> None:
+        result = CliRunner().invoke(demo, ["--batch-norm", *flags, "--output", str(tmp_path / "new")])
         assert result.exit_code == 2
         assert "--batch-norm needs every worker in every step" in " ".join(result.output.split())
         assert not (tmp_path / "new").exists()
-        with pytest.raises(ValueError, match="batch_norm needs every worker"):
-            DemoOptions(batch_norm=True, backup=1)
+        with pytest.raises(ValueError, match="batch_norm needs"):
+            DemoOptions(batch_norm=True, **options)

@@ -19,7 +19,6 @@ from gradserve_demo.digits import Batches, load_digits
 from gradserve_demo.network import FloatArray
 from gradserve_demo.options import DemoError, DemoOptions
 from gradserve_demo.processes import ServerProcess
-from gradserve_demo.replica import Replica
 from gradserve_demo.report import DemoReport, TrainingResult, WorkerResult, render
 from gradserve_demo.worker import Message
 from gradserve_protocol.extras import install_command
@@ -128,46 +127,6 @@ class TestOptions:
             small("127.0.0.1:1", Path(), **{name: 0})
 
 
-class TestReplica:
-    """Replicas side by side in one thread, so who is late is not left to chance."""
-
-    @staticmethod
-    def make(client: gradserve.Client, run_name: str, worker_id: str, keep_averages: int) -> Replica:
-        options = DemoOptions(workers=1, learning_rate=0.1, keep_averages=keep_averages, timeout=PATIENCE_SECONDS)
-        return Replica(client, run_name, {"w": np.zeros(3, np.float32)}, worker_id, options)
-
-    @pytest.mark.parametrize(
-        ("missed", "snapshots_loaded"),
-        [
-            pytest.param(1, 0, id="one round, whose average the reply brings"),
-            pytest.param(7, 0, id="several, all averages kept"),
-            pytest.param(8, 0, id="as many as are kept"),
-            pytest.param(9, 1, id="one more than are kept"),
-            pytest.param(30, 1, id="many more than are kept"),
-        ],
-    )
-    def test_a_straggler_ends_with_the_weights_of_the_others(
-        self, client: gradserve.Client, name: str, missed: int, snapshots_loaded: int
-    ) -> None:
-        generator = np.random.default_rng(0)
-        leader = self.make(client, name, "leader", keep_averages=8)
-        straggler = self.make(client, name, "straggler", keep_averages=8)
-        for _ in range(missed):
-            assert leader.push({"w": generator.normal(size=3).astype(np.float32)})
-        leader.worker.leave()  # so that its weights are there
-
-        assert not straggler.push({"w": np.full(3, 1e6, np.float32)})
-
-        assert (leader.step, leader.contributed, leader.stale) == (missed, missed, 0)
-        assert (straggler.step, straggler.contributed, straggler.stale) == (missed, 0, 1)
-        assert straggler.snapshots_loaded == snapshots_loaded
-        np.testing.assert_array_equal(straggler.weights["w"], leader.weights["w"])
-
-        assert straggler.push({"w": np.ones(3, np.float32)})
-        assert not leader.push({"w": np.ones(3, np.float32)})
-        np.testing.assert_array_equal(straggler.weights["w"], leader.weights["w"])
-
-
 def quiet() -> Console:
     return Console(file=io.StringIO())
 
@@ -201,7 +160,21 @@ class TestRun:
         assert report.plot.read_bytes().startswith(PNG_SIGNATURE)
         assert "Same result" in shown(report)
         # Nothing of this run is left on the server.
-        assert not [info.name for info in client.list_accumulators() if info.name.startswith("demo-")]
+        assert not [info.name for info in client.list_parameters() if info.name.startswith("demo-")]
+
+    def test_a_worker_that_is_killed_and_started_again_changes_nothing(
+        self, server_address: str, tmp_path: Path
+    ) -> None:
+        """It reads the newest weights; whether its last gradient had arrived or not, each counts once."""
+        report = run_demo(small(server_address, tmp_path, kill=True), console=quiet())
+
+        assert report.problem is None
+        assert [worker.killed_at is not None for worker in report.workers] == [False, True]
+        assert report.workers[0].contributed == report.num_steps
+        assert report.workers[1].contributed in {report.num_steps - 1, report.num_steps}
+        text = shown(report)
+        assert "worker-1 was killed at step" in text
+        assert "Same result" in text
 
     def test_a_backup_worker_makes_late_gradients_and_no_harm(self, server_address: str, tmp_path: Path) -> None:
         report = run_demo(small(server_address, tmp_path, backup=1), console=quiet())
@@ -298,7 +271,7 @@ def report(
     *, backup: bool, difference: float = 0.0, accuracy: float = 0.98, seconds: tuple[float, float] = (1.0, 1.0)
 ) -> DemoReport:
     workers = tuple(
-        WorkerResult(f"worker-{index}", slow=False, contributed=9, stale=0, snapshots_loaded=0)
+        WorkerResult(f"worker-{index}", slow=False, contributed=9, stale=0, killed_at=None)
         for index in range(3 if backup else 2)
     )
     return DemoReport(

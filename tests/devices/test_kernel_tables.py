@@ -21,6 +21,7 @@ from gradserve_server.devices.host.kernels import Declared, ForkJoin, Kernel, Ke
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.ops.activation import cpu_loops as loops
 from gradserve_server.ops.registry import make_families
+from gradserve_server.parameters.optimizers.stepping import Stepper
 from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 no_such_function = types.ExternalFunction("gradserve_no_such_function", types.int32())
@@ -148,6 +149,7 @@ def test_the_kernels_of_one_dtype_may_be_missing(caplog: pytest.LogCaptureFixtur
         ("activation", (FLOAT32, FLOAT64)),
         ("layer_norm", (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)),
         ("sums", (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)),
+        ("optimizers", (FLOAT32, FLOAT64)),
     ],
 )
 def test_a_family_without_kernels_says_so_and_computes_with_numpy(
@@ -163,7 +165,8 @@ def test_a_family_without_kernels_says_so_and_computes_with_numpy(
 
     monkeypatch.setattr(jit, "compile_kernel", refuse)
     parallel = ForkJoin(1)
-    family: Any = {**make_families(CpuDevice(BufferPool(0)), parallel), "sums": Reducer(parallel)}[name]
+    beside = {"sums": Reducer(parallel), "optimizers": Stepper(parallel)}
+    family: Any = {**make_families(CpuDevice(BufferPool(0)), parallel), **beside}[name]
     with caplog.at_level(logging.INFO):
         family.prepare(lambda: False)
     assert [message.split(" for ")[1] for message in caplog.messages] == [

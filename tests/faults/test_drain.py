@@ -71,7 +71,7 @@ async def errors_of_all(name: str) -> Counter[type]:
     local.__enter__()
 
     async def under_way() -> tuple[int, int]:
-        waiting = await asyncio.to_thread(local.inspect, lambda server: server.registry.waiters.used)
+        waiting = await asyncio.to_thread(local.inspect, lambda server: server.registry.factory.waiters.used)
         return gate.num_held, waiting
 
     async with AsyncExitStack() as clients:

@@ -65,7 +65,7 @@ class Crew:
 
     def num_waiting(self) -> int:
         """Returns how many calls the server holds for others."""
-        return self.local.inspect(lambda server: server.registry.waiters.used)
+        return self.local.inspect(lambda server: server.registry.factory.waiters.used)
 
     def held(self) -> Held:
         """Returns what the server holds; both sides of a connection forget regions with a call."""

@@ -124,7 +124,7 @@ class TestLimits:
         bench = Bench(bookkeeping=MIB)
         with pytest.raises(ResourceExhaustedError, match=TOO_MUCH):
             bench.accumulator(*[ComponentSpec(str(number), F32) for number in range(2000)])
-        assert (bench.bookkeeping.used, bench.registry.count.used) == (0, 0)
+        assert (bench.bookkeeping.used, bench.registry.factory.count.used) == (0, 0)
 
     async def test_calls_of_many_clients(self) -> None:
         bench = Bench(bookkeeping=MIB)

@@ -36,10 +36,20 @@ WITH_COMPONENTS = {
     "StoreTensors",
     "ReadTensors",
     "DeleteTensors",
+    "CreateParameters",
+    "GetParameters",
+    "ListParameters",
+    "ReadParameters",
+    "Push",
+    "PushPullParameters",
+    "ChangeParameters",
+    "ListRounds",
+    "ForkParameters",
 }
-"""Methods that `test_components` and `test_sharding` call."""
+"""Methods that `test_components`, `test_parameters` and `test_sharding` call."""
 WITHOUT_LISTS = {
     "DeleteAccumulator",
+    "DeleteParameters",
     "GetNumAccumulated",
     "SetGlobalStep",
     "DescribeBatchNormLayer",

@@ -89,7 +89,7 @@ async def test_averages_kept_for_calls_that_do_not_come_again(bench: Bench) -> N
     await push_pull(acc, 1, num_required=1000, call=RequestId("the last", 1))
     await asyncio.gather(*calls)
     bench.now = 1e6
-    assert sum(all_turns(bench.registry.expire)) == 1000
+    assert sum(all_turns(bench.registry.factory.expire)) == 1000
 
 
 def forwards_of(count: int, expires: float) -> list[Forward]:

@@ -72,7 +72,7 @@ def test_nothing_of_theirs_stays() -> None:
                     call.result()
             eventually(lambda: num_held(server) == 0)
             assert num_private(server) >= NUM_CLIENTS * 6
-            eventually(lambda: server.inspect(lambda each: each.registry.waiters.used) == 0)
+            eventually(lambda: server.inspect(lambda each: each.registry.factory.waiters.used) == 0)
 
             def left_after_a_lease() -> int:
                 pass_time(server, CLIENT_LEASE)  # again, for calls that were still on their way

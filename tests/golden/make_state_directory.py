@@ -5,6 +5,7 @@ python -m tests.golden.make_state_directory
 Done once for each format, before the first release that writes it; the archives of earlier formats stay.
 """
 
+import asyncio
 import tarfile
 import tempfile
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import gradserve
 from gradserve_server.storage.database import FORMAT
 from gradserve_testing import LocalServer
-from tests.golden.state_directory import APPLY, archive_of, config_of, fill
+from tests.golden.state_directory import APPLY, archive_of, config_of, fill, fill_parameters
 from tests.servers.raw_calls import RawCalls
 
 
@@ -25,6 +26,7 @@ def main() -> None:
                 fill(client)
             with RawCalls(server.address) as raw:
                 raw.call("ApplyGradient", APPLY)
+        asyncio.run(fill_parameters(directory))
         with tarfile.open(archive_of(FORMAT), "w:xz") as archive:
             archive.add(directory, "state")
 

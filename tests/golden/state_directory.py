@@ -1,6 +1,7 @@
 """What the recorded state directories hold: one of each kind of thing that a server keeps."""
 
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -8,7 +9,20 @@ import numpy as np
 import gradserve
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
+from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.config import RuntimeConfig, ServerConfig, StateConfig
+from gradserve_server.parameters.changes import Changes
+from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKind
+from gradserve_server.parameters.parameters import Parameters
+from gradserve_server.parameters.reductions.spec import Krum
+from gradserve_server.parameters.round_rules import RoundRules
+from gradserve_server.parameters.spec import UpdateKind
+from gradserve_server.parameters.staleness import PolynomialDiscount, Staleness
+from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.storage.journal import Durability
+from tests.parameters.bench import adam, opened, push, sgd
+from tests.parameters.durable.disk import Disk
 
 FOLDER = Path(__file__).parent
 
@@ -71,3 +85,49 @@ def fill(client: gradserve.Client) -> None:
     layer.forward(X)
     layer.run_updates()
     layer.forward(2 * X, forward_id="second")
+
+
+FIRST_WITH_PARAMETERS = 4
+LLM, KRUM = ResourceKey("default", "llm"), ResourceKey("c", "krum")
+UPDATE: dict[str, Any] = {"w": np.array([4, 8, 12], np.float32), "h": np.array([[1.0, 2.0]], ml_dtypes.bfloat16)}
+PUSHED = RequestId("worker", 9, b"content")
+
+
+async def fill_parameters(directory: Path) -> None:
+    """Adds parameters: one with versions, an update in its round, and other rules for the next; one that holds them."""
+    disk = await Disk.open(directory, Durability.GRADIENT)
+    llm = await disk.parameters(
+        {name: np.zeros_like(each) for name, each in UPDATE.items()},
+        key=LLM,
+        optimizer=adam(lr=0.5),
+        schedule=Schedule(ScheduleKind.COSINE, warmup=1, rounds=8, end=0.125),
+        rounds={"num_required": 2, "grace": "adaptive", "max_grace": 30.0, "expected": "alive", "deadline": 600.0},
+        staleness=Staleness(2, PolynomialDiscount(0.5)),
+        keep_versions=3,
+    )
+    for number in range(4):
+        disk.bench.now += 1.0
+        await push(llm, UPDATE, 0, call=RequestId("worker", number), worker_id=f"w{number % 2}", weight=1.0 + number)
+        disk.bench.now += 30.0
+        llm.go_on()
+    await push_again(llm)
+    await llm.change(RequestId("chief", 1), Changes(sgd(lr=0.25, momentum=0.5), Schedule(), RoundRules(2)))
+    krum = await disk.parameters(
+        key=KRUM,
+        update=UpdateKind.GRADIENT,
+        reduction=Krum(0),
+        clip_norm=3.0,
+        deterministic=True,
+        rounds={"num_required": 3},
+        durability=Durability.ROUND,
+        agreement={"run": "7"},
+        keep_rounds=5,
+    )
+    for number in range(4):
+        await push(krum, {"w": [number, 1]}, worker_id=f"w{number}")
+    disk.close()
+
+
+async def push_again(llm: Parameters) -> tuple[Any, bool]:
+    """Makes a call that the directory remembers."""
+    return await llm.push(PUSHED, Contribution(1, worker_id="w2", sequence=3), opened(UPDATE))

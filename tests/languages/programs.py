@@ -24,11 +24,15 @@ _CPP_TOOLS = ("make", "g++", "pkg-config", "protoc", "grpc_cpp_plugin")
 
 @dataclass(frozen=True)
 class Ended:
-    """A worker that has ended well: what it printed, and the bytes of its parameters."""
+    """A worker that has ended well: what it printed, and the bytes of its parameters.
+
+    The digest is None for workers that have parameters of their own.
+    """
 
     begins_at: int
     step: int
     num_counted: int
+    digest: str | None
     parameters: bytes
 
 
@@ -45,7 +49,9 @@ class Worker:
         assert (self._process.returncode, errors) == (0, ""), errors
         begins, ends = printed.splitlines()
         words = ends.split()
-        return Ended(int(begins.split()[-1]), int(words[2].rstrip(",")), int(words[3]), self._output.read_bytes())
+        digest = words[7].rstrip(",") if words[6] == "digest" else None
+        parameters = self._output.read_bytes()
+        return Ended(int(begins.split()[-1]), int(words[2].rstrip(",")), int(words[3]), digest, parameters)
 
     def kill(self) -> None:
         """Ends it at once."""
@@ -58,26 +64,38 @@ class Worker:
         return errors
 
 
-def command(language: str) -> list[str | Path]:
-    """Returns how a worker in a language is started; skips the test where it cannot be."""
+def command(program: str, language: str) -> list[str | Path]:
+    """Returns how a worker in a language is started; skips the test where it cannot be.
+
+    Args:
+        program: "words_worker", with parameters of its own, or "parameters_worker", whose parameters the server holds.
+        language: Its language.
+    """
     match language:
         case "python":
-            return [sys.executable, EXAMPLES / "words_worker.py"]
+            python = {"words_worker": "words_worker.py", "parameters_worker": "five_workers/numpy_worker.py"}
+            return [sys.executable, EXAMPLES / python[program]]
         case "javascript":
             if shutil.which("node") is None:
                 pytest.skip("Node.js is not installed")
-            return ["node", EXAMPLES / "javascript" / "words_worker.js"]
+            return ["node", EXAMPLES / "javascript" / f"{program}.js"]
         case _:
-            return [_built()]
+            return [built() / program]
 
 
 @contextmanager
 def running(
-    language: str, folder: Path, address: str, *arguments: object, environment: Mapping[str, str] | None = None
+    program: str,
+    language: str,
+    folder: Path,
+    address: str,
+    *arguments: object,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Worker]:
     """Runs a worker, and ends it at the end of the block if it has not ended by itself.
 
     Args:
+        program: The program, as `command` takes it.
         language: Its language.
         folder: Where its parameters go, under its id.
         address: The address of the server.
@@ -87,7 +105,7 @@ def running(
     worker, *options = map(str, arguments)
     output = folder / worker
     process = subprocess.Popen(
-        [*command(language), address, "--worker", worker, "--output", output, *options],
+        [*command(program, language), address, "--worker", worker, "--output", output, *options],
         env={**os.environ, **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -97,8 +115,8 @@ def running(
         yield Worker(process, output)
 
 
-def _built() -> Path:
-    """Returns the worker in C++, which is built if it is not yet."""
+def built() -> Path:
+    """Returns the folder of the workers in C++, which are built if need be; skips the test where that is impossible."""
     missing = [tool for tool in _CPP_TOOLS if shutil.which(tool) is None]
     if missing or subprocess.run(["pkg-config", "--exists", "grpc++", "protobuf"], check=False).returncode:
         pytest.skip(f"gRPC for C++ is not installed: {', '.join(missing) or 'pkg-config does not find it'}")
@@ -111,4 +129,4 @@ def _built() -> Path:
         done = subprocess.run(make, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not re.search(r"\.(cpp|h):\d+:\d+: warning", done.stderr), done.stderr
-    return build / "words_worker"
+    return build

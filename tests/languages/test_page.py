@@ -4,14 +4,26 @@ import re
 from pathlib import Path
 
 import gradserve
-from gradserve_protocol.v1 import accumulator_service_pb2, lease_service_pb2, server_service_pb2, tensor_service_pb2
+from gradserve_protocol.v1 import (
+    accumulator_service_pb2,
+    lease_service_pb2,
+    parameters_service_pb2,
+    server_service_pb2,
+    tensor_service_pb2,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "other_languages.md").read_text()
 FOLDERS = {"js": ("javascript", "*.js"), "cpp": ("cpp", "*.*")}
 SERVICES = {
     service.name: set(service.methods_by_name)
-    for module in (accumulator_service_pb2, lease_service_pb2, server_service_pb2, tensor_service_pb2)
+    for module in (
+        accumulator_service_pb2,
+        lease_service_pb2,
+        parameters_service_pb2,
+        server_service_pb2,
+        tensor_service_pb2,
+    )
     for service in module.DESCRIPTOR.services_by_name.values()
 }
 

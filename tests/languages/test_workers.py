@@ -1,7 +1,6 @@
 """Workers in other languages train beside Python's, and end with the same parameters."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -16,79 +15,25 @@ from gradserve.testing.fixtures import (
     gradserve_process,
     gradserve_server,
 )
-from tests.languages.programs import Worker, running
+from tests.languages.runs import MANY_WORDS, WORDS, WordsRun
 from tests.security.serving import TOKENS, entry
 from tests.servers.certificates import make_certificates
-from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.polling import PATIENCE_SECONDS
 
 __all__ = ["gradserve_client", "gradserve_faults", "gradserve_network", "gradserve_process", "gradserve_server"]
-
-WORDS = 50
-MANY_WORDS = 1_000_000
-"""The gradient has 4 bytes for each word. More than 3 MiB do not travel inside of messages."""
 
 in_each_language = pytest.mark.parametrize("language", ["javascript", "cpp"])
 
 
-class Run:
-    """Workers of one run."""
-
-    def __init__(self, folder: Path, name: str, address: str) -> None:
-        self.name = name
-        self.address = address
-        self._folder = folder
-        self._stack = ExitStack()
-
-    def __enter__(self) -> "Run":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
-
-    def start(self, language: str, worker: str, *options: object, address: str = "", **environment: str) -> Worker:
-        """Starts a worker; a round needs two gradients."""
-        return self._stack.enter_context(
-            running(
-                language,
-                self._folder,
-                address or self.address,
-                worker,
-                "--run",
-                self.name,
-                "--required",
-                2,
-                *options,
-                environment=environment,
-            )
-        )
-
-    def wait_until(self, client: gradserve.Client, step: int, num_accumulated: int) -> None:
-        """Waits until the run is at a step, with so many gradients in the round."""
-
-        def look() -> tuple[int, int]:
-            info = self._look(client)
-            return info.global_step, info.num_accumulated
-
-        eventually(look, lambda seen: seen == (step, num_accumulated))
-
-    def wait_until_waiting(self, client: gradserve.Client, num_waiting: int) -> None:
-        """Waits until so many workers wait for the end of the round."""
-        eventually(lambda: self._look(client).num_waiting, lambda seen: seen == num_waiting)
-
-    def _look(self, client: gradserve.Client) -> gradserve.AccumulatorInfo:
-        zeros = {"weights": np.zeros(WORDS, np.float32), "bias": np.zeros((), np.float32)}
-        return client.gradient_accumulator(zeros, self.name, keep_averages=8, idle_lease=3600).info()
-
-
 @pytest.fixture
-def run(gradserve_server: ServerThread, tmp_path: Path, name: str) -> Iterator[Run]:
-    with Run(tmp_path, name, gradserve_server.address) as workers:
+def run(gradserve_server: ServerThread, tmp_path: Path, name: str) -> Iterator[WordsRun]:
+    with WordsRun(tmp_path, name, gradserve_server.address) as workers:
         yield workers
 
 
 @in_each_language
 @pytest.mark.parametrize(("words", "steps"), [(WORDS, 40), (MANY_WORDS, 4)], ids=["inside of messages", "in streams"])
-def test_beside_python(run: Run, language: str, words: int, steps: int) -> None:
+def test_beside_python(run: WordsRun, language: str, words: int, steps: int) -> None:
     one = run.start(language, "a", "--words", words, "--steps", steps)
     other = run.start("python", "b", "--words", words, "--steps", steps)
     ended = one.result()
@@ -99,7 +44,7 @@ def test_beside_python(run: Run, language: str, words: int, steps: int) -> None:
 
 
 @in_each_language
-def test_what_is_lost_or_repeated_counts_once(run: Run, gradserve_faults: Faults, language: str) -> None:
+def test_what_is_lost_or_repeated_counts_once(run: WordsRun, gradserve_faults: Faults, language: str) -> None:
     lost = gradserve_faults.drop_reply("PushPull", times=4)
     repeated = gradserve_faults.duplicate("PushPull", times=4)
     workers = [run.start(language, worker, "--steps", 10) for worker in ("a", "b")]
@@ -110,7 +55,7 @@ def test_what_is_lost_or_repeated_counts_once(run: Run, gradserve_faults: Faults
 
 
 @in_each_language
-def test_an_upload_whose_reply_is_lost_is_sent_again(run: Run, gradserve_faults: Faults, language: str) -> None:
+def test_an_upload_whose_reply_is_lost_is_sent_again(run: WordsRun, gradserve_faults: Faults, language: str) -> None:
     lost = gradserve_faults.drop_reply("PutTensors", times=2)
     workers = [run.start(language, worker, "--words", MANY_WORDS, "--steps", 2) for worker in ("a", "b")]
     first, second = (worker.result() for worker in workers)
@@ -122,7 +67,7 @@ def test_an_upload_whose_reply_is_lost_is_sent_again(run: Run, gradserve_faults:
 @in_each_language
 @pytest.mark.parametrize("step", [5, 12], ids=["reads the averages", "takes over the state"])
 def test_a_worker_that_was_away(
-    run: Run, gradserve_network: FaultyProxy, gradserve_client: gradserve.Client, language: str, step: int
+    run: WordsRun, gradserve_network: FaultyProxy, gradserve_client: gradserve.Client, language: str, step: int
 ) -> None:
     """Its gradient is stale; of the averages, eight are kept."""
     away = run.start(language, "away", "--steps", 20, address=gradserve_network.address)
@@ -139,7 +84,7 @@ def test_a_worker_that_was_away(
 
 @in_each_language
 @pytest.mark.parametrize("joins", ["python", "other"])
-def test_a_worker_that_joins_late(run: Run, gradserve_client: gradserve.Client, language: str, joins: str) -> None:
+def test_a_worker_that_joins_late(run: WordsRun, gradserve_client: gradserve.Client, language: str, joins: str) -> None:
     """The only other worker left waits for it. Somebody has made the accumulators, in another order."""
     step, bias, weights = np.zeros(()), np.zeros((), np.float32), np.zeros(WORDS, np.float32)
     parameters = {"bias": bias, "weights": weights}
@@ -157,7 +102,7 @@ def test_a_worker_that_joins_late(run: Run, gradserve_client: gradserve.Client, 
 
 @in_each_language
 def test_a_worker_that_is_started_again_counts_once(
-    run: Run, gradserve_client: gradserve.Client, language: str
+    run: WordsRun, gradserve_client: gradserve.Client, language: str
 ) -> None:
     killed = run.start(language, "a", "--steps", 3)
     run.wait_until(gradserve_client, 0, 1)
@@ -174,7 +119,7 @@ def test_a_server_that_is_killed_and_started_again(
     gradserve_process: ServerProcess, tmp_path: Path, name: str, language: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
-    with Run(tmp_path, name, gradserve_process.address) as run:
+    with WordsRun(tmp_path, name, gradserve_process.address) as run:
         stays = run.start(language, "stays", "--steps", 8)
         run.start(language, "ends", "--steps", 3).result()
         with gradserve.connect(run.address, timeout=PATIENCE_SECONDS) as client:
@@ -198,7 +143,7 @@ def test_with_tls_and_a_token(tmp_path: Path, name: str, language: str) -> None:
             tls_key=str(certificates.folder / "server.key"),
             access=str(access),
         ) as server,
-        Run(tmp_path, name, server.address.replace("127.0.0.1", "localhost")) as run,
+        WordsRun(tmp_path, name, server.address.replace("127.0.0.1", "localhost")) as run,
         gradserve.connect(server.address, tls=certificates.client(), token=TOKENS["chief"]) as client,
     ):
         ca = str(certificates.ca)
@@ -211,7 +156,7 @@ def test_with_tls_and_a_token(tmp_path: Path, name: str, language: str) -> None:
 
 
 @in_each_language
-def test_another_model_is_an_error_that_says_what_differs(run: Run, language: str) -> None:
+def test_another_model_is_an_error_that_says_what_differs(run: WordsRun, language: str) -> None:
     run.start("python", "a", "--words", 40)
     run.start(language, "b", "--words", 40, "--steps", 1).result()
     assert "shape" in run.start(language, "c", "--words", 41).failure()

@@ -48,8 +48,14 @@ def make_traffic(address: str, stop: threading.Event) -> None:
         stalled = client.conditional_accumulator("float32", (1000,), shared_name="monitoring/stalled")
         stalled.apply_grad(gradient, worker_id="the only one")
         acc = client.conditional_accumulator("float32", (1000,), shared_name="monitoring/net")
+        held_there = client.parameters(
+            {"w": np.zeros(8, np.float32)}, shared_name="monitoring/parameters", num_required=2
+        )
         step = 0
         while not stop.is_set():
+            for worker in ("quick", "slow"):
+                held_there.push({"w": np.ones(8, np.float32)}, step, worker_id=worker)
+            held_there.push({"w": np.ones(8, np.float32)}, step, worker_id="slow")  # stale
             acc.apply_grad(gradient, local_step=step, worker_id="quick")
             stop.wait(0.3)
             acc.apply_grad(gradient, local_step=step, worker_id="slow")
@@ -66,7 +72,7 @@ def make_traffic(address: str, stop: threading.Event) -> None:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    limits = LimitsConfig(max_bytes=ByteSize(3_300_000), max_accumulators=2)
+    limits = LimitsConfig(max_bytes=ByteSize(3_300_000), max_accumulators=3)
     config = ServerConfig(limits=limits, runtime=NOT_WARMED_UP)
     stop = threading.Event()
     with LocalServer(config) as local:

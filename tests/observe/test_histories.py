@@ -1,12 +1,22 @@
-"""What is remembered of the rounds of accumulators."""
+"""What is remembered of the rounds of accumulators and parameters."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
+from gradserve_server.accumulators.durable.restoring import unlimited_calls
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.rounds import Outcome, Round
+from gradserve_server.accumulators.spec import ComponentSpec, PartialShape
 from gradserve_server.observe.rounds import KEPT_ROUNDS, MOST_LATE, MOST_WORKERS, OTHERS, Histories, History
+from gradserve_server.observe.updates import UpdateHistories
+from gradserve_server.parameters.closing import Reason
+from gradserve_server.parameters.ledger import UpdateLedger, VersionLoaded
+from gradserve_server.parameters.optimizers.sgd import Sgd
+from gradserve_server.parameters.round_rules import RoundRules
+from gradserve_server.parameters.spec import ParametersSpec, Rules
+from gradserve_server.parameters.staleness import Staleness
 from gradserve_server.resources.registry import ResourceKey
 
 
@@ -150,3 +160,77 @@ def test_names_of_workers_are_bounded_in_number(watched: Watched) -> None:
     waited_for = watched.all.totals.waited_for
     assert len(waited_for) == MOST_WORKERS + 1
     assert waited_for[OTHERS] == MOST_WORKERS
+
+
+class WatchedParameters(Watched):
+    """Parameters of which only the observer and the ledger are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        component = ComponentSpec("w", np.dtype(np.float32), PartialShape((1,)))
+        rules = Rules(Sgd(1.0, 0.0, 0.0, 0.0, False), RoundRules(2))
+        self.ledger = UpdateLedger(
+            unlimited_calls(), ParametersSpec((component,), rules, staleness=Staleness(3)), lambda: self.now
+        )
+        self.ledger.end_round(VersionLoaded(None))
+        self.updates = UpdateHistories(self.all)
+        self.history = self.updates.begin(ResourceKey("default", "llm"), self.ledger)
+
+    def push(self, worker_id: str, local_step: int, weight: float = 1.0) -> None:
+        """Judges an update, as parameters do."""
+        event = self.ledger.judge(
+            None, Contribution(local_step, weight, worker_id), 4, one_per_worker=True, awaits_average=False
+        )
+        self.ledger.answer(event)
+        self.history.on_answer(event.contribution, event.outcome, 4)
+
+    def end(self, reason: Reason, apply_seconds: float = 0.0) -> None:
+        """Ends the round."""
+        self.ledger.reason = reason
+        event = self.ledger.ending(None)
+        self.now += apply_seconds
+        self.ledger.applied()
+        self.history.on_round_end(self.ledger.end_round(event), 2)
+
+
+def test_rounds_of_parameters_have_their_reason_the_time_of_the_optimizer_and_the_staleness_of_updates() -> None:
+    watched = WatchedParameters()
+    watched.push("a", 0)
+    watched.end("deadline", apply_seconds=0.25)
+    for worker, local_step in (("a", 1), ("b", 0), ("b", 1)):
+        watched.push(worker, local_step)
+    watched.end("required")
+    history = watched.history
+    assert [(each.step, each.reason, each.apply_seconds, each.staleness) for each in history.rounds] == [
+        (1, "deadline", 0.25, (0,)),
+        (2, "required", 0.0, (0, 1)),
+    ]
+    assert history.reasons == {"deadline": 1, "required": 1}
+    assert (history.accepted, history.duplicate) == (3, 1)
+    assert (watched.updates.applying.count, watched.updates.applying.total) == (2, 0.25)
+    assert (watched.all.totals.staleness.count, watched.all.totals.staleness.counts[:2]) == (3, [2, 1])
+    assert watched.updates.of(history.key) is history
+
+
+def test_updates_that_are_dropped_at_a_load_are_in_no_round() -> None:
+    watched = WatchedParameters()
+    watched.push("a", 0)
+    watched.history.on_drop()
+    watched.ledger.end_round(VersionLoaded(None, step=5))
+    watched.push("b", 5)
+    watched.end("required")
+    assert [(each.workers, each.staleness) for each in watched.history.rounds] == [(("b",), (0,))]
+    weights = watched.ledger.weights
+    assert (weights.accepted, weights.applied, weights.pending, weights.dropped) == (2.0, 1.0, 0.0, 1.0)
+
+
+def test_very_many_updates_keep_the_staleness_of_those_whose_arrival_is_kept() -> None:
+    watched = WatchedParameters()
+    watched.push("first", 0)
+    watched.end("required")
+    for number in range(1500):
+        watched.push(f"worker {number}", 0 if number == 1499 else 1)
+    watched.end("required")
+    latest = watched.history.rounds[-1]
+    assert (len(latest.workers), latest.workers[-1]) == (1000, "worker 1499")
+    assert (len(latest.staleness), latest.staleness[-1], sum(latest.staleness)) == (1000, 1, 1)

@@ -39,6 +39,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
         for container in ("team", "elsewhere"):
             with gradserve.connect(server.address, token=TOKENS["admin"]) as client:
                 client.conditional_accumulator("float32", (2,), shared_name="w", container=container)
+                client.parameters({"w": np.zeros(2, np.float32)}, shared_name="w", container=container)
         yield server
 
 
@@ -129,7 +130,7 @@ def test_the_status_is_that_of_the_call(local: LocalServer) -> None:
     by_http = get(url_of(local), "/api/status?name_contains=OF%20THE%20CALL").json
     (from_call,), (from_http,) = by_call.accumulators, by_http["accumulators"]
     assert from_http["name"] == from_call.name == "status/of the call"
-    assert from_http["rounds"][0]["arrivals"] == [{"worker_id": "a", "after": 0.0, "stale": False}]
+    assert from_http["rounds"][0]["arrivals"] == [{"worker_id": "a", "after": 0.0, "stale": False, "staleness": 0}]
     assert from_call.rounds[0].arrivals[0].worker_id == "a"
     assert by_http["incarnation"] == by_call.incarnation
 
@@ -187,6 +188,10 @@ def test_with_tokens_each_sees_what_is_its_own(guarded: LocalServer, path: str, 
     assert ("www-authenticate" in answer.headers) == (status == 401)
     if path == "/api/status" and status == 200:
         assert [each["container"] for each in answer.json["accumulators"]] == ["team"]
+        assert ([each["container"] for each in answer.json["parameters"]], answer.json["num_parameters"]) == (
+            ["team"],
+            1,
+        )
         assert answer.json["errors"] == []
 
 

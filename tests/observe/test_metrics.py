@@ -41,6 +41,13 @@ class Metrics:
     def value(self, name: str, **labels: str) -> float:
         return self._values.get((name, frozenset(labels.items())), 0.0)
 
+    def grown(self, before: "Metrics", name: str, **labels: str) -> float:
+        return self.value(name, **labels) - before.value(name, **labels)
+
+    def of_parameters(self, name: str, **labels: str) -> float:
+        named = {"container": "default", "parameters": "metrics/twins"}
+        return self.value(f"gradserve_parameters_{name}", **named, **labels)
+
     def of_call(self, name: str, method: str, **labels: str) -> float:
         service = "gradserve.v1.AccumulatorService"
         return self.value(name, grpc_type="unary", grpc_service=service, grpc_method=method, **labels)
@@ -98,6 +105,52 @@ def test_gradients_count_by_outcome(local: LocalServer) -> None:
     assert after.value("gradserve_accumulator_rounds_total", container="default", accumulator="metrics/outcomes") == 1
 
 
+def test_parameters_have_metrics_of_their_own_beside_an_accumulator_of_the_same_name(
+    local: LocalServer, tmp_path: Path
+) -> None:
+    update = {"w": np.ones(3, np.float32)}
+    before = Metrics(local)
+    with gradserve.connect(local.address) as client:
+        found = client.parameters(
+            {"w": np.zeros(3, np.float32)}, shared_name="metrics/twins", num_required=2, max_staleness=1,
+            optimizer=gradserve.optim.SGD(0.5),
+        )  # fmt: skip
+        client.conditional_accumulator("float32", (3,), shared_name="metrics/twins").apply_grad(np.ones(3, np.float32))
+        for local_step, worker, weight in ((0, "a", 2.0), (0, "b", 2.0), (0, "c", 1.0), (0, "c", 1.0), (1, "a", 1.0)):
+            found.push(update, local_step, worker_id=worker, weight=weight)
+        found.push(update, 0, worker_id="b", weight=8.0)
+        found.push(update, 2, worker_id="b", weight=4.0)
+        after = Metrics(local)
+        assert [after.of_parameters(name) for name in ("step", "learning_rate", "open_round_updates")] == [2, 0.5, 1]
+        assert [after.of_parameters(name) for name in ("required_updates", "waiting_calls")] == [2, 0]
+        assert after.of_parameters("rounds_total", reason="required") == 2
+        assert after.of_parameters("bytes") == found.info().num_bytes > 0
+        assert after.of_parameters("participation_ratio") == pytest.approx(2 / 3)
+        weights = [after.of_parameters(f"{name}_weight_total") for name in ("accepted", "applied", "dropped")]
+        assert (*weights, after.of_parameters("pending_weight")) == (10, 6, 0, 4)
+        assert after.of_parameters("refused_weight_total", reason="stale") == 8
+        assert after.of_parameters("refused_weight_total", reason="already counted") == 1
+        assert after.of_parameters("open_round_age_seconds") > 0
+        outcomes = ("accepted", "stale", "duplicate", "refused")
+        assert [after.grown(before, "gradserve_parameters_updates_total", outcome=each) for each in outcomes] == [
+            5, 1, 1, 0,
+        ]  # fmt: skip
+        assert after.grown(before, "gradserve_gradients_total", outcome="accepted") == 1
+        assert after.value("gradserve_accumulator_rounds_total", container="default", accumulator="metrics/twins") == 0
+        assert after.value("gradserve_resources", kind="parameters") == 1
+
+        found.save(tmp_path / "saved.safetensors")
+        found.load(tmp_path / "saved.safetensors")
+        loaded = Metrics(local)
+        weights = [loaded.of_parameters(f"{name}_weight_total") for name in ("accepted", "applied", "dropped")]
+        assert (*weights, loaded.of_parameters("pending_weight")) == (10, 6, 4, 0)
+        assert loaded.of_parameters("open_round_age_seconds") == 0
+        found.delete()
+    gone = Metrics(local)
+    assert gone.of_parameters("step") == 0
+    assert gone.grown(before, "gradserve_parameters_updates_total", outcome="accepted") == 5
+
+
 @pytest.mark.parametrize("way", ["bulk", "shared_memory"])
 def test_a_payload_that_cannot_be_received_is_a_failed_call(way: Any) -> None:
     config = ServerConfig(limits=LimitsConfig(max_bytes=ByteSize(10_000_000)), runtime=NOT_WARMED_UP)
@@ -153,6 +206,9 @@ def test_the_number_of_series_is_bounded(local: LocalServer) -> None:
             acc.apply_grad([1.0], worker_id=f"other {number}")
             acc.take_grad(2)
             client.delete_accumulator(f"metrics/series/{number}")
+        for number in range(120):
+            found = client.parameters({"w": np.zeros(1, np.float32)}, shared_name=f"metrics/series/{number}")
+            found.push({"w": np.ones(1, np.float32)}, 0)
         for number in range(150):
             acc = client.conditional_accumulator("float32", (1,), shared_name=f"metrics/more series/{number}")
             acc.apply_grad([1.0])
@@ -160,6 +216,8 @@ def test_the_number_of_series_is_bounded(local: LocalServer) -> None:
     for family in Metrics(local).families:
         if family.name in ("gradserve_accumulator_rounds", "gradserve_round_waited_for_worker_seconds"):
             assert 100 <= len(family.samples) <= 101
+        if family.name in ("gradserve_parameters_rounds", "gradserve_parameters_step"):
+            assert len(family.samples) == 100
 
 
 def test_every_metric_is_documented(local: LocalServer) -> None:

@@ -10,17 +10,35 @@ from click.testing import CliRunner
 import gradserve
 from gradserve_server.commands.cli import cli
 from gradserve_server.storage.database import FORMAT
+from gradserve_server.storage.journal import Durability
 from gradserve_testing import LocalServer
-from tests.golden.state_directory import APPLY, X, archive_of, config_of
+from tests.golden.state_directory import (
+    APPLY,
+    FIRST_WITH_PARAMETERS,
+    KRUM,
+    LLM,
+    UPDATE,
+    X,
+    archive_of,
+    config_of,
+    push_again,
+)
+from tests.parameters.bench import push
+from tests.parameters.durable.disk import Disk
 from tests.servers.raw_calls import RawCalls
 
 ALL_FORMATS = range(1, FORMAT + 1)
 
 
+def unpacked(version: int, folder: Path) -> Path:
+    """Returns a directory in one format."""
+    subprocess.run(["tar", "-xf", archive_of(version), "-C", folder], check=True)
+    return folder / "state"
+
+
 @pytest.fixture(params=ALL_FORMATS)
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    subprocess.run(["tar", "-xf", archive_of(request.param), "-C", tmp_path], check=True)
-    return tmp_path / "state"
+    return unpacked(request.param, tmp_path)
 
 
 LISTED = """\
@@ -31,11 +49,20 @@ layer c/bn: 4 variables, 1 updates, 1 pending
 """
 
 
-def test_it_is_listed(directory: Path) -> None:
+PARAMETERS = """\
+parameters c/krum: round, step 1, 0 updates in the round, 2 versions
+parameters default/llm: gradient, step 2, 1 updates in the round, 3 versions
+"""
+
+
+@pytest.mark.parametrize("version", ALL_FORMATS)
+def test_it_is_listed(version: int, tmp_path: Path) -> None:
+    directory = unpacked(version, tmp_path)
     result = CliRunner().invoke(cli, ["state", "check", str(directory)])
+    parameters, count = (PARAMETERS, 2) if version >= FIRST_WITH_PARAMETERS else ("", 0)
     assert (result.exit_code, result.output) == (
         0,
-        f"{LISTED}{directory}: 3 accumulators, 1 layers, nothing is damaged\n",
+        f"{LISTED}{parameters}{directory}: 3 accumulators, 1 layers, {count} parameters, nothing is damaged\n",
     )
 
 
@@ -63,3 +90,32 @@ def test_training_goes_on(directory: Path) -> None:
         decay, mean = 0.999, X.mean(axis=0)
         expected = decay * (1 - decay) * mean + (1 - decay) * 2 * mean
         np.testing.assert_allclose(layer.get_variables("moving_mean")["moving_mean"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("version", range(FIRST_WITH_PARAMETERS, FORMAT + 1))
+async def test_parameters_go_on(version: int, tmp_path: Path) -> None:
+    disk = await Disk.open(unpacked(version, tmp_path), Durability.GRADIENT)
+    llm, krum = disk.found(LLM), disk.found(KRUM)
+    assert [(each.state.step, each.newest.digest.hex()) for each in (llm, krum)] == [
+        (2, "a599adf0a89894a91723b01bdb2574dd"),
+        (1, "07cf6e163997cae7043467e649ff7fbb"),
+    ]
+    assert llm.state.kept_steps == (0, 1, 2)
+    records, _ = llm.records(0, 10)
+    assert [(each.step, each.reason, [update.weight_asked for update in each.updates]) for each in records] == [
+        (1, "grace", [1.0, 2.0]),
+        (2, "expected", [3.0, 4.0]),
+    ]
+    pushed, duplicate = await push_again(llm)
+    assert (duplicate, pushed.staleness, pushed.weight) == (True, 1, 0.5**0.5)
+    disk.bench.now += 1000.0
+    await push(llm, UPDATE, worker_id="w5")
+    for number in range(2):
+        await push(llm, UPDATE, worker_id=f"w{number}")
+    for number in range(3):
+        await push(krum, {"w": [number, 1]}, worker_id=f"w{number}")
+    assert [(each.state.step, each.newest.digest.hex()) for each in (llm, krum)] == [
+        (4, "134fa7ec350d3739b0bbf7359b92975a"),
+        (2, "08556dc2839c372dee11eaef99ef1716"),
+    ]
+    disk.close()

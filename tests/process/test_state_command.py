@@ -64,7 +64,7 @@ def test_a_directory_that_is_whole(directory: Path) -> None:
     result = run("check", directory)
     assert (result.exit_code, result.output) == (
         0,
-        f"{LISTED}{directory}: 2 accumulators, 1 layers, nothing is damaged\n",
+        f"{LISTED}{directory}: 2 accumulators, 1 layers, 0 parameters, nothing is damaged\n",
     )
     result = run("repair", directory)
     assert (result.exit_code, result.output) == (0, f"{directory}: nothing is damaged\n")
@@ -123,7 +123,7 @@ def test_a_damaged_average_is_removed_alone(directory: Path) -> None:
     assert result.exit_code == 1
     assert "average of round 1: " in result.output
     assert "their checksum differs" in result.output
-    assert f"Error: {directory}: 1 of 2 accumulators and 0 of 1 layers are damaged" in result.output
+    assert f"Error: {directory}: 1 of 2 accumulators, 0 of 1 layers and 0 of 0 parameters are damaged" in result.output
     result = run("repair", directory)
     assert result.exit_code == 1
     assert result.output.startswith("would remove averages of accumulator default/plain: average of round 1: ")
@@ -136,7 +136,7 @@ def test_a_damaged_average_is_removed_alone(directory: Path) -> None:
 
 def test_an_accumulator_that_cannot_be_used_is_removed(directory: Path) -> None:
     damage(directory, "SELECT blob FROM gradient")
-    assert "1 of 2 accumulators and 0 of 1 layers are damaged" in run("check", directory).output
+    assert "1 of 2 accumulators, 0 of 1 layers and 0 of 0 parameters are damaged" in run("check", directory).output
     result = run("repair", directory, "--yes")
     assert result.exit_code == 0
     assert result.output.startswith("remove accumulator c/model: ")
@@ -191,13 +191,13 @@ def test_a_layer_that_is_damaged_is_removed(directory: Path, statement: str | No
     result = run("check", directory)
     assert result.exit_code == 1
     assert "layer c/bn\n" in result.output
-    assert "0 of 2 accumulators and 1 of 1 layers are damaged" in result.output
+    assert "0 of 2 accumulators, 1 of 1 layers and 0 of 0 parameters are damaged" in result.output
     result = run("repair", directory)
     assert result.exit_code == 1
     assert result.output.startswith("would remove layer c/bn: ")
     assert run("repair", directory, "--yes").exit_code == 0
     result = run("check", directory)
-    assert result.output.endswith("2 accumulators, 0 layers, nothing is damaged\n")
+    assert result.output.endswith("2 accumulators, 0 layers, 0 parameters, nothing is damaged\n")
 
 
 REFUSED = [

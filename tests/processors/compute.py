@@ -22,10 +22,12 @@ from gradserve_server.ops.activation.cpu import IN_FLOAT32, CpuActivation
 from gradserve_server.ops.batch_norm.cpu import FUSED_BATCH_NORM, CpuBatchNorm
 from gradserve_server.ops.gru.cpu import CONVERSIONS
 from gradserve_server.ops.layer_norm.cpu import LAYER_NORM, CpuLayerNorm
+from gradserve_server.parameters.optimizers.stepping import OPTIMIZER_STEPS, Stepper
 from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32
 from tests.ops.activation.cases import assert_forward, values
 from tests.ops.batch_norm import accuracy as batch_norm_accuracy
 from tests.ops.layer_norm import accuracy as layer_norm_accuracy
+from tests.parameters.optimizers.steps import OPTIMIZERS, assert_same_steps, component, copied, step_by_element
 
 HARD = ("noise", "outlier first", "signs that alternate", "a level that changes", "all the same")
 
@@ -84,6 +86,21 @@ def check_activations() -> None:
             assert_forward(name, x, out)
 
 
+def check_optimizers() -> None:
+    """Checks that steps have the bits of NumPy, which rounds every operation by itself on every processor."""
+    stepper = Stepper(ForkJoin(1))
+    stepper._kernels = PreparedKernels(replace(OPTIMIZER_STEPS, types={FLOAT32: OPTIMIZER_STEPS.types[FLOAT32]}))
+    stepper.prepare(lambda: False)
+    assert stepper._kernels.get(FLOAT32) is not None
+    for optimizer in OPTIMIZERS.values():
+        for update in (FLOAT32, FLOAT16, BFLOAT16):
+            steps = [component(optimizer, (1 << 12,), seed, update=update, master=FLOAT32) for seed in range(3)]
+            expected = copied(steps)
+            step_by_element(optimizer, 0.5, expected)
+            stepper.step(optimizer, 0.5, steps)
+            assert_same_steps(steps, expected)
+
+
 def _assert_same(found: Any, expected: Any) -> None:
     is_nan = np.isnan(expected.astype(np.float32))
     assert np.array_equal(np.isnan(found.astype(np.float32)), is_nan)
@@ -99,6 +116,7 @@ if __name__ == "__main__":
     if given.lanes is None:
         check_conversions()
         check_activations()
+        check_optimizers()
     else:
         llvm.set_option("", f"-force-vector-width={given.lanes}")
     if not given.small:

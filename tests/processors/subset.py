@@ -12,6 +12,7 @@ from gradserve_server.ops.batch_norm.cpu import FUSED_BATCH_NORM
 from gradserve_server.ops.cudnn_rnn.cpu.cells import CUDNN_RNN, LSTM_SCANS
 from gradserve_server.ops.gru.cpu import CONVERSIONS, GRU_BLOCK_CELL
 from gradserve_server.ops.layer_norm.cpu import LAYER_NORM
+from gradserve_server.parameters.optimizers.stepping import OPTIMIZER_STEPS
 from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32
 
 
@@ -38,6 +39,7 @@ def prepare(*, everything: bool = False) -> Iterator[str]:
         ("CudnnRNN's lstm", LSTM_SCANS, wide),
         ("LayerNorm", LAYER_NORM, (BFLOAT16, *wide)),
         ("sums", REDUCTION, (BFLOAT16, *wide)),
+        ("optimizers", OPTIMIZER_STEPS, wide),
     ]
     for name, table, dtypes in some + (rest if everything else []):
         for dtype in dtypes:

@@ -96,7 +96,7 @@ def test_a_plain_install_is_what_the_client_needs(wheel: Path) -> None:
     (metadata,) = wheel.glob("*.dist-info/METADATA")
     required = [line for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist: ")]
     plain = {line.split()[1].split(">")[0] for line in required if "extra ==" not in line}
-    assert plain == {"googleapis-common-protos", "grpcio", "ml-dtypes", "numpy", "protobuf"}
+    assert plain == {"googleapis-common-protos", "grpcio", "ml-dtypes", "numpy", "protobuf", "xxhash"}
 
 
 def test_the_protos_are_where_it_says(wheel: Path) -> None:

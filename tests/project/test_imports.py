@@ -17,6 +17,7 @@ DISTRIBUTIONS = {
     "grpc": "grpcio",
     "ml_dtypes": "ml-dtypes",
     "numpy": "numpy",
+    "xxhash": "xxhash",
 }
 """What a plain install brings, by what is imported of it."""
 OF_EXTRAS = {

@@ -195,6 +195,18 @@ def test_a_server_that_goes_has_no_layers_and_one_that_comes_no_accumulators(fol
         move_accumulators(states(folder, 3), 2, 3)
 
 
+def test_parameters_that_would_get_another_home_stop_the_change(folder: Path) -> None:
+    with cluster(folder, 2) as client:
+        for name in ("p0", "p1", "p2", "p3"):
+            client.parameters({"w": np.zeros(2, np.float32)}, shared_name=name, durability="round")
+    with pytest.raises(MoveError, match=r"parameters 'default/p\d' on server \d would belong to server \d"):
+        move_accumulators(states(folder, 3), 2, 3)
+    with cluster(folder, 2) as client:
+        check(client)
+        assert [client.delete_parameters(name) for name in ("p0", "p1", "p2", "p3")] == [True] * 4
+    move_accumulators(states(folder, 3), 2, 3)
+
+
 def test_values_that_are_damaged_on_disk_do_not_move(folder: Path) -> None:
     for segment in (folder / "0" / "segments").glob("*.segment"):
         data = bytearray(segment.read_bytes())

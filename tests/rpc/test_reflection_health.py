@@ -32,6 +32,7 @@ def test_the_services() -> None:
         "gradserve.v1.BatchNormLayerService",
         "gradserve.v1.GradientOpsService",
         "gradserve.v1.LeaseService",
+        "gradserve.v1.ParameterService",
         "gradserve.v1.ServerService",
         "gradserve.v1.SocketService",
         "gradserve.v1.TensorService",

@@ -169,7 +169,8 @@ async def test_message_and_field_arrive(error: type[server_errors.ServiceError],
     assert failure_of(seen).field == field
     exception = as_exception(seen)
     assert type(exception) is ERRORS[grpc.StatusCode[STATUS_CODES[error]]]
-    assert exception.message == message
+    version = f"; this client is gradserve {gradserve.__version__}"
+    assert exception.message == message + (version if error is server_errors.UnimplementedError else "")
     assert exception.field == field
 
 

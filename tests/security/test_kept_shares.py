@@ -191,7 +191,7 @@ class TestWaiting:
             accumulator = chief.gradient_accumulator({"": np.zeros(1, np.float32)}, "a0", container=container)
             name = ref("a0", container=container)
             waiting = calls.start("TakeGradient", Take(accumulator=name, num_required=2))
-            eventually(lambda: local.inspect(lambda server: server.registry.waiters.used) == 1)
+            eventually(lambda: local.inspect(lambda server: server.registry.factory.waiters.used) == 1)
             for method, request in (
                 ("TakeGradient", Take(accumulator=name, num_required=2)),
                 ("ReadAverage", Read(accumulator=name)),
@@ -207,7 +207,7 @@ class TestWaiting:
                 beside.push_pull(BLOCK, 1)
                 colleague.delete_accumulator("a1", container="elsewhere")
             waiting.cancel()
-            eventually(lambda: local.inspect(lambda server: server.registry.waiters.used) == 0)
+            eventually(lambda: local.inspect(lambda server: server.registry.factory.waiters.used) == 0)
             accumulator.apply_grad({"": np.zeros(1, np.float32)})
             calls.call("TakeGradient", Take(accumulator=name, num_required=1))
             chief.delete_accumulator("a0", container=container)

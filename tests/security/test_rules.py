@@ -7,13 +7,14 @@ import pytest
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 
-from gradserve_protocol.v1 import accumulator_messages_pb2, batch_norm_layer_messages_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2, batch_norm_layer_messages_pb2, parameters_messages_pb2
 from gradserve_server.errors import PermissionDeniedError
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.interceptors import AccessChecks, FairCalls
 from gradserve_server.security.access import RULES
 from gradserve_server.security.shares import ShareRules
 from gradserve_testing import LocalServer
+from tests.rpc.parameters.requests import create
 from tests.security.serving import TOKENS
 from tests.servers.frames import FrameClient, issue_ticket
 from tests.servers.polling import PATIENCE_SECONDS
@@ -28,6 +29,10 @@ CHIEFS = {
     "DeleteBatchNormLayer",
     "RunBatchNormUpdates",
     "SetBatchNormVariables",
+    "ChangeParameters",
+    "CreateParameters",
+    "DeleteParameters",
+    "ForkParameters",
 }
 """The methods that workers may not call."""
 
@@ -37,7 +42,7 @@ REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 def request_of(method: MethodDescriptor) -> Any:
     """Returns a request about something in the container "team" that does not exist."""
     request: Any = message_factory.GetMessageClass(method.input_type)()
-    for field in ("accumulator", "layer"):
+    for field in ("accumulator", "layer", "parameters", "fork"):
         if field in method.input_type.fields_by_name:
             getattr(request, field).container, getattr(request, field).name = "team", "nothing"
     if "container" in method.input_type.fields_by_name:
@@ -46,11 +51,13 @@ def request_of(method: MethodDescriptor) -> Any:
         request.client_id = "somebody"
     if isinstance(request, accumulator_messages_pb2.CreateAccumulatorRequest):
         request.spec.components.add(dtype=1)
+    if isinstance(request, parameters_messages_pb2.CreateParametersRequest):
+        request.MergeFrom(create("nothing"))
     return request
 
 
 def has_container(method: MethodDescriptor) -> bool:
-    return bool({"accumulator", "layer", "container"} & set(method.input_type.fields_by_name))
+    return bool({"accumulator", "layer", "parameters", "container"} & set(method.input_type.fields_by_name))
 
 
 def expected(name: str, method: MethodDescriptor) -> str:

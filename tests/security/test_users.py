@@ -150,7 +150,7 @@ def test_a_user_holds_the_lease(server: LocalServer, face: str, transport: str) 
     with client_of(face, server.address, transport=transport) as (client, wait):
         wait(client.conditional_accumulator("float32", ()))
         eventually(lambda: num_held(server), (1).__eq__)
-    assert server.inspect(lambda each: each.registry.count.used) == 0
+    assert server.inspect(lambda each: each.registry.factory.count.used) == 0
 
 
 @pytest.mark.parametrize("face", FACES)

@@ -48,7 +48,7 @@ def held_by(local: LocalServer) -> Held:
             context.fair.regions.used,
             context.readers.count,
             len(server.sockets.connections),
-            server.registry.waiters.used,
+            server.registry.factory.waiters.used,
             len(server.store),
             sum(each.startswith("socket:") for each in open_files),
             sum(each.startswith("/memfd:") for each in open_files),

@@ -8,7 +8,9 @@ from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
+from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
+from gradserve_server.parameters.optimizers.stepping import Stepper
 
 
 def compile_once(folder: Path) -> None:
@@ -21,7 +23,8 @@ def compile_once(folder: Path) -> None:
         folder: Where the processes of the run, and no others, note what they have done.
     """
     parallel = ForkJoin(1)
-    families = {"sums": Reducer(parallel), **make_families(CpuDevice(BufferPool(0)), parallel)}
+    beside: dict[str, Family] = {"sums": Reducer(parallel), "optimizers": Stepper(parallel)}
+    families = {**beside, **make_families(CpuDevice(BufferPool(0)), parallel)}
     for may_wait in (False, True):
         for name, family in families.items():
             with (folder / f"kernels-of-{name}").open("a+") as note:

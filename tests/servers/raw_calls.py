@@ -14,6 +14,7 @@ from gradserve_protocol.v1 import (
     batch_norm_layer_service_pb2,
     gradient_ops_service_pb2,
     lease_service_pb2,
+    parameters_service_pb2,
     server_service_pb2,
     socket_service_pb2,
     tensor_service_pb2,
@@ -30,6 +31,7 @@ SERVICES = {
         batch_norm_layer_service_pb2,
         gradient_ops_service_pb2,
         lease_service_pb2,
+        parameters_service_pb2,
         server_service_pb2,
         socket_service_pb2,
     )

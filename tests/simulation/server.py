@@ -20,6 +20,10 @@ from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.layers.batch_norm.journal import LayerJournals
 from gradserve_server.layers.batch_norm.restoring import restore_layers
 from gradserve_server.ops.operation import Family
+from gradserve_server.parameters.journal import ParametersJournals
+from gradserve_server.parameters.optimizers.stepping import Stepper
+from gradserve_server.parameters.registry import ParametersRegistry
+from gradserve_server.parameters.restoring import restore_parameters
 from gradserve_server.parts import make_all_families
 from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.leases import Expiry
@@ -61,8 +65,9 @@ class Server:
         store: Its state.
         memory: The budget of bytes.
         handles: The budget of handles.
-        lifetimes: What ends accumulators and layers.
+        lifetimes: What ends accumulators, parameters and layers.
         accumulators: Its accumulators.
+        parameters: Its parameters.
         layers: Its layers.
         tensors: Its stored tensors.
         opener: Opens them.
@@ -82,6 +87,7 @@ class Server:
         _replace(patched, timing_module, "SLICE_ITEMS", 1)
         self.store = SimulatedStore(StateDirectory(path), self.disk, chance)
         self.journals = AccumulatorJournals(self.store, Durability.ROUND)
+        self.parameters_journals = ParametersJournals(self.store, Durability.ROUND)
         self._layer_journals = LayerJournals(self.store, Durability.ROUND)
 
         def new_id() -> str:
@@ -101,6 +107,14 @@ class Server:
         )
         self.accumulators = self._bench.registry
         self.accumulators._new_incarnation = new_id
+        self.parameters = ParametersRegistry(
+            self.accumulators.factory,
+            self.lifetimes,
+            Stepper(ForkJoin(1)),
+            new_incarnation=new_id,
+            journals=self.parameters_journals,
+            wall_clock=lambda: int(monotonic() * 1e9),
+        )
         device, families = _device()
         self._layer_bench = LayerBench(
             device=device,
@@ -130,8 +144,8 @@ class Server:
         self._expiry = Expiry(
             clock,
             {
-                "averages": self.accumulators.expire,
-                "accumulators and layers": self.lifetimes.expire,
+                "averages": self.accumulators.factory.expire,
+                "accumulators, parameters and layers": self.lifetimes.expire,
                 "tensors": self.tensors.expire,
             },
             {"forwards": self.layers.expire},
@@ -146,6 +160,7 @@ class Server:
     async def restore(self) -> None:
         """Makes again what is on disk, as a server does at its start."""
         await restore_accumulators(self.journals, self.accumulators, np.empty)
+        await restore_parameters(self.parameters_journals, self.parameters, np.empty)
         environment, to_host = self._layer_bench.environment, self._residence.copy_to_host
         restore_layers(self._layer_journals, self.layers, environment, np.empty, to_host)
 

@@ -7,9 +7,9 @@ from collections import Counter
 
 from tests.simulation.world import World
 
-SEEDS = 12
+SEEDS = 15
 """As many as contain each fault."""
-SAME = 7
+SAME = 9
 """The seed of a world that has everything."""
 
 POINTS = ("write", "flush", "before the commit", "after the commit", "a failure of the disk", "the end of an epoch")
@@ -30,7 +30,7 @@ def test_promises_hold() -> None:
         world.run()
         faults.update(fault for _, fault, _ in world.faults)
         parts.update(part for part, _, _ in world.faults)
-    assert parts == {"accumulators", "layers", "leases"}
+    assert parts == {"accumulators", "layers", "leases", "parameters"}
     for point in POINTS:
         assert faults[f"the server is killed at: {point}"] + faults[f"power is lost at: {point}"], point
     assert faults.keys() >= {*NETWORK, "the disk is full", "the server is suspended", "a client dies"}

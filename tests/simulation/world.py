@@ -19,6 +19,7 @@ from tests.simulation.disk import CrashError
 from tests.simulation.layers.part import Layers
 from tests.simulation.leases.part import Leases
 from tests.simulation.network import Network
+from tests.simulation.parameters.part import Parameters
 from tests.simulation.part import Part, state_of
 from tests.simulation.promises import BrokenPromiseError, check
 from tests.simulation.server import Server
@@ -27,7 +28,7 @@ _POINTS = {"write": 0.01, "flush": 0.03, "before the commit": 0.03, "after the c
 """How likely a crash is at each point."""
 _TRACE = 40
 
-PARTS: tuple[Callable[["World", random.Random], Part], ...] = (Accumulators, Layers, Leases)
+PARTS: tuple[Callable[["World", random.Random], Part], ...] = (Accumulators, Layers, Leases, Parameters)
 NUM_CASTS = len(PARTS) + 1
 """Every so many worlds, one has all parts. The others have one each, which happens there the more often."""
 
@@ -137,6 +138,7 @@ class World:
         self.is_over = True
         self._loop.on_turn = lambda _: None
         self.server.accumulators.close()
+        self.server.parameters.close()
         self._loop.run_until_complete(asyncio.sleep(0))  # a task that never began cannot clean up
         while tasks := asyncio.all_tasks(self._loop):  # some begin others when they end
             for task in tasks:
@@ -227,10 +229,15 @@ class World:
             other = Server(copy, self._chance, self._loop.time, patched)
             patched.callback(shutil.rmtree, copy)
             patched.callback(other.store.abandon)
+            running = asyncio.all_tasks()
             try:
                 await other.restore()
             except StateError:
                 return
+            finally:
+                other.parameters.close()  # rounds end by themselves
+                for task in asyncio.all_tasks() - running:
+                    task.cancel()
             raise BrokenPromiseError(f"byte {position} of {file.name} has changed, and nobody noticed")
 
     async def _finish(self) -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from gradserve_server.commands.cli import cli
 from gradserve_server.storage import database as database_module
-from gradserve_server.storage.database import FORMAT, CommitFile, make_database
+from gradserve_server.storage.database import FIRST_WITH_ID, CommitFile, make_database
 from gradserve_server.storage.directory import DamagedError, LostDatabaseError, StateDirectory, StateError
 from gradserve_server.storage.store import Change, StateStore
 
@@ -93,6 +93,8 @@ def no_tables(path: Path) -> None:
 def of_an_earlier_format(path: Path) -> None:
     database_of_another_directory(path)
     database = sqlite3.connect(path / "metadata.sqlite", isolation_level=None)
+    later = ("round", "state", "version", "update", "ledger", "event")
+    database.executescript("".join([f"DROP TABLE parameters_{each};" for each in later]) + "DROP TABLE parameters;")
     database.executescript("DROP TABLE directory; ALTER TABLE part DROP COLUMN epoch; PRAGMA user_version = 2")
     database.close()
 
@@ -141,7 +143,11 @@ DIFFER = {
     ),
     "segments gone": (lambda path: shutil.rmtree(path / "segments"), "segments/commits: the file is missing", 7),
     "database of another": (database_of_another_directory, "expected the database of the directory [0-9a-f]+, got", 0),
-    "database of an earlier format": (of_an_earlier_format, f"expected format {FORMAT} or a later one, got 2", 0),
+    "database of an earlier format": (
+        of_an_earlier_format,
+        f"expected format {FIRST_WITH_ID} or a later one, got 2",
+        0,
+    ),
 }
 
 

@@ -103,3 +103,30 @@ def test_many_gradients(traced_server: LocalServer, spans: Spans) -> None:
     (ended,) = spans.of(ROUND)
     assert (ended.attributes or {})["gradserve.num_gradients"] == 130
     assert len(ended.links) == 128
+
+
+def test_a_round_of_parameters_has_its_reason_and_links_to_the_pushes_in_it(
+    traced_server: LocalServer, spans: Spans
+) -> None:
+    with (
+        gradserve.connect(traced_server.address, tracing=spans.provider) as client,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        found = client.parameters(ONES, shared_name="llm", num_required=2)
+        waiting = threads.submit(found.push_pull, ONES, 0, worker_id="a")
+        eventually(lambda: found.info().num_updates, lambda seen: seen == 1)
+        found.push(ONES, 0, worker_id="b")
+        waiting.result()
+    (ended,) = spans.of(ROUND)
+    assert dict(ended.attributes or {}) == {
+        "gradserve.parameters": "llm",
+        "gradserve.container": "default",
+        "gradserve.step": 1,
+        "gradserve.num_required": 2,
+        "gradserve.num_gradients": 2,
+        "gradserve.reason": "required",
+    }
+    assert [dict(link.attributes or {})["gradserve.worker_id"] for link in ended.links] == ["a", "b"]
+    (wait,) = spans.of(WAIT)
+    assert linked(wait) == ids([ended])
+    assert (wait.attributes or {})["gradserve.parameters"] == "llm"

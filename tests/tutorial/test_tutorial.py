@@ -14,7 +14,7 @@ from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.tutorial.hosts import Host, can_make_hosts, two_hosts
 
 PAGE = Path("docs/tutorial.md")
-LOITERING = 'while name == "ben" and worker.step >= 50 and not __import__("os").path.exists("go"): time.sleep(0.01)'
+LOITERING = 'while name == "ben" and version.step >= 50 and not __import__("os").path.exists("go"): time.sleep(0.01)'
 """Ben does not come to the end of his training before he is interrupted, however long that takes."""
 _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -79,7 +79,7 @@ def test_the_tutorial_does_what_it_says(hosts: tuple[Host, Host]) -> None:
     start_anna, start_ben = printed.commands(), printed.commands()
     anna, ben = first.begin(start_anna), first.begin(start_ben)
     looking = printed.commands().replace("gradserve top", "gradserve top --json")
-    eventually(lambda: "ENDED AGO" in first.run("gradserve show accumulator line || true"))
+    eventually(lambda: "rounds by the reason of their end" in first.run("gradserve show parameters line || true"))
     assert "line" in first.run(looking)
     anna.wait()
     ben.wait()
@@ -90,9 +90,9 @@ def test_the_tutorial_does_what_it_says(hosts: tuple[Host, Host]) -> None:
     assert first.run(printed.commands()) == "deleted line\n"
     worker.write_text(program.replace("time.sleep(0.05)", LOITERING))
     anna, ben = first.begin(start_anna), first.begin(start_ben)
-    eventually(lambda: "ENDED AGO" in first.run("gradserve show accumulator line || true"))
+    eventually(lambda: "rounds by the reason of their end" in first.run("gradserve show parameters line || true"))
     ben.interrupt()
-    eventually(lambda: "missing from the round before: ben" in first.run("gradserve show accumulator line"))
+    eventually(lambda: "missing: ben" in first.run("gradserve show parameters line"))
     (first.folder / "go").touch()
     again = first.begin(start_ben)
     anna.wait()

@@ -24,7 +24,8 @@ class PushPullWorker(Worker):
         self._connection = Connection.of(setup)
         self._gradients = {name: self._connection.gradient(shape, setup.rank + 1) for name, shape in shapes.items()}
         self._result: Any = None
-        self._model = self._connection.client.gradient_accumulator(self._gradients, shared_name="model")
+        checks = {"refuse_non_finite": True} if setup.options.get("refuse_non_finite") else {}
+        self._model = self._connection.client.gradient_accumulator(self._gradients, shared_name="model", **checks)
 
     def step(self) -> None:
         self._result = self._model.push_pull(

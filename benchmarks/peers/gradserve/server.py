@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gradserve
 from benchmarks.peers.driver import Setup, run_server
 
-_START_SECONDS = 60.0
+_START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
 
 
@@ -33,13 +34,18 @@ def serve(setup: Setup) -> Iterator[dict[str, Any]]:
     if "upstream" in setup.options:
         command += ["--upstream", setup.options["upstream"]]
         command += ["--upstream-workers", str(setup.options["upstream_workers"]), "--upstream-grace-seconds", "30"]
+    if num_waiting := setup.options.get("num_waiting"):
+        command += ["--max-connection-calls", str(2 * num_waiting)]
     if "durability" in setup.options:
         command += ["--state-dir", str(setup.scratch / "state")]
-    if "op" not in setup.options:  # other cases need no kernels, nor the memory and time for loading them
+    if not setup.options.keys() & {"op", "warm_up"}:  # other cases need no kernels, nor the memory and time for them
         command += ["--warm-up", "false"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as server:
         try:
-            yield {"address": _wait_for_address(server, address_file), "pid": server.pid}
+            address = _wait_for_address(server, address_file)
+            if setup.options.get("warm_up"):
+                _wait_until_prepared(address)
+            yield {"address": address, "pid": server.pid}
         finally:
             server.terminate()
             try:
@@ -57,6 +63,16 @@ def _wait_for_address(server: subprocess.Popen[bytes], address_file: Path) -> st
             return lines[0]
         time.sleep(0.02)
     raise TimeoutError("the server did not write its address")
+
+
+def _wait_until_prepared(address: str) -> None:
+    """Waits until all kernels are there: as long as a server compiles them, NumPy computes in their place."""
+    with gradserve.connect(address) as client:
+        deadline = time.monotonic() + _START_SECONDS
+        while not client.server_info().ops_prepared:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the server did not prepare its kernels")
+            time.sleep(0.02)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from gradserve.aio.client import (
     SparseConditionalAccumulator,
     connect,
 )
+from gradserve.aio.parameters import Parameters
 from gradserve.aio.raw_ops import RawOps
 from gradserve.public_names import publish as _publish
 
@@ -24,6 +25,7 @@ __all__ = [
     "Client",
     "ConditionalAccumulator",
     "GradientAccumulator",
+    "Parameters",
     "RawOps",
     "SparseConditionalAccumulator",
     "connect",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Self, TypeVar
 
 from gradserve.aio.batch_norm_layer import BatchNormLayer
+from gradserve.aio.parameters import Parameters
 from gradserve.aio.raw_ops import RawOps
 from gradserve.calls.accumulators.models import GradientAccumulatorCalls
 from gradserve.calls.accumulators.operations import (
@@ -223,9 +224,9 @@ class Client(AsyncFace[ClientCalls]):
     async def close(self, timeout: float | None = None) -> None:
         """Deletes what this client made without a shared name or scope, and disconnects. Can be called again.
 
-        First waits until the gradients that it has applied to shared accumulators of durability "round" are durable,
-        that is, until their rounds have ended: afterwards nobody could send them again. A block that ends with an
-        error does not wait.
+        First waits until the gradients and updates that it has sent to shared accumulators and parameters of durability
+        "round" are durable, that is, until their rounds have ended: afterwards nobody could send them again. A block
+        that ends with an error does not wait.
 
         Waits at most 10 s for a silent server. If the client is not closed, or the server cannot be reached, the server
         deletes these things itself somewhat later (after `client_lease` of `server_info().limits`).
@@ -256,6 +257,9 @@ class Client(AsyncFace[ClientCalls]):
         ClientCalls.sparse_conditional_accumulator, SparseConditionalAccumulator
     )
     gradient_accumulator = awaiting_making(ClientCalls.gradient_accumulator, GradientAccumulator)
+    parameters = awaiting_making(ClientCalls.parameters, Parameters)
+    list_parameters = awaiting(ClientCalls.list_parameters)
+    delete_parameters = awaiting(ClientCalls.delete_parameters)
     list_accumulators = awaiting(ClientCalls.list_accumulators)
     delete_accumulator = awaiting(ClientCalls.delete_accumulator)
     batch_norm = awaiting_making(ClientCalls.batch_norm, BatchNormLayer)

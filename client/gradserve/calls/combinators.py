@@ -16,6 +16,7 @@ from gradserve.calls.exchange import (
     Track,
     Unary,
     Whole,
+    Work,
 )
 from gradserve_protocol.errors import CallCancelledError, GradserveError
 
@@ -127,7 +128,7 @@ def _without_result(operation: Operation[None]) -> Operation[None]:
 
 def _aimed(target: int, exchange: Exchange) -> Exchange:
     match exchange:
-        case Pause() | Allocate() | Track() | CleanUp():
+        case Pause() | Allocate() | Track() | CleanUp() | Work():
             return exchange
         case Background(begin):
             return Background(lambda: at_target(target, begin()))

@@ -369,11 +369,25 @@ class CleanUp:
     """
 
 
+@dataclass(frozen=True)
+class Work:
+    """Work that blocks without the network, such as on a file, answered by its result.
+
+    It runs in the calling thread, or in a thread beside the event loop. What it raises ends the operation, except for
+    errors of gradserve, which the operation may handle.
+
+    Attributes:
+        run: Does the work.
+    """
+
+    run: Callable[[], Any]
+
+
 BeginCleanUp: TypeAlias = "Callable[[Callable[[], Operation[None]]], None]"
 """The answer to a `CleanUp`."""
 
-Local: TypeAlias = DescribeTransport | Allocate | Track | CleanUp
-"""The exchanges that a transport answers at once, by itself."""
+Local: TypeAlias = DescribeTransport | Allocate | Track | CleanUp | Work
+"""The exchanges that a transport answers by itself."""
 
 Exchange: TypeAlias = Unary | Whole | Upload | Download | Pause | Background | Together | Local
 Operation: TypeAlias = Generator[Exchange, Any, T]

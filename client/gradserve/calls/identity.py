@@ -19,8 +19,8 @@ from gradserve_protocol.errors import (
 )
 from gradserve_protocol.v1 import accumulator_pb2
 
-AccumulatorKey = tuple[str, str]
-"""Container and name of an accumulator."""
+AccumulatorKey = tuple[str, ...]
+"""The kind, container and name of an accumulator or of parameters."""
 _MAX_FAILED = 16
 _MAY_COME_AGAIN = (CallCancelledError, DeadlineExceededError, InternalError, UnavailableError)
 _SEQUENCE_BITS = 64
@@ -109,8 +109,8 @@ class OpenCalls:
         with self._lock:
             if key in self._pushing:
                 raise InvalidArgumentError(
-                    f"expected a worker_id, got none: another push_pull to accumulator {accumulator[1]!r} is under way "
-                    f"with this client's default one, {worker_id!r}, and each worker counts once a round",
+                    f"expected a worker_id, got none: another push_pull to {accumulator[0]} {accumulator[-1]!r} is "
+                    f"under way with this client's default one, {worker_id!r}, and each worker counts once a round",
                     field="worker_id",
                 )
             self._pushing.add(key)

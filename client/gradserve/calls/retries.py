@@ -32,7 +32,7 @@ from gradserve_protocol.errors import (
 from gradserve_protocol.frames import Metadata
 from gradserve_protocol.variables import RESTART_PATIENCE_VARIABLE
 
-_FIELD = "accumulator.server_incarnation"
+_FIELDS = ("accumulator.server_incarnation", "parameters.server_incarnation")
 T = TypeVar("T")
 _Failure: TypeAlias = UnavailableError | ResourceExhaustedError | AbortedError | UnauthenticatedError
 """An error after which an exchange may be repeated."""
@@ -42,7 +42,7 @@ _NEVER_REPEATED = Pause | Background | Together | Local
 
 def is_of_another_run(error: GradserveError) -> bool:
     """Returns True if a server refused a call because it was for an earlier run of it."""
-    return error.field == _FIELD
+    return error.field in _FIELDS
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,17 @@
 """Trains PyTorch models together with other workers, and computes gradient ops on a server.
 
+Where the server holds the parameters, a worker is a loop. One that comes later, or was too late, goes on from the
+newest version like all others:
+
+parameters = client.parameters(parameters_of(model), shared_name="net", num_required=4)
+version = parameters.read()
+while version.step < 1000:
+    load_version(model, version)
+    train_some_steps(model, optimizer)
+    version = parameters.push_pull(delta_of(model, version), version).version
+
+Where each worker has an optimizer of its own, `average_gradients` averages what its steps take.
+
 Needs PyTorch: `pip install '.[torch]'` in a checkout of gradserve.
 """
 
@@ -12,6 +24,7 @@ from gradserve.torch import functions
 from gradserve.torch.all_reduce_hook import all_reduce_hook
 from gradserve.torch.averaging import Averaging, average_gradients, broadcast_parameters
 from gradserve.torch.comm_hook import CommHook, comm_hook
+from gradserve.torch.versions import delta_of, gradients_of, load_version, parameters_of
 
 __all__ = [
     "Averaging",
@@ -20,7 +33,11 @@ __all__ = [
     "average_gradients",
     "broadcast_parameters",
     "comm_hook",
+    "delta_of",
     "functions",
+    "gradients_of",
+    "load_version",
+    "parameters_of",
 ]
 
 _publish(__name__, globals(), __all__)

@@ -146,9 +146,15 @@ def _persistent_buffers(module: torch.nn.Module) -> set[str]:
     }
 
 
-def named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields parameters with the names that they have without torch.compile, so that workers may differ in it."""
-    return ((_uncompiled(name), each) for name, each in model.named_parameters())
+def named_parameters(model: torch.nn.Module, *, all_names: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields parameters with the names that they have without torch.compile, so that workers may differ in it.
+
+    Args:
+        model: The model.
+        all_names: Whether a parameter with several names comes with each of them; otherwise with the first.
+    """
+    named = model.named_parameters(remove_duplicate=not all_names)
+    return ((_uncompiled(name), each) for name, each in named)
 
 
 def named_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

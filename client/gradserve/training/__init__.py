@@ -1,5 +1,8 @@
 """Training together: what each worker does, whatever framework computes its gradients.
 
+A `Worker` has parameters and an optimizer of its own. Where the server holds the parameters (`Client.parameters`), no
+Worker is needed: to begin, to join late and to catch up are all `Parameters.read`.
+
 import gradserve
 from gradserve.training import State, Worker
 

@@ -30,6 +30,7 @@ from gradserve.calls.exchange import (
     Unary,
     Upload,
     Whole,
+    Work,
 )
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
 from gradserve.errors import ForkedClientError
@@ -222,6 +223,8 @@ class Network(ABC, Generic[ServerT]):
                 return TransferProgress.of(step)
             case CleanUp():
                 return self._clean_up
+            case Work(run):
+                return await self._work(run)
             case Together(operations):
                 return await self._run_together(operations)
 
@@ -244,6 +247,10 @@ class Network(ABC, Generic[ServerT]):
     @abstractmethod
     async def _pause(self, seconds: float) -> None:
         """Waits."""
+
+    @abstractmethod
+    async def _work(self, run: Callable[[], Any]) -> Any:
+        """Does work that blocks; returns its result."""
 
     @abstractmethod
     def _run_together(self, operations: Sequence[Operation[Any]]) -> Coroutine[Any, Any, list[Any]]:

@@ -135,20 +135,22 @@ class ServerLimits(_message.Message):
     def __init__(self, max_message_bytes: _Optional[int] = ..., inline_limit_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., max_handles: _Optional[int] = ..., max_accumulators: _Optional[int] = ..., max_waiters: _Optional[int] = ..., id_window: _Optional[int] = ..., default_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_layers: _Optional[int] = ..., undelivered_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., client_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bookkeeping_bytes: _Optional[int] = ...) -> None: ...
 
 class ServerUsage(_message.Message):
-    __slots__ = ("num_bytes", "num_handles", "num_accumulators", "num_waiters", "num_layers", "bookkeeping_bytes")
+    __slots__ = ("num_bytes", "num_handles", "num_accumulators", "num_waiters", "num_layers", "bookkeeping_bytes", "num_parameters")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_HANDLES_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCUMULATORS_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITERS_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     BOOKKEEPING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     num_bytes: int
     num_handles: int
     num_accumulators: int
     num_waiters: int
     num_layers: int
     bookkeeping_bytes: int
-    def __init__(self, num_bytes: _Optional[int] = ..., num_handles: _Optional[int] = ..., num_accumulators: _Optional[int] = ..., num_waiters: _Optional[int] = ..., num_layers: _Optional[int] = ..., bookkeeping_bytes: _Optional[int] = ...) -> None: ...
+    num_parameters: int
+    def __init__(self, num_bytes: _Optional[int] = ..., num_handles: _Optional[int] = ..., num_accumulators: _Optional[int] = ..., num_waiters: _Optional[int] = ..., num_layers: _Optional[int] = ..., bookkeeping_bytes: _Optional[int] = ..., num_parameters: _Optional[int] = ...) -> None: ...
 
 class ShareUsage(_message.Message):
     __slots__ = ("name", "num_bytes", "num_handles", "num_accumulators", "num_waiters", "num_layers", "bookkeeping_bytes", "device_bytes")

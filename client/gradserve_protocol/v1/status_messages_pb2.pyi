@@ -36,7 +36,7 @@ class GetServerStatusRequest(_message.Message):
     def __init__(self, container: _Optional[str] = ..., name_contains: _Optional[str] = ..., order: _Optional[_Union[GetServerStatusRequest.Order, str]] = ..., max_accumulators: _Optional[int] = ..., max_rounds: _Optional[int] = ..., max_workers: _Optional[int] = ...) -> None: ...
 
 class GetServerStatusResponse(_message.Message):
-    __slots__ = ("version", "incarnation", "uptime", "device", "ops_prepared", "num_accumulators", "accumulators", "workers", "traffic", "memory", "layers", "methods", "errors", "totals", "num_layers")
+    __slots__ = ("version", "incarnation", "uptime", "device", "ops_prepared", "num_accumulators", "accumulators", "workers", "traffic", "memory", "layers", "methods", "errors", "totals", "num_layers", "parameters", "num_parameters", "update_totals")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,9 @@ class GetServerStatusResponse(_message.Message):
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_TOTALS_FIELD_NUMBER: _ClassVar[int]
     version: str
     incarnation: str
     uptime: float
@@ -67,7 +70,10 @@ class GetServerStatusResponse(_message.Message):
     errors: _containers.RepeatedCompositeFieldContainer[ErrorStatus]
     totals: GradientTotals
     num_layers: int
-    def __init__(self, version: _Optional[str] = ..., incarnation: _Optional[str] = ..., uptime: _Optional[float] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., num_accumulators: _Optional[int] = ..., accumulators: _Optional[_Iterable[_Union[AccumulatorStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[TrafficStatus, _Mapping]]] = ..., memory: _Optional[_Iterable[_Union[MemoryStatus, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[LayerStatus, _Mapping]]] = ..., methods: _Optional[_Iterable[_Union[MethodStatus, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[ErrorStatus, _Mapping]]] = ..., totals: _Optional[_Union[GradientTotals, _Mapping]] = ..., num_layers: _Optional[int] = ...) -> None: ...
+    parameters: _containers.RepeatedCompositeFieldContainer[ParametersStatus]
+    num_parameters: int
+    update_totals: GradientTotals
+    def __init__(self, version: _Optional[str] = ..., incarnation: _Optional[str] = ..., uptime: _Optional[float] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., num_accumulators: _Optional[int] = ..., accumulators: _Optional[_Iterable[_Union[AccumulatorStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[TrafficStatus, _Mapping]]] = ..., memory: _Optional[_Iterable[_Union[MemoryStatus, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[LayerStatus, _Mapping]]] = ..., methods: _Optional[_Iterable[_Union[MethodStatus, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[ErrorStatus, _Mapping]]] = ..., totals: _Optional[_Union[GradientTotals, _Mapping]] = ..., num_layers: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[ParametersStatus, _Mapping]]] = ..., num_parameters: _Optional[int] = ..., update_totals: _Optional[_Union[GradientTotals, _Mapping]] = ...) -> None: ...
 
 class AccumulatorStatus(_message.Message):
     __slots__ = ("container", "name", "global_step", "num_rounds", "rounds_per_second", "num_accumulated", "num_required", "num_waiting", "num_bytes", "accepted", "stale", "duplicate", "refused", "median_round_seconds", "workers", "missing", "rounds")
@@ -107,31 +113,119 @@ class AccumulatorStatus(_message.Message):
     rounds: _containers.RepeatedCompositeFieldContainer[RoundStatus]
     def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., global_step: _Optional[int] = ..., num_rounds: _Optional[int] = ..., rounds_per_second: _Optional[float] = ..., num_accumulated: _Optional[int] = ..., num_required: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., accepted: _Optional[int] = ..., stale: _Optional[int] = ..., duplicate: _Optional[int] = ..., refused: _Optional[int] = ..., median_round_seconds: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., rounds: _Optional[_Iterable[_Union[RoundStatus, _Mapping]]] = ...) -> None: ...
 
+class ParametersStatus(_message.Message):
+    __slots__ = ("container", "name", "step", "num_rounds", "rounds_per_second", "num_updates", "num_required", "num_waiting", "num_bytes", "accepted", "stale", "duplicate", "refused", "median_round_seconds", "workers", "missing", "rounds", "gone", "optimizer", "learning_rate", "rules", "weights", "num_counted", "num_live", "num_ended")
+    class NumEndedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    NUM_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_ROUND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COUNTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_LIVE_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENDED_FIELD_NUMBER: _ClassVar[int]
+    container: str
+    name: str
+    step: int
+    num_rounds: int
+    rounds_per_second: float
+    num_updates: int
+    num_required: int
+    num_waiting: int
+    num_bytes: int
+    accepted: int
+    stale: int
+    duplicate: int
+    refused: int
+    median_round_seconds: float
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    rounds: _containers.RepeatedCompositeFieldContainer[RoundStatus]
+    gone: _containers.RepeatedScalarFieldContainer[str]
+    optimizer: str
+    learning_rate: float
+    rules: str
+    weights: WeightStatus
+    num_counted: int
+    num_live: int
+    num_ended: _containers.ScalarMap[str, int]
+    def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., step: _Optional[int] = ..., num_rounds: _Optional[int] = ..., rounds_per_second: _Optional[float] = ..., num_updates: _Optional[int] = ..., num_required: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., accepted: _Optional[int] = ..., stale: _Optional[int] = ..., duplicate: _Optional[int] = ..., refused: _Optional[int] = ..., median_round_seconds: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., rounds: _Optional[_Iterable[_Union[RoundStatus, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ..., optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ..., rules: _Optional[str] = ..., weights: _Optional[_Union[WeightStatus, _Mapping]] = ..., num_counted: _Optional[int] = ..., num_live: _Optional[int] = ..., num_ended: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class WeightStatus(_message.Message):
+    __slots__ = ("accepted", "applied", "pending", "dropped", "refused")
+    class RefusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    accepted: float
+    applied: float
+    pending: float
+    dropped: float
+    refused: _containers.ScalarMap[str, float]
+    def __init__(self, accepted: _Optional[float] = ..., applied: _Optional[float] = ..., pending: _Optional[float] = ..., dropped: _Optional[float] = ..., refused: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
 class RoundStatus(_message.Message):
-    __slots__ = ("step", "began", "ended", "num_required", "arrivals", "missing")
+    __slots__ = ("step", "began", "ended", "num_required", "arrivals", "missing", "reason", "apply_seconds")
     STEP_FIELD_NUMBER: _ClassVar[int]
     BEGAN_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUIRED_FIELD_NUMBER: _ClassVar[int]
     ARRIVALS_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    APPLY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     step: int
     began: float
     ended: float
     num_required: int
     arrivals: _containers.RepeatedCompositeFieldContainer[ArrivalStatus]
     missing: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, step: _Optional[int] = ..., began: _Optional[float] = ..., ended: _Optional[float] = ..., num_required: _Optional[int] = ..., arrivals: _Optional[_Iterable[_Union[ArrivalStatus, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...
+    reason: str
+    apply_seconds: float
+    def __init__(self, step: _Optional[int] = ..., began: _Optional[float] = ..., ended: _Optional[float] = ..., num_required: _Optional[int] = ..., arrivals: _Optional[_Iterable[_Union[ArrivalStatus, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., apply_seconds: _Optional[float] = ...) -> None: ...
 
 class ArrivalStatus(_message.Message):
-    __slots__ = ("worker_id", "after", "stale")
+    __slots__ = ("worker_id", "after", "stale", "staleness")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     STALE_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     after: float
     stale: bool
-    def __init__(self, worker_id: _Optional[str] = ..., after: _Optional[float] = ..., stale: bool = ...) -> None: ...
+    staleness: int
+    def __init__(self, worker_id: _Optional[str] = ..., after: _Optional[float] = ..., stale: bool = ..., staleness: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("worker_id", "rounds", "mean_lateness", "times_last", "waited_for", "stale", "missed", "last_seen")

@@ -76,12 +76,14 @@ class Contents:
         sharded: Those that are sharded.
         newest_number: The number of the newest incarnation of sharded accumulators whose home the server was; 0 if
             there was none.
+        parameters: The container and the name of all parameters.
     """
 
     digests: Mapping[Key, str]
     num_layers: int
     sharded: Mapping[Key, Sharded] = field(default_factory=dict)
     newest_number: int = field(default=0, compare=False)
+    parameters: tuple[Key, ...] = ()
 
     def held_for(self, key: Key, home_incarnation: str) -> dict[PartKey, Staged]:
         """Returns the gradients that are held for an accumulator in its present life, with their local steps."""
@@ -132,7 +134,8 @@ class MemberState:
                 if json.loads(found.spec).get("num_shards")
             }
             number = newest_number(store)
-        return Contents({key: found.digest for key, found in movable.items()}, num_layers, sharded, number)
+            parameters = tuple(store.rows("SELECT container, name FROM parameters ORDER BY container, name"))
+        return Contents({key: found.digest for key, found in movable.items()}, num_layers, sharded, number, parameters)
 
     def read(self, key: Key) -> MovableAccumulator:
         """Returns an accumulator, without gradients that are held."""

@@ -53,7 +53,8 @@ def moves_between(contents: Mapping[int, Contents], before: int, after: int) -> 
         after: The number that it is to have.
 
     Raises:
-        MoveError: An accumulator is not at its home; or a server that is to go has layers.
+        MoveError: An accumulator is not at its home; or a server that is to go has layers, or parameters would get
+            another home.
     """
     moves = []
     for index, found in sorted(contents.items()):
@@ -62,6 +63,12 @@ def moves_between(contents: Mapping[int, Contents], before: int, after: int) -> 
                 f"server {index} has {found.num_layers} batch normalization layers, which do not move to another "
                 "server: delete them"
             )
+        for container, name in found.parameters:
+            if (target := home_of(container, name, after)) != index:
+                raise MoveError(
+                    f"parameters '{container}/{name}' on server {index} would belong to server {target}, and "
+                    "parameters do not move: save them with `gradserve parameters save`, and delete them"
+                )
         for container, name in found.digests:
             if index >= before:
                 raise MoveError(

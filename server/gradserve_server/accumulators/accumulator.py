@@ -12,12 +12,13 @@ from gradserve_server.accumulators.identity import CallsUnderWay, RequestId
 from gradserve_server.accumulators.incoming import check_contribution, not_as_a_sum
 from gradserve_server.accumulators.ledger import Taken
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.rounds import AccumulatorState, Applied, Outcome, Rounds
+from gradserve_server.accumulators.rounds import OF_ACCUMULATORS, AccumulatorState, Applied, Outcome, Rounds, Wording
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.waits import LiveWorkers, Waiter, Waits
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ServiceError
 from gradserve_server.resources.budget import Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
+from gradserve_server.storage.journal import Durability
 
 NOT_COUNTED_FIELD = "worker_id"
 """The field of the timeout of a push_pull whose own gradient is not in the round."""
@@ -31,7 +32,13 @@ class Accumulator:
     """
 
     def __init__(
-        self, name: str, spec: AccumulatorSpec, incarnation: str, changes: RoundChanges, waiters: Reservation
+        self,
+        name: str,
+        spec: AccumulatorSpec,
+        incarnation: str,
+        changes: RoundChanges,
+        waiters: Reservation,
+        wording: Wording = OF_ACCUMULATORS,
     ) -> None:
         """Takes its parts.
 
@@ -41,6 +48,7 @@ class Accumulator:
             incarnation: An id that no other accumulator of the same name has.
             changes: Makes the changes of its rounds.
             waiters: The budget of waiting calls, shared by all accumulators.
+            wording: What messages call it.
         """
         self.name = name
         self.spec = spec
@@ -55,8 +63,8 @@ class Accumulator:
         """This server's shard; None if it has none. The accumulator's own sum then has no components."""
         self._under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter] = CallsUnderWay()
         gave_up = _gave_up(self._under_way, changes)
-        self._waits = Waits(name, self._ledger.rounds, self.queue, self._observer, gave_up)
-        self._workers = LiveWorkers(name)
+        self._waits = Waits(name, self._ledger.rounds, self.queue, self._observer, gave_up, wording)
+        self._workers = LiveWorkers(name, wording)
         self._tasks = BackgroundTasks()
 
     @property
@@ -78,6 +86,11 @@ class Accumulator:
     def is_changing(self) -> bool:
         """True while a gradient is being added or a round is ending, before `num_accumulated` shows it."""
         return self._changes.is_under_way
+
+    @property
+    def durability(self) -> Durability | None:
+        """The changes that survive the end of the server; None for none."""
+        return self.spec.durability
 
     @property
     def rounds(self) -> Rounds:
@@ -126,7 +139,7 @@ class Accumulator:
             AbortedError: The average of an earlier call is no longer kept, or the accumulator was deleted.
         """
         closing = ClosingRule(num_required)
-        await self._forget_overdue(call)
+        await self.forget_overdue(call)
         taken = self._recall(call)
         first = self._under_way.find(call)
         self._changes.check_open()
@@ -248,6 +261,13 @@ class Accumulator:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
         self._changes.close(error)
 
+    async def forget_overdue(self, call: RequestId | None) -> None:
+        """Records the events by which the arrival of a call shows that earlier ones can be forgotten."""
+        if not self._ledger.overdue(call) or self._changes.is_closed:
+            return
+        self._ledger.calls.recall(call)  # raises for a refused call, which shows nothing
+        await self._changes.forget_overdue(call)
+
     # Recovery
 
     async def add_again(self, gradient: Gradient, contribution: Contribution) -> None:
@@ -274,7 +294,7 @@ class Accumulator:
         one_per_worker: bool,
     ) -> tuple[Applied, bool]:
         check_contribution(self.name, self.spec, contribution)
-        await self._forget_overdue(call)
+        await self.forget_overdue(call)
         # In this order: a remembered call may still wait for the disk.
         known = self._under_way.find(call) or self._recall(call)
         if known is not None:
@@ -331,17 +351,10 @@ class Accumulator:
     async def _check_sum(self, contribution: Contribution) -> None:
         """Checks that no call whose gradient is in a sum was answered before or is in flight."""
         for call in contribution.calls:
-            await self._forget_overdue(call)
+            await self.forget_overdue(call)
         for call in contribution.calls:
             if self._under_way.find(call) is not None or self._recall(call) is not None:
                 raise not_as_a_sum(f"the call {call.client_id}:{call.sequence} has been made before")
-
-    async def _forget_overdue(self, call: RequestId | None) -> None:
-        """Records the events by which the arrival of a call shows that earlier ones can be forgotten."""
-        if not self._ledger.overdue(call) or self._changes.is_closed:
-            return
-        self._ledger.calls.recall(call)  # raises for a refused call, which shows nothing
-        await self._changes.forget_overdue(call)
 
     def _recall(self, call: RequestId | None) -> Applied | Taken | None:
         """Returns the remembered outcome of a call, and releases the averages that its client has received."""

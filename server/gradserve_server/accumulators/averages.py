@@ -9,7 +9,7 @@ from itertools import islice
 from gradserve_server.accumulators.gradient import Average, HostCopy, Value
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.places.place import AverageCopies
-from gradserve_server.accumulators.rounds import Round, Rounds
+from gradserve_server.accumulators.rounds import OF_ACCUMULATORS, Round, Rounds, Wording
 from gradserve_server.accumulators.sharding.home import Decision, as_of_now
 from gradserve_server.errors import AbortedError, OutOfRangeError
 from gradserve_server.resources.budget import Reservation
@@ -65,8 +65,9 @@ class _Reading:
 class AverageHistory:
     """The latest averages, by step, for any number of readers."""
 
-    def __init__(self, capacity: int, kept: KeptBytes) -> None:
+    def __init__(self, capacity: int, kept: KeptBytes, wording: Wording = OF_ACCUMULATORS) -> None:
         self._capacity = capacity
+        self._wording = wording
         self._kept = kept
         self._by_round: dict[int, Average] = {}
         self._averages: OrderedDict[int, Average] = OrderedDict()
@@ -172,7 +173,9 @@ class AverageHistory:
         if len(newest) < len(self._averages):
             kept = f"..., {kept}"
         return OutOfRangeError(
-            f"no average of step {step} is kept; expected one of the kept steps ({kept}) or a later step", field="step"
+            f"no {self._wording.result} of step {step} is kept; expected one of the kept steps ({kept}) or a later "
+            "step",
+            field="step",
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from gradserve_server.accumulators.averages import KeptAverages
-from gradserve_server.accumulators.events import Event, GradientAnswered, RoundEnded, StepSet
+from gradserve_server.accumulators.events import Event, GradientAnswered, StepSet
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import check_epoch, not_as_a_sum
@@ -77,6 +77,7 @@ class RoundChanges:
         self,
         *,
         ledger: Ledger,
+        queue: TakeQueue,
         round_sum: RoundSum,
         averages: KeptAverages,
         journal: AccumulatorJournal | None,
@@ -89,6 +90,7 @@ class RoundChanges:
 
         Args:
             ledger: Decides which gradients count, and remembers the decisions.
+            queue: Holds the calls that wait for a round to end, and says when it can end.
             round_sum: Adds up the round.
             averages: Keeps the averages of past rounds.
             journal: Takes every change before it takes effect; None if nothing is durable.
@@ -102,8 +104,7 @@ class RoundChanges:
         self.averages = averages
         self.observer = observer
         self.shard = shard
-        self.queue = TakeQueue()
-        """The calls that wait for a round to end."""
+        self.queue = queue
         self._journal = journal
         self._member_bytes = member_bytes
         self._gate = gate
@@ -160,23 +161,36 @@ class RoundChanges:
                 raise
         return applied
 
+    async def make(self, change: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Makes another change in its turn, even if the caller leaves; returns its result."""
+        return await self._tasks.finish(self._exclusively(change, *args, **kwargs))
+
+    async def record(self, event: Event) -> None:
+        """Writes the event of a change that is being made; from then on it may take effect."""
+        if self._journal is not None:
+            await self._journal.append(event)
+
     async def set_global_step(self, step: int) -> None:
         """Sets the step, even if the caller leaves; gradients in the round stay in it."""
-        await self._tasks.finish(self._exclusively(self._set_global_step, step))
+        await self.make(self._set_global_step, step)
 
     async def end_epoch(self) -> tuple[int, list[str]]:
         """Begins another epoch; returns it, and the ids of the gradients in the current round and in kept ones."""
-        return await self._tasks.finish(self._exclusively(self._end_epoch))
+        return await self.make(self._end_epoch)
 
     async def forget_overdue(self, call: RequestId | None) -> None:
         """Records the events by which the arrival of a call shows that earlier ones can be forgotten."""
         try:
             async with self._lock:
                 for event in self.ledger.overdue(call):
-                    await self._record(event)
+                    await self.record(event)
                     self.ledger.replay(event)
         finally:
             self.serve_takers()
+
+    def settle_members(self) -> None:
+        """Counts the memory of the members that there are, after a change that dropped some."""
+        self._member_bytes.settle()
 
     def serve_takers(self) -> None:
         """Ends the rounds that waiting takes have enough gradients for.
@@ -230,14 +244,10 @@ class RoundChanges:
 
     # Under the lock
 
-    async def _record(self, event: Event) -> None:
-        if self._journal is not None:
-            await self._journal.append(event)
-
     async def _set_global_step(self, step: int) -> None:
         is_back = step < self.ledger.rounds.global_step
         event = StepSet(step, self.averages.beyond(step) if is_back else ())
-        await self._record(event)
+        await self.record(event)
         self.ledger.replay(event)
         if self._closed is None:
             self.averages.step_set(step, event.abandoned)
@@ -257,20 +267,22 @@ class RoundChanges:
         pull: Waiter | None,
         one_per_worker: bool,
     ) -> tuple[Applied, asyncio.Future[None] | None]:
-        outcome = self.ledger.judge(contribution, one_per_worker=one_per_worker)
+        event = self.ledger.judge(
+            call, contribution, given.nbytes, one_per_worker=one_per_worker, awaits_average=pull is not None
+        )
+        outcome, contribution = event.outcome, event.contribution
         if contribution.sum_of and outcome is Outcome.ALREADY_COUNTED:
             raise not_as_a_sum("a worker is in the round already, or twice in the sum")
         if outcome is Outcome.ACCEPTED:
             self._gate.check(self.ledger.rounds.members.count)
             check_epoch(contribution, self.ledger.rounds.epoch)
-        event = GradientAnswered(call, contribution, outcome, awaits_average=pull is not None)
         written = None
         if outcome is Outcome.ACCEPTED:
             num_bytes, written = await self._accept(event, given)
         else:
             joins = outcome is not Outcome.STALE
             num_bytes = (await self.sum.check(given, contribution, joins=joins)).nbytes
-            await self._record(event)
+            await self.record(event)
         applied = self.ledger.answer(event)
         self.observer.on_answer(contribution, outcome, num_bytes)
         if self._closed is not None:
@@ -298,7 +310,7 @@ class RoundChanges:
 
     async def _end_round(self, head: Waiter) -> None:
         staged = await self.sum.stage_average(self.ledger.rounds.members.total_weight)
-        event = RoundEnded(head.call if head.round is None else None)
+        event = self.ledger.ending(head.call if head.round is None else None)
         try:
             if self._journal is not None:
                 await self._journal.reserve(self.sum.nbytes)

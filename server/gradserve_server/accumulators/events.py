@@ -69,4 +69,9 @@ class ClientsForgotten:
     client_ids: tuple[str, ...]
 
 
-Event: TypeAlias = GradientAnswered | RoundEnded | StepSet | AnswersReceived | ClientsForgotten
+@dataclass(frozen=True, slots=True)
+class OtherChange:
+    """The base of events that only some resources have. They do not change rounds."""
+
+
+Event: TypeAlias = GradientAnswered | RoundEnded | StepSet | AnswersReceived | ClientsForgotten | OtherChange

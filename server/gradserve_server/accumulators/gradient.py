@@ -170,6 +170,8 @@ class Contribution:
         sum_of: The gradients of a sum; empty for one gradient.
         part: In a sharded accumulator, the id under which the servers hold the gradient; otherwise empty.
         epoch: There, the epoch with which it was staged; None if its sender did not say.
+        was_accepted: Whether an earlier run of the server has accepted and lost it, so that it counts though the
+            accumulator may have moved on.
     """
 
     local_step: int = 0
@@ -179,6 +181,7 @@ class Contribution:
     sum_of: tuple[Summand, ...] = ()
     part: str = ""
     epoch: int | None = None
+    was_accepted: bool = False
 
     @property
     def num_gradients(self) -> int:

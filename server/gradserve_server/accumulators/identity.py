@@ -151,6 +151,13 @@ class CallMemory(Generic[RecordT]):
         self._heard_of(call.client_id)
         return found.record
 
+    def is_heard_of(self, client_id: str, seconds: float) -> bool:
+        """Returns True if a client has a call under way, or had one within the last seconds."""
+        window = self._clients.get(client_id)
+        if window is None:
+            return False
+        return bool(window.num_running) or window.last_used > self._clock() - seconds
+
     def windows(self) -> dict[str, ClientWindow[RecordT]]:
         """Returns the windows of all clients, by their ids."""
         return {client_id: window for client_id, window in self._clients.items() if window.calls}

@@ -44,17 +44,22 @@ def check_contribution(name: str, spec: AccumulatorSpec, contribution: Contribut
             weights of the gradients that have them.
     """
     for index, each in enumerate(contribution.sum_of):
-        _check_weight(spec, each.weight, f"sum_of[{index}].weight")
+        check_weight(spec, each.weight, f"sum_of[{index}].weight")
     if contribution.sum_of:
         check_may_add(name, spec, "sum_of")
-    _check_weight(spec, contribution.weight, "weight")
+    check_weight(spec, contribution.weight, "weight")
     if spec.deterministic and not contribution.worker_id:
         raise InvalidArgumentError(
             f"expected a worker_id for deterministic accumulator {name!r}, got an empty one", field="worker_id"
         )
 
 
-def _check_weight(spec: AccumulatorSpec, weight: float, field: str) -> None:
+def check_weight(spec: AccumulatorSpec, weight: float, field: str) -> None:
+    """Checks a weight.
+
+    Raises:
+        InvalidArgumentError: It is not positive and finite, or too small or too large for the sums.
+    """
     if weight == 1.0:
         return
     if not (0 < weight < float("inf")):
@@ -172,12 +177,14 @@ class IncomingGradient:
         components: The components, in the order of the request; none after the use.
         tensors: Their tensors; none after the use.
         release: Whether to delete its stored tensors once it is accepted or dropped.
+        path: The path of its components in the request.
         finite: The names, as in the request, of components whose values are known to be finite.
     """
 
     components: Sequence[IncomingComponent]
     tensors: IncomingTensors
     release: bool = False
+    path: str = "gradient"
     finite: set[str] = field(default_factory=set)
 
 
@@ -244,7 +251,7 @@ class GradientReceiver:
             NotFoundError: A handle does not exist.
             MemoryError: There is no memory for tensors that must be copied to the host.
         """
-        components, gradient.components = gradient.components, ()
+        path, components, gradient.components = gradient.path, gradient.components, ()
         incoming, gradient.tensors = gradient.tensors, IncomingTensors(())
         finite = frozenset([name or spec.components[0].name for name in gradient.finite])
         work = PIECE_BYTES * len(components)
@@ -253,10 +260,10 @@ class GradientReceiver:
         opening = self._opener.open(
             incoming, release=gradient.release, on_host=not place.takes_from_anywhere, in_place=in_place
         )
-        with components_named("gradient", components):
+        with components_named(path, components):
             async with opening as tensors:
-                opened = await self._compute.run(work, _gradient, spec, components, tensors, finite)
-                with request_fields(partial(_component_paths, spec, components)):
+                opened = await self._compute.run(work, _gradient, spec, components, path, tensors, finite)
+                with request_fields(partial(_component_paths, spec, components, path)):
                     return await use(opened)
 
 
@@ -267,24 +274,25 @@ def _dense_fields(components: Sequence[IncomingComponent]) -> frozenset[str]:
 def _gradient(
     spec: AccumulatorSpec,
     components: Sequence[IncomingComponent],
+    path: str,
     tensors: IncomingTensors,
     finite: frozenset[str],
 ) -> Gradient:
-    values = _values(spec, components)
+    values = _values(spec, components, path)
     exclusive = tensors.exclusive
     memory = tensors.memory if exclusive else ()
     return Gradient(values, exclusive, memory, live=tensors.is_live, finite=finite, lenders=tensors.lenders)
 
 
-def _component_paths(spec: AccumulatorSpec, components: Sequence[IncomingComponent]) -> Mapping[str, str]:
+def _component_paths(spec: AccumulatorSpec, components: Sequence[IncomingComponent], path: str) -> Mapping[str, str]:
     """Returns the path in the request for each component of `spec`."""
     if len(spec.components) == 1:
-        return {spec.components[0].field: "gradient[0]"}
+        return {spec.components[0].field: f"{path}[0]"}
     fields = {component.name: component.field for component in spec.components}
-    return {fields[given.name]: f"gradient[{index}]" for index, given in enumerate(components)}
+    return {fields[given.name]: f"{path}[{index}]" for index, given in enumerate(components)}
 
 
-def _values(spec: AccumulatorSpec, components: Sequence[IncomingComponent]) -> dict[str, Value]:
+def _values(spec: AccumulatorSpec, components: Sequence[IncomingComponent], path: str) -> dict[str, Value]:
     by_name = spec.by_name
     values: dict[str, Value] = {}
     for index, given in enumerate(components):
@@ -294,45 +302,49 @@ def _values(spec: AccumulatorSpec, components: Sequence[IncomingComponent]) -> d
         if name not in by_name:
             known = listed(sorted(by_name))
             raise InvalidArgumentError(
-                f"expected components {known}, got {quoted(name)}", field=f"gradient[{index}].name"
+                f"expected components {known}, got {quoted(name)}", field=f"{path}[{index}].name"
             )
         if name in values:
             raise InvalidArgumentError(
-                f"expected every component once, got {name!r} twice", field=f"gradient[{index}].name"
+                f"expected every component once, got {name!r} twice", field=f"{path}[{index}].name"
             )
-        values[name] = _value(by_name[name], given, index)
+        values[name] = _value(by_name[name], given, f"{path}[{index}]")
     if len(values) < len(by_name):
         missing = sorted(by_name.keys() - values.keys())
-        raise InvalidArgumentError(f"expected every component, got none for {listed(missing)}", field="gradient")
+        raise InvalidArgumentError(f"expected every component, got none for {listed(missing)}", field=path)
     return values
 
 
-def _value(component: ComponentSpec, given: IncomingComponent, index: int) -> Value:
+def _value(component: ComponentSpec, given: IncomingComponent, path: str) -> Value:
     value, indices = given.value, given.indices
     is_sparse = component.layout is Layout.SPARSE
     if value is None or (indices is not None) is not is_sparse:
         kind = "none" if value is None else "dense" if indices is None else "sparse"
         expected = "sparse" if is_sparse else "dense"
         raise InvalidArgumentError(
-            f"expected a {expected} value for component {component.name!r}, got {kind}", field=f"gradient[{index}]"
+            f"expected a {expected} value for component {component.name!r}, got {kind}", field=path
         )
     if indices is None:
         if value.fault is not None:
             raise value.error(value.fault)
-        _check_values_dtype(component, value)
+        check_values_dtype(component, value)
         dense: Array = value.array
         return dense
     rows, values = indices.read(), value.read()
     _check_dtype(indices, _INDEX_DTYPES)
-    _check_values_dtype(component, value)
+    check_values_dtype(component, value)
     return SparseSlices(rows.astype(np.int64, copy=False), values, given.dense_shape)
 
 
 _INDEX_DTYPES = (np.dtype(np.int64), np.dtype(np.int32))
 
 
-def _check_values_dtype(component: ComponentSpec, tensor: IncomingTensor) -> None:
-    """Checks a dtype: a stored tensor may be converted, other values must have the dtype of the component."""
+def check_values_dtype(component: ComponentSpec, tensor: IncomingTensor) -> None:
+    """Checks the dtype of values that are open: those of a stored tensor may be converted, others are the component's.
+
+    Raises:
+        InvalidArgumentError: They have another dtype.
+    """
     if not tensor.is_stored:
         _check_dtype(tensor, (component.dtype,))
     elif tensor.array.dtype.kind == "c":

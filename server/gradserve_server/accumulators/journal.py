@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from gradserve_server.accumulators.events import Event, GradientAnswered, StepSet
 from gradserve_server.accumulators.gradient import Average, Gradient, Value
@@ -164,6 +164,20 @@ class ShardJournal:
             yield key, Staged(epoch, local_step), Gradient(values, owned=True, finite=frozenset(values))
 
 
+class RoundTables(NamedTuple):
+    """The tables of the values of one kind of resource that works in rounds.
+
+    Attributes:
+        resource: The table of the resources, and the column that refers to it in the others.
+        gradients: The table of the gradients of rounds that have not ended.
+        averages: The table of the results of rounds.
+    """
+
+    resource: str
+    gradients: str
+    averages: str
+
+
 _MOST_NOTED = 4096
 """The most events that wait for the end of their round, at level GRADIENT."""
 
@@ -176,11 +190,14 @@ class FileJournal(Journal[Event]):
 
     Attributes:
         shard: The journal of this server's shard, if the accumulator is sharded.
+        tables: The tables of values.
     """
+
+    tables: ClassVar[RoundTables] = RoundTables("accumulator", "gradient", "average")
 
     def __init__(
         self,
-        journals: "AccumulatorJournals",
+        journals: "Journals[Event, Any]",
         number: int,
         durability: Durability,
         *,
@@ -238,7 +255,8 @@ class FileJournal(Journal[Event]):
         self.write(change, event)
         blob, layout = put_values(self.store, change, gradient.values, space, live=gradient.live)
         change.execute(
-            "INSERT INTO gradient (accumulator, position, contribution, names, blob) VALUES (?, ?, ?, ?, ?)",
+            f"INSERT INTO {self.tables.gradients} ({self.tables.resource}, position, contribution, names, blob) "
+            "VALUES (?, ?, ?, ?, ?)",
             *(self.number, self.position, json.dumps(contribution_record(event.contribution)), layout, blob),
         )
         self._gradients.append(blob)
@@ -258,18 +276,23 @@ class FileJournal(Journal[Event]):
         if self.has_ended:
             return
         change = self.change()
-        space, self._space = self._space, None
-        blob, layout = put_values(self.store, change, average.values, space)
-        change.execute(
-            "INSERT INTO average (accumulator, round, record, names, blob) VALUES (?, ?, ?, ?, ?)",
-            *(self.number, average.round_number, json.dumps(average_record(average, answered)), layout, blob),
-        )
-        change.execute("DELETE FROM gradient WHERE accumulator = ?", self.number)
+        self.add_result(change, average, answered)
         change.remove(self._gradients)
         self._gradients = []
-        self._averages[average.round_number] = blob
         await self.store.commit(change)
         self.shorten()
+
+    def add_result(self, change: Change, average: Average, answered: Sequence[RequestId]) -> None:
+        """Adds the result of a round to a change, in place of the gradients of the round."""
+        space, self._space = self._space, None
+        blob, layout = put_values(self.store, change, average.values, space)
+        tables = self.tables
+        change.execute(
+            f"INSERT INTO {tables.averages} ({tables.resource}, round, record, names, blob) VALUES (?, ?, ?, ?, ?)",
+            *(self.number, average.round_number, json.dumps(average_record(average, answered)), layout, blob),
+        )
+        change.execute(f"DELETE FROM {tables.gradients} WHERE {tables.resource} = ?", self.number)
+        self._averages[average.round_number] = blob
 
     def forget(self, rounds: Collection[int]) -> None:
         """Removes the averages of rounds that are no longer kept."""
@@ -295,7 +318,10 @@ class FileJournal(Journal[Event]):
     def _remove(self, change: Change, averages: Mapping[int, int]) -> None:
         """Adds the removal of averages to a change."""
         for number in averages:
-            change.execute("DELETE FROM average WHERE accumulator = ? AND round = ?", self.number, number)
+            change.execute(
+                f"DELETE FROM {self.tables.averages} WHERE {self.tables.resource} = ? AND round = ?",
+                *(self.number, number),
+            )
         change.remove(averages.values())
 
     def _give_back_space(self) -> None:

@@ -66,18 +66,38 @@ class Ledger:
             events.append(ClientsForgotten(silent))
         return events
 
-    def judge(self, contribution: Contribution, *, one_per_worker: bool) -> Outcome:
-        """Returns the outcome of a gradient, as of now.
+    def judge(
+        self,
+        call: RequestId | None,
+        contribution: Contribution,
+        num_bytes: int,
+        *,
+        one_per_worker: bool,
+        awaits_average: bool,
+    ) -> GradientAnswered:
+        """Returns the decision on a gradient, as of now.
 
         Args:
+            call: The id of the call that brings it, if it has one.
             contribution: The sender, step and weight of the gradient.
+            num_bytes: The size of its values, for those that keep records of it.
             one_per_worker: Whether only the first gradient of each worker counts.
+            awaits_average: Whether the call is a push_pull.
         """
+        outcome = Outcome.ACCEPTED
         if self.rounds.is_stale(contribution):
-            return Outcome.STALE
-        if one_per_worker and not self._has_new_workers(contribution):
-            return Outcome.ALREADY_COUNTED
-        return Outcome.ACCEPTED
+            outcome = Outcome.STALE
+        elif one_per_worker and not self._has_new_workers(contribution):
+            outcome = Outcome.ALREADY_COUNTED
+        return GradientAnswered(call, contribution, outcome, awaits_average)
+
+    def ending(self, call: RequestId | None) -> RoundEnded:
+        """Returns the decision to end the round, as of now.
+
+        Args:
+            call: The id of the take for which it ends; None if it has none, or for a push_pull.
+        """
+        return RoundEnded(call)
 
     def _has_new_workers(self, contribution: Contribution) -> bool:
         """Returns True if no worker with an id is already in the round or twice in a sum."""
@@ -92,12 +112,15 @@ class Ledger:
         joined = None if event.outcome is Outcome.STALE else self.rounds.current
         if event.outcome is Outcome.ACCEPTED:
             joined = self.rounds.admit(event.contribution)
-        applied = Applied(event.outcome, joined, self.rounds.global_step, self.rounds.members.count)
+        applied = self._applied(event, joined)
         for call in (event.call, *event.contribution.calls):
             if joined is not None and event.awaits_average:
                 self._await(call)
             self.calls.remember(call, applied)
         return applied
+
+    def _applied(self, event: GradientAnswered, joined: Round | None) -> Applied:
+        return Applied(event.outcome, joined, self.rounds.global_step, self.rounds.members.count)
 
     def answered_by(self, event: RoundEnded) -> list[RequestId]:
         """Returns the calls that the average of the current round will answer."""

@@ -38,6 +38,10 @@ class AccumulatorObserver(Protocol):
         """Called when a round has ended for a taker that required this number of gradients."""
         ...
 
+    def on_drop(self) -> None:
+        """Called when the gradients of the current round have been dropped, because other values were loaded."""
+        ...
+
     def on_close(self) -> None:
         """Called when the accumulator is deleted or the server shuts down."""
         ...
@@ -63,6 +67,9 @@ class Unobserved:
         """Ignores it."""
 
     def on_round_end(self, ended: Round, num_required: int) -> None:
+        """Ignores it."""
+
+    def on_drop(self) -> None:
         """Ignores it."""
 
     def on_close(self) -> None:

@@ -24,7 +24,7 @@ from gradserve_server.accumulators.gradient import (
 )
 from gradserve_server.accumulators.identity import CallRecord, RequestId
 from gradserve_server.accumulators.ledger import Answer, Ledger, Taken
-from gradserve_server.accumulators.rounds import Applied, Members, Outcome, Round
+from gradserve_server.accumulators.rounds import Applied, Members, Outcome, Pushed, Round
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape, Piece, Reduction
 from gradserve_server.storage.journal import Durability, EventRecords, Record, Recording, record_of, value_of
 
@@ -35,7 +35,7 @@ def contribution_record(contribution: Contribution) -> Record:
     if contribution.part:
         record["part"] = contribution.part
     if contribution.sum_of:
-        record["sum_of"] = [[each.weight, each.worker_id, _call_record(each.call)] for each in contribution.sum_of]
+        record["sum_of"] = [[each.weight, each.worker_id, call_record(each.call)] for each in contribution.sum_of]
     return record
 
 
@@ -46,17 +46,23 @@ def contribution_of(record: Record) -> Contribution:
         TypeError, ValueError, KeyError: It is no such record.
     """
     rest = dict(record)
-    sum_of = [Summand(weight, worker_id, _call_of(call)) for weight, worker_id, call in rest.pop("sum_of", ())]
+    sum_of = [Summand(weight, worker_id, call_of(call)) for weight, worker_id, call in rest.pop("sum_of", ())]
     return Contribution(**rest, sum_of=tuple(sum_of))
 
 
-def _call_record(call: RequestId | None) -> Record | None:
+def call_record(call: RequestId | None) -> Record | None:
+    """Converts the id of a call to a record; the reverse of `call_of`."""
     if call is None:
         return None
     return {"client_id": call.client_id, "sequence": call.sequence, "fingerprint": call.fingerprint.hex()}
 
 
-def _call_of(record: Record | None) -> RequestId | None:
+def call_of(record: Record | None) -> RequestId | None:
+    """Converts a record to the id of a call.
+
+    Raises:
+        TypeError, ValueError, KeyError: It is no such record.
+    """
     if record is None:
         return None
     return RequestId(record["client_id"], record["sequence"], bytes.fromhex(record["fingerprint"]))
@@ -70,8 +76,8 @@ EVENTS: EventRecords[Event] = EventRecords(
         "answers_received": AnswersReceived,
         "clients_forgotten": ClientsForgotten,
     },
-    {"call": _call_record, "taken_by": _call_record, "contribution": contribution_record},
-    {"call": _call_of, "taken_by": _call_of, "contribution": contribution_of, "outcome": Outcome},
+    {"call": call_record, "taken_by": call_record, "contribution": contribution_record},
+    {"call": call_of, "taken_by": call_of, "contribution": contribution_of, "outcome": Outcome},
 )
 
 
@@ -124,6 +130,8 @@ def _call_row(sequence: int, call: CallRecord[Answer]) -> list[Any]:
     row = [sequence, call.fingerprint.hex(), ended]
     if isinstance(answer, Applied):
         row += [answer.outcome.value, answer.global_step, answer.num_accumulated]
+    if isinstance(answer, Pushed):
+        row += [answer.staleness, answer.weight]
     return row
 
 
@@ -132,8 +140,9 @@ def _answered_call(row: list[Any], known: dict[int, Round]) -> tuple[int, CallRe
     joined = None if ended is None else known.setdefault(ended[0], Round(*ended))
     answer: Answer
     if applied:
-        outcome, global_step, num_accumulated = applied
-        answer = Applied(Outcome(outcome), joined, global_step, num_accumulated)
+        outcome, *rest = applied
+        kind = Pushed if len(rest) > 2 else Applied
+        answer = kind(Outcome(outcome), joined, *rest)
     elif joined is None:
         raise ValueError(f"expected the round that call {sequence} took")
     else:

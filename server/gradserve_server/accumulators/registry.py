@@ -1,89 +1,36 @@
 """The accumulators of a server, by container and name."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
-from sys import getsizeof
-from typing import Any, TypeAlias
-
-import numpy as np
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.averages import AverageHistory, KeptAverages, KeptBytes, UndeliveredAverages
-from gradserve_server.accumulators.changes import MemberBytes, RoundChanges
-from gradserve_server.accumulators.gradient import Array
-from gradserve_server.accumulators.identity import CallMemory
+from gradserve_server.accumulators.factory import AccumulatorFactory, OwnReservations, RoundKind
 from gradserve_server.accumulators.journal import AccumulatorJournals, FileJournal
-from gradserve_server.accumulators.ledger import Answer, Ledger
-from gradserve_server.accumulators.observer import AccumulatorObserver, Unobserved
-from gradserve_server.accumulators.places.place import AllocateAverage, Place, Places
-from gradserve_server.accumulators.rounds import RoundGate
+from gradserve_server.accumulators.ledger import Ledger
+from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.sharding.home import (
-    Decision,
     OrderedIncarnations,
     PartIncarnations,
     is_incarnation,
     is_later,
     latest_before,
 )
-from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.accumulators.sums.round_sum import AverageMemory, RoundSum
-from gradserve_server.config import LimitsConfig
+from gradserve_server.accumulators.waits import TakeQueue
 from gradserve_server.errors import (
     AbortedError,
     AlreadyExistsError,
     NotFoundError,
-    ResourceExhaustedError,
     ServiceError,
     UnavailableError,
 )
-from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.cluster import Member, check_place
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import Directory, ResourceKey
-from gradserve_server.runtime.timing import Deadlines, Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.security.shares import ShareRules
 from gradserve_server.storage.journal import Durability, durability_of_new
-
-
-@dataclass(frozen=True)
-class OwnReservations:
-    """The reservations of one accumulator, which count for its creator and its container, too.
-
-    Its parts make their own ones of `memory`, `host_memory`, `bookkeeping` and `waiters`.
-
-    Attributes:
-        memory: Bytes of sums, held gradients and averages, in the accumulator's place.
-        host_memory: Bytes on the host; the same as `memory` if the host is its place.
-        bookkeeping: Bytes of memory beside tensors; of the accumulator itself.
-        count: The one accumulator.
-        waiters: The number of waiting calls.
-    """
-
-    memory: Reservation
-    host_memory: Reservation
-    bookkeeping: Reservation
-    count: Reservation
-    waiters: Reservation
-
-    def close(self) -> None:
-        """Counts one accumulator less."""
-        self.count.settle(0)
-        self.bookkeeping.settle(0)
-
-
-_ACCUMULATOR_BYTES = 12 << 10
-"""The measured memory of an accumulator without components."""
-_WAITER_BYTES = 12 << 10
-"""The measured memory of a waiting call."""
-_RETRY_SECONDS = 0.5
-
-MakeSum: TypeAlias = Callable[[AccumulatorSpec, Callable[[], bool]], RoundSum]
-"""Makes a sum for a spec, given a function that frees memory when there is too little."""
 
 
 class AccumulatorRegistry:
@@ -94,60 +41,28 @@ class AccumulatorRegistry:
 
     def __init__(
         self,
-        *,
-        places: Places,
-        bookkeeping: Budget,
-        limits: LimitsConfig,
+        factory: AccumulatorFactory,
         lifetimes: Lifetimes,
+        *,
         new_incarnation: Callable[[], str],
         journals: AccumulatorJournals | None = None,
-        make_average_memory: Callable[[], AverageMemory | None] = lambda: None,
         wall_clock: Callable[[], int] = time.time_ns,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
-        observe: Callable[[ResourceKey], AccumulatorObserver] = lambda _: Unobserved(),
         member: Member | None = None,
     ) -> None:
-        """Takes, among others, what makes incarnations and observers, and the journals if there is a state directory.
+        """Takes, among others, what makes accumulators, and the journals if there is a state directory.
 
-        `wall_clock` has the nanoseconds since 1970. The limits of accumulators and waiting calls have the rules of
-        `bookkeeping`.
-
-        `member` is the place of the server in a cluster, whose other servers have accumulators of other names.
+        `wall_clock` has the nanoseconds since 1970. `member` is the place of the server in a cluster, whose other
+        servers have accumulators of other names.
         """
-        self.gate = RoundGate()
-        """Lets rounds of all accumulators begin, or holds them."""
+        self.factory = factory
         self._member = member
-        rules = bookkeeping.rules or ShareRules()
-        self._places = places
-        self._make_average_memory = make_average_memory
-        self._limits = limits
-        self._clock = lifetimes.clock
-        self._client_lease_seconds = lifetimes.client_lease_seconds
         self._new_incarnation = new_incarnation
         self._ordered = OrderedIncarnations(lambda: self._new_incarnation(), wall_clock, journals)
         self._parts = PartIncarnations(member)
         self._journals = journals
-        self._observe = observe
         self._accumulators: Directory[Accumulator] = Directory(
             "accumulator", lifetimes, self._end, is_of_another_run=is_of_another_run
-        )
-        self._expiries: Deadlines[KeptAverages] = Deadlines()
-        self.bookkeeping = bookkeeping
-        self.count = Budget(
-            limits.max_accumulators,
-            "accumulators",
-            rules,
-            cost=(bookkeeping, _ACCUMULATOR_BYTES),
-            of_container=lambda limits: limits.max_accumulators,
-        )
-        self.waiters = Budget(
-            limits.max_waiters,
-            "waiting calls",
-            rules,
-            cost=(bookkeeping, _WAITER_BYTES),
-            of_identity=lambda limits: limits.max_waiters,
-            of_container=lambda limits: limits.max_waiters,
-            retry_after=_RETRY_SECONDS,
         )
         self._reservations: dict[ResourceKey, OwnReservations] = {}
 
@@ -170,7 +85,8 @@ class AccumulatorRegistry:
             AlreadyExistsError: An accumulator of this name has another spec or lifetime.
             ResourceExhaustedError: The server or the container has reached its limit of accumulators.
         """
-        spec = self._places.named(_durable(spec))
+        places = self.factory.places
+        spec = places.named(_durable(spec))
         self._parts.check_creation(key, spec.num_shards, home_incarnation)
         found = self._find(key, home_incarnation)
         if found is not None and home_incarnation not in ("", found.incarnation):
@@ -186,20 +102,18 @@ class AccumulatorRegistry:
             self._accumulators.renew(key)
             return found, False
         check_place(self._member, key, spec.num_shards)
-        place = self._places.of_new(spec)
+        place = places.of_new(spec)
         durability = durability_of_new(spec.durability, self._journals, "spec.durability")
         spec = _durable(spec.resolved(durability, place.name))
-        own = self._begin(key, spec, place)
+        own = self.factory.reserve(key, spec, place)
         try:
             incarnation = home_incarnation or (self._ordered.new() if spec.num_shards else self._new_incarnation())
             journal = None if self._journals is None else self._journals.begin(key, spec, lifetime, incarnation)
         except ServiceError:
-            self._release(key)
+            own.close()
             raise
-        ledger = Ledger(self.new_call_memory(own.bookkeeping))
-        accumulator = self._make(key, spec, place, incarnation, ledger, journal, own)
-        self._accumulators.add(key, accumulator, lifetime)
-        return accumulator, True
+        ledger = Ledger(self.factory.new_call_memory(own.bookkeeping))
+        return self._add(key, spec, lifetime, place, incarnation, ledger, journal, own), True
 
     def restore(
         self,
@@ -217,13 +131,11 @@ class AccumulatorRegistry:
             ResourceExhaustedError: The server has reached its limit of accumulators.
         """
         check_place(self._member, key, spec.num_shards)
-        place = self._places.of_restored(spec, f"accumulator {str(key)!r}")
+        place = self.factory.places.of_restored(spec, f"accumulator {str(key)!r}")
         if spec.num_shards and not self._parts.is_part(key, spec.num_shards):
             self._ordered.restored(incarnation)
-        own = self._begin(key, spec, place)
-        accumulator = self._make(key, spec, place, incarnation, ledger, journal, own)
-        self._accumulators.add(key, accumulator, lifetime)
-        return accumulator
+        own = self.factory.reserve(key, spec, place)
+        return self._add(key, spec, lifetime, place, incarnation, ledger, journal, own)
 
     async def settle(self) -> None:
         """Returns once created and deleted accumulators are durable, so that others may see the change."""
@@ -282,17 +194,6 @@ class AccumulatorRegistry:
         """Finds an accumulator as `get` does, and prevents its expiry while a call uses it."""
         return self._accumulators.use(key, incarnation)
 
-    @contextmanager
-    def waiting(self, user: Identity) -> Iterator[None]:
-        """Counts a call that may wait for its user; the accumulator counts it for its container.
-
-        Raises:
-            ResourceExhaustedError: Too many calls of the caller wait.
-        """
-        with self.waiters.reserve(owner=user) as waiting:
-            waiting.expect(1)
-            yield
-
     def lifetime(self, key: ResourceKey) -> Lifetime:
         """Returns the lifetime of an existing accumulator."""
         return self._accumulators.lifetime(key)
@@ -334,7 +235,7 @@ class AccumulatorRegistry:
         accumulator = self._accumulators.remove(key, incarnation, reason)
         if accumulator is None:
             return False
-        self._release(key)
+        self._reservations.pop(key).close()
         if self._journals is not None:
             self._journals.end(key)
         why = "" if reason is None else f": {reason}"
@@ -355,103 +256,23 @@ class AccumulatorRegistry:
         """Returns all accumulators with their owners; see `Directory.all_owned`."""
         return self._accumulators.all_owned()
 
-    def _make(
+    def _add(
         self,
         key: ResourceKey,
         spec: AccumulatorSpec,
+        lifetime: Lifetime,
         place: Place,
         incarnation: str,
         ledger: Ledger,
         journal: FileJournal | None,
         own: OwnReservations,
     ) -> Accumulator:
-        make_sum, average_memory = self._sums(key, place, own)
-        copies = place.average_copies(own.host_memory, self._allocate_averages(average_memory))
-        kept = KeptBytes()
-        undelivered = UndeliveredAverages(self._limits.undelivered_lease_seconds, self._clock, kept)
-        history = AverageHistory(spec.keep_averages, kept)
-        decision = Decision(incarnation, spec.deterministic) if spec.num_shards else None
-        forget = (lambda _: None) if journal is None else journal.forget
-        averages = KeptAverages(history, undelivered, kept, own.memory, copies, self._expiries.add, forget, decision)
-        changes = RoundChanges(
-            ledger=ledger,
-            round_sum=make_sum(spec.without_components() if spec.num_shards else spec, averages.make_room),
-            averages=averages,
-            journal=None if journal is None else place.journal(journal, spec.durability, own.host_memory),
-            member_bytes=MemberBytes(own.bookkeeping, ledger, holds_gradients=spec.deterministic),
-            gate=self.gate,
-            observer=self._observe(key),
-            shard=self._shard(key, spec, make_sum, own, journal),
-        )
-        return Accumulator(str(key), spec, incarnation, changes, own.waiters)
-
-    def _sums(self, key: ResourceKey, place: Place, own: OwnReservations) -> tuple[MakeSum, AverageMemory | None]:
-        """Returns a factory of sums for one accumulator, and the memory of its averages."""
-        average_memory = self._make_average_memory()
-
-        def make_sum(spec: AccumulatorSpec, make_room: Callable[[], bool]) -> RoundSum:
-            return RoundSum(
-                spec,
-                place,
-                memory=own.memory,
-                owner=key.user,
-                make_room=make_room,
-                average_memory=average_memory if place is self._places.host else None,
-            )
-
-        return make_sum, average_memory
-
-    def _shard(
-        self,
-        key: ResourceKey,
-        spec: AccumulatorSpec,
-        make_sum: MakeSum,
-        own: OwnReservations,
-        journal: FileJournal | None,
-    ) -> Shard | None:
-        """Returns this server's shard of an accumulator; None if it has none."""
-        shard = None if self._member is None else spec.shard(self._member.index)
-        if shard is None:
-            return None
-        is_held = spec.deterministic or spec.durability is not Durability.NONE
-        return Shard(
-            str(key),
-            shard,
-            make_sum=partial(make_sum, shard, lambda: False),
-            make_running_sum=None if is_held else partial(make_sum, shard.in_order_of_arrival(), lambda: False),
-            memory=own.memory,
-            bookkeeping=own.bookkeeping,
-            journal=None if journal is None else journal.shard,
-            clock=self._clock,
-            call_seconds=self._client_lease_seconds,
-        )
-
-    def _allocate_averages(self, average_memory: AverageMemory | None) -> AllocateAverage:
-        """Returns the allocator of averages on the host, in shared memory if others read them in place."""
-        allocate = self._places.host.allocate
-
-        def arrays(specs: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Array]:
-            found = None
-            if average_memory is not None:
-                with suppress(MemoryError, ResourceExhaustedError):
-                    found = average_memory.arrays(specs)
-            return [allocate(*each) for each in specs] if found is None else found
-
-        return arrays
-
-    def bookkeeping_of(self, key: ResourceKey) -> Reservation:
-        """Returns an empty reservation of bookkeeping for an accumulator of this name and creator."""
-        return self.bookkeeping.reserve(owner=key.user, container=key.container)
-
-    def new_call_memory(self, bookkeeping: Reservation) -> CallMemory[Answer]:
-        """Returns an empty memory of calls for one accumulator, which counts for the holder of a reservation."""
-        return CallMemory(
-            window=self._limits.id_window,
-            max_clients=self._limits.max_clients,
-            silence=self._limits.client_memory_seconds,
-            clock=self._clock,
-            bookkeeping=bookkeeping,
-        )
+        kind = RoundKind(ledger, TakeQueue())
+        changes = self.factory.make_changes(key, spec, place, incarnation, kind, journal, own)
+        accumulator = Accumulator(str(key), spec, incarnation, changes, own.waiters)
+        self._reservations[key] = own
+        self._accumulators.add(key, accumulator, lifetime)
+        return accumulator
 
     def _find(self, key: ResourceKey, home_incarnation: str) -> Accumulator | None:
         """Returns the accumulator of this name; if it is a part, of this incarnation at its home or an earlier one."""
@@ -460,42 +281,10 @@ class AccumulatorRegistry:
             self._parts.check_is_not_earlier(key, None if found is None else found.incarnation, home_incarnation)
         return found
 
-    def _begin(self, key: ResourceKey, spec: AccumulatorSpec, place: Place) -> OwnReservations:
-        creator, container = key.user, key.container
-        own = OwnReservations(
-            memory=place.reserve(creator, container),
-            host_memory=self._places.host.reserve(creator, container),
-            bookkeeping=self.bookkeeping_of(key),
-            count=self.count.reserve(1, owner=creator, container=container),
-            waiters=self.waiters.reserve(container=container),  # the caller's share is counted by `waiting`
-        )
-        try:
-            own.bookkeeping.grow(_names_bytes(key) + spec.bookkeeping_bytes)
-        except BaseException:
-            own.close()
-            raise
-        self._reservations[key] = own
-        return own
-
-    def _release(self, key: ResourceKey) -> None:
-        self._reservations.pop(key).close()
-
-    def expire(self, turn: Turn) -> int:
-        """Releases averages kept for calls whose lease has ended, in one turn; returns the number of calls."""
-        now, count = self._clock(), 0
-        while self._expiries.is_due(now) and turn.look():
-            count += self._expiries.pop().expire(turn)
-        return count
-
     def close(self) -> None:
         """Fails all waiting calls because the server is shutting down."""
         for key, accumulator in self._accumulators:
             accumulator.close(UnavailableError(f"the server is shutting down; accumulator {str(key)!r} ends"))
-
-
-def _names_bytes(key: ResourceKey) -> int:
-    """Returns the memory of the names of an accumulator, which are stored several times."""
-    return 4 * (getsizeof(key.container) + getsizeof(key.name))
 
 
 def _durable(spec: AccumulatorSpec) -> AccumulatorSpec:

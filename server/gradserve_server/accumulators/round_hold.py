@@ -5,14 +5,13 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gradserve_protocol.lasting import lasting_task
-from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.rounds import RoundGate
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.storage.journal import Durability
@@ -21,12 +20,32 @@ _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.05
 
-Accumulators = Callable[[], Iterator[tuple[ResourceKey, Accumulator]]]
+
+class InRounds(Protocol):
+    """A resource that works in rounds: an accumulator, or parameters."""
+
+    @property
+    def num_accumulated(self) -> int:
+        """The number of gradients in the round."""
+        ...
+
+    @property
+    def is_changing(self) -> bool:
+        """True while a gradient is being added or a round is ending, before `num_accumulated` shows it."""
+        ...
+
+    @property
+    def durability(self) -> Durability | None:
+        """The changes that survive the end of the server; None for none."""
+        ...
+
+
+Resources = Callable[[], Iterable[tuple[ResourceKey, InRounds]]]
 
 
 @dataclass(frozen=True)
 class HeldRounds:
-    """The accumulators of a server that holds rounds.
+    """The accumulators and parameters of a server that holds rounds.
 
     Attributes:
         open: Those whose round has gradients, or that are changing, by their full names, with their number.
@@ -37,13 +56,13 @@ class HeldRounds:
     volatile: tuple[str, ...]
 
     @classmethod
-    def of(cls, accumulators: Iterator[tuple[ResourceKey, Accumulator]]) -> "HeldRounds":
-        """Looks at accumulators."""
+    def of(cls, resources: Iterable[tuple[ResourceKey, InRounds]]) -> "HeldRounds":
+        """Looks at accumulators and parameters."""
         found, volatile = {}, []
-        for key, each in accumulators:
+        for key, each in resources:
             if each.num_accumulated or each.is_changing:
                 found[str(key)] = each.num_accumulated
-            if each.spec.durability in (None, Durability.NONE):
+            if each.durability in (None, Durability.NONE):
                 volatile.append(str(key))
         return cls(found, tuple(volatile))
 
@@ -60,9 +79,9 @@ class HeldRounds:
 class RoundHold:
     """Shuts the gate of a server's rounds, and keeps a file up to date about them while it is shut."""
 
-    def __init__(self, gate: RoundGate, accumulators: Accumulators, path: Path) -> None:
+    def __init__(self, gate: RoundGate, resources: Resources, path: Path) -> None:
         self._gate = gate
-        self._accumulators = accumulators
+        self._resources = resources
         self._path = path
         self._writing: asyncio.Task[None] | None = None
 
@@ -84,7 +103,7 @@ class RoundHold:
     async def _write(self) -> None:
         written = None
         while True:
-            if (found := HeldRounds.of(self._accumulators())) != written:
+            if (found := HeldRounds.of(self._resources())) != written:
                 beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
                 beside.write_text(json.dumps(asdict(found)))
                 beside.replace(self._path)

@@ -3,9 +3,21 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.errors import ResourceExhaustedError
+
+
+class Wording(NamedTuple):
+    """The words of messages for a resource that works in rounds, for what comes in, and for what comes out."""
+
+    kind: str = "accumulator"
+    item: str = "gradient"
+    result: str = "average"
+
+
+OF_ACCUMULATORS = Wording()
 
 
 @dataclass(eq=False)
@@ -79,7 +91,7 @@ class Rounds:
 
     def is_stale(self, contribution: Contribution) -> bool:
         """Returns True if a contribution is of an earlier step than the current one. Later steps are accepted."""
-        return contribution.local_step < self.global_step
+        return contribution.local_step < self.global_step and not contribution.was_accepted
 
     def admit(self, contribution: Contribution) -> Round:
         """Adds a contribution to the current round; returns the round."""
@@ -149,6 +161,19 @@ class Applied:
     round: Round | None
     global_step: int
     num_accumulated: int
+
+
+@dataclass(frozen=True)
+class Pushed(Applied):
+    """The outcome of an update of parameters.
+
+    Attributes:
+        staleness: The number of versions made since the one from which it was computed.
+        weight: The weight that counts; 0 if it was dropped.
+    """
+
+    staleness: int = 0
+    weight: float = 0.0
 
 
 @dataclass(frozen=True)

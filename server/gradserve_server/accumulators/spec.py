@@ -1,6 +1,6 @@
 """The fixed properties of an accumulator."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -257,6 +257,10 @@ class AccumulatorSpec:
     @cached_property
     def _shards(self) -> "dict[int, AccumulatorSpec | None]":
         return {}
+
+    def only(self, names: Iterable[str]) -> Self:
+        """Returns a copy with some of the components, for a gradient that has no others."""
+        return replace(self, components=tuple([self.by_name[name] for name in names]))
 
     def in_order_of_arrival(self) -> Self:
         """Returns a copy whose gradients are summed as they arrive."""

@@ -13,7 +13,7 @@ from gradserve_server.accumulators.closing import ClosingRule
 from gradserve_server.accumulators.gradient import Average, Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.observer import AccumulatorObserver
-from gradserve_server.accumulators.rounds import Members, Round, Rounds
+from gradserve_server.accumulators.rounds import OF_ACCUMULATORS, Members, Round, Rounds, Wording
 from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError
 
 
@@ -93,6 +93,12 @@ class TakeQueue:
             if not waiter.answer.done():
                 waiter.answer.set_result(average)
 
+    def fail_pulls(self, error: Exception) -> None:
+        """Fails all waiting push_pulls but those whose average is being computed; their gradients stay in the round."""
+        for waiter in [each for peers in self._by_round.values() for each in peers if not each.serving]:
+            self.remove(waiter)
+            waiter.fail(error)
+
     def close(self, error: Exception) -> None:
         """Fails all waiters, and later ones too: a gradient may still be on its way to the sum."""
         self._closed = error
@@ -113,8 +119,9 @@ class Diagnosis:
     Many waits often end together, so the text about the workers is built once for each state of the round.
     """
 
-    def __init__(self, name: str, rounds: Rounds, queue: TakeQueue) -> None:
+    def __init__(self, name: str, rounds: Rounds, queue: TakeQueue, wording: Wording = OF_ACCUMULATORS) -> None:
         self._name = name
+        self._wording = wording
         self._rounds = rounds
         self._queue = queue
         self._described: tuple[int, int] | None = None
@@ -123,15 +130,16 @@ class Diagnosis:
     def too_few(self, num_required: int, timeout: float | None) -> DeadlineExceededError:
         """Returns the error for a call that did not get the gradients that it required within `timeout` seconds."""
         return DeadlineExceededError(
-            f"accumulator {self._name!r} did not get the {num_required} gradients required within "
+            f"{self._wording.kind} {self._name!r} did not get the {num_required} {self._wording.item}s required within "
             f"{timeout:g} s: {self.text()}"
         )
 
     def no_average(self, step: int | None, timeout: float | None) -> DeadlineExceededError:
         """Returns the error for a call that did not get the average of a step within `timeout` seconds."""
-        wanted = "any average" if step is None else f"the average of step {step}"
+        kind, result = self._wording.kind, self._wording.result
+        wanted = f"any {result}" if step is None else f"the {result} of step {step}"
         return DeadlineExceededError(
-            f"{wanted} of accumulator {self._name!r} did not arrive within {timeout:g} s: {self.text()}"
+            f"{wanted} of {kind} {self._name!r} did not arrive within {timeout:g} s: {self.text()}"
         )
 
     def text(self) -> str:
@@ -142,7 +150,7 @@ class Diagnosis:
             self._described, self._workers = described, self._describe_workers()
         count = rounds.num_accumulated
         return (
-            f"{count} {'gradient is' if count == 1 else 'gradients are'} in ({self._workers}), "
+            f"{count} {self._wording.item}{' is' if count == 1 else 's are'} in ({self._workers}), "
             f"global_step is {rounds.global_step}, {len(self._queue)} wait"
         )
 
@@ -194,8 +202,9 @@ class LiveWorkers:
     clients.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, wording: Wording = OF_ACCUMULATORS) -> None:
         self._name = name
+        self._wording = wording
         self._pulling: dict[str, _Pulling] = {}
 
     def pulling(self, call: RequestId | None, contribution: Contribution) -> AbstractContextManager[None]:
@@ -232,9 +241,9 @@ class LiveWorkers:
                 pass
             if not has_left:
                 raise InvalidArgumentError(
-                    f"two clients use worker_id {worker_id!r} at once: accumulator {self._name!r} counts each worker "
-                    "once a round, and another client is waiting there with this id; expected a worker_id that no "
-                    "other running worker has",
+                    f"two clients use worker_id {worker_id!r} at once: {self._wording.kind} {self._name!r} counts each "
+                    "worker once a round, and another client is waiting there with this id; expected a worker_id that "
+                    "no other running worker has",
                     field="worker_id",
                 )
 
@@ -277,6 +286,7 @@ class Waits:
         queue: TakeQueue,
         observer: AccumulatorObserver,
         gave_up: Callable[[Waiter], object],
+        wording: Wording = OF_ACCUMULATORS,
     ) -> None:
         """Takes the parts of the accumulator.
 
@@ -286,11 +296,12 @@ class Waits:
             queue: The calls that wait for a round to end.
             observer: Notified of waits.
             gave_up: Called when a waiter leaves the queue unanswered.
+            wording: What messages call it.
         """
         self._gave_up = gave_up
         self._rounds = rounds
         self._queue = queue
-        self._diagnosis = Diagnosis(name, rounds, queue)
+        self._diagnosis = Diagnosis(name, rounds, queue, wording)
         self._observer = observer
 
     async def until_answered(self, waiter: Waiter, timeout: float | None) -> Average:

@@ -13,6 +13,7 @@ from gradserve_server.commands.credentials import certificates, token
 from gradserve_server.commands.exit_codes import listed
 from gradserve_server.commands.info import health, info
 from gradserve_server.commands.kernels import kernels
+from gradserve_server.commands.parameters import parameters
 from gradserve_server.commands.plan import plan
 from gradserve_server.commands.resources import ls, rm, show
 from gradserve_server.commands.serve import serve
@@ -81,6 +82,7 @@ for command in (
     info,
     kernels,
     ls,
+    parameters,
     plan,
     rm,
     serve,

@@ -1,15 +1,25 @@
-"""`gradserve ls`, `show` and `rm`: the accumulators, layers and tensors on servers, and completion of their names."""
+"""`gradserve ls`, `show` and `rm`: what is on servers, of each kind."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from gradserve_protocol.printing import visible
+from gradserve_server.commands import parameters as parameters_command
+from gradserve_server.commands.names import (
+    ACCUMULATORS,
+    AT_HOME,
+    LAYERS,
+    PARAMETERS,
+    TENSORS,
+    Kind,
+    complete_names,
+    one_of,
+)
 from gradserve_server.commands.servers import (
-    DEFAULT_ADDRESS,
     Answer,
     address_option,
     ask_all,
@@ -37,78 +47,15 @@ from gradserve_server.runtime.process import silence_grpc
 
 if TYPE_CHECKING:
     import gradserve
-    from gradserve_protocol.server_status import AccumulatorStatus, LayerStatus, RoundStatus
+    from gradserve_protocol.server_status import AccumulatorStatus, LayerStatus, ParametersStatus, RoundStatus
 
-ACCUMULATORS, LAYERS, TENSORS = "accumulators", "layers", "tensors"
-_KINDS = (ACCUMULATORS, LAYERS, TENSORS)
 _MOST_ACCUMULATORS = 1000
 _MOST_NAMED = 20
 _MUCH_LONGER = 3
 _LONGER_SECONDS = 2.0
-_COMPLETION_SECONDS = 1.0
-"""The longest wait for a server after a key press."""
-_IN_WORDS = "_@%+=:,./-"
-"""Characters without a meaning to shells within a word."""
-
-
-class Kind(click.ParamType[str]):
-    """A kind, in the plural or the singular."""
-
-    name = "kind"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Returns the kind in the plural."""
-        found = [kind for kind in _KINDS if value.casefold() in (kind, kind.removesuffix("s"))]
-        if not found:
-            self.fail(f"expected accumulators, layers or tensors, got {value!r}", param, ctx)
-        return found[0]
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Returns the kinds, for the help."""
-        return "[accumulators|layers|tensors]"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[click.shell_completion.CompletionItem]:
-        """Returns the kinds that begin with what has been typed."""
-        return [click.shell_completion.CompletionItem(kind) for kind in _KINDS if kind.startswith(incomplete)]
 
 
 container_option = click.option("--container", metavar="NAME", default="", help="the container  [default: default]")
-
-
-def complete_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Returns the accumulators, layers or handles of tensors that begin with what has been typed.
-
-    Returns none if the server does not answer for any reason, because a message would garble the command line. Shells
-    insert names verbatim, so names that are not one plain word are left out.
-    """
-    options = dict(context.params)
-    kind, container = options.pop("kind", None), options.pop("container", None) or ""
-    given = options.pop("names", None) or ()
-    address = options.pop("address", None) or DEFAULT_ADDRESS
-    tls = {name: value for name, value in options.items() if name == "uses_tls" or name.startswith("tls_")}
-    try:
-        with connected(address, _COMPLETION_SECONDS, **tls) as client:
-            names = _names(client, kind, container)
-    except Exception:  # even an invalid settings file
-        return []
-    return [
-        CompletionItem(name) for name in names if name.startswith(incomplete) and name not in given and _is_a_word(name)
-    ]
-
-
-def _is_a_word(name: str) -> bool:
-    """True if a name is one word to every shell, and no option to a command."""
-    return not name.startswith("-") and all(each.isalnum() or each in _IN_WORDS for each in name)
-
-
-def _names(client: "gradserve.Client", kind: str | None, container: str) -> list[str]:
-    if kind == ACCUMULATORS:
-        return [each.name for each in client.list_accumulators(container)]
-    if kind == LAYERS:
-        return [each.name for each in client.list_batch_norm_layers(container)]
-    return [each.handle for each in client.list_tensors()] if kind == TENSORS else []
 
 
 class _KindOrAddress(Kind):
@@ -125,18 +72,20 @@ class _KindOrAddress(Kind):
 @click.command()
 @click.argument("kind", type=_KindOrAddress(), default=ACCUMULATORS)
 @click.option("--container", metavar="NAME", default="", help="only what is in this container")
-@click.option("--name", metavar="TEXT", default="", help="only accumulators or layers whose names contain this")
+@click.option("--name", metavar="TEXT", default="", help="only those whose names contain this; not for tensors")
 @json_option
 @server_options
 def ls(kind: str, address: str, timeout: float, container: str, name: str, as_json: bool, **tls: Any) -> None:
-    """List the accumulators of a server or a cluster, its layers, or its stored tensors.
+    """List the accumulators of a server or a cluster, its parameters, its layers, or its stored tensors.
 
-    Accumulators and layers are those of all containers in which you have a role. Tensors are not in containers.
+    They are those of all containers in which you have a role. Tensors are not in containers.
 
     What training runs make for themselves, such as line/939e.../answers, is listed with, for example, --name /answers.
     """
     if kind == TENSORS and (container or name):
-        raise click.UsageError("--container and --name are for accumulators and layers; tensors have neither")
+        raise click.UsageError(
+            "--container and --name are for accumulators, parameters and layers; tensors have neither"
+        )
 
     def ask(client: "gradserve.Client") -> _Found:
         if kind == TENSORS:
@@ -147,6 +96,8 @@ def ls(kind: str, address: str, timeout: float, container: str, name: str, as_js
         )
         if kind == LAYERS:
             return _Found(status.layers, status.num_layers)
+        if kind == PARAMETERS:
+            return _Found(status.parameters, status.num_parameters)
         return _Found(status.accumulators, status.num_accumulators)
 
     answers = ask_all(address, timeout, ask, **tls)
@@ -186,6 +137,7 @@ def _described(
 def _shown(kind: str, listed: list[tuple[int, Any]], *, with_servers: bool) -> list[str]:
     kinds: dict[str, Callable[[Sequence[Any]], _Table]] = {
         ACCUMULATORS: _accumulators,
+        PARAMETERS: _parameters,
         LAYERS: _layers,
         TENSORS: _tensors,
     }
@@ -220,6 +172,10 @@ def _accumulators(found: "Sequence[AccumulatorStatus]") -> _Table:
     return header, rows, frozenset({2, 3, 4, 5, 6, 7})
 
 
+def _parameters(found: "Sequence[ParametersStatus]") -> _Table:
+    return parameters_command.HEADER, parameters_command.rows_of(found), parameters_command.RIGHT
+
+
 def _layers(found: "Sequence[LayerStatus]") -> _Table:
     rows: list[tuple[str, ...]] = [
         (each.container, each.name, str(each.num_forwards), size(each.num_bytes)) for each in found
@@ -244,9 +200,10 @@ def _tensors(found: "Sequence[gradserve.TensorHandle]") -> _Table:
 @json_option
 @server_options
 def show(kind: str, name: str, address: str, timeout: float, container: str, as_json: bool, **tls: Any) -> None:
-    """Show one accumulator or layer by its name, or one tensor by its handle.
+    """Show one accumulator, parameters or layer by its name, or one tensor by its handle.
 
-    Of an accumulator, also its last rounds: who came when, who was late, and who is missing.
+    Of an accumulator, also its last rounds: who came when, who was late, and who is missing. Of parameters, also their
+    rules, the weight of all updates, and the records of the last 20 rounds.
     """
 
     def ask(client: "gradserve.Client") -> dict[str, Any] | None:
@@ -256,8 +213,8 @@ def show(kind: str, name: str, address: str, timeout: float, container: str, as_
     found = next((each.value for each in answers if each.value is not None), None)
     if found is None:
         tell_problems(answers)
-        full_name = f"{container or 'default'}/{name}" if kind == ACCUMULATORS else name
-        raise click.ClickException(f"no {kind.removesuffix('s')} {full_name} on {address}")
+        full_name = f"{container or 'default'}/{name}" if kind in AT_HOME else name
+        raise click.ClickException(f"no {one_of(kind)} {full_name} on {address}")
     if as_json:
         echo_json({key: value for key, value in found.items() if key != "uptime"})
     else:
@@ -273,10 +230,10 @@ def _answers(
     ask: "Callable[[gradserve.Client], dict[str, Any] | None]",
     **tls: Any,
 ) -> Sequence[Answer[dict[str, Any] | None]]:
-    """Asks the home of an accumulator, and all servers for anything else."""
+    """Asks the home of an accumulator or of parameters, and all servers for anything else."""
     silence_grpc()
     servers = servers_at(address, timeout)
-    if kind != ACCUMULATORS or len(servers) == 1:
+    if kind not in AT_HOME or len(servers) == 1:
         return ask_all(address, timeout, ask, **tls)
     from gradserve_protocol.placement import home_of  # not before silence_grpc: it imports gRPC
 
@@ -301,7 +258,12 @@ def _find_tensor(client: "gradserve.Client", name: str, _container: str) -> dict
     return next(({"tensor": each} for each in client.list_tensors() if each.handle == name), None)
 
 
-_FIND = {ACCUMULATORS: _find_accumulator, LAYERS: _find_layer, TENSORS: _find_tensor}
+_FIND = {
+    ACCUMULATORS: _find_accumulator,
+    PARAMETERS: parameters_command.find,
+    LAYERS: _find_layer,
+    TENSORS: _find_tensor,
+}
 
 
 def _accumulator(info: "gradserve.AccumulatorInfo", status: "AccumulatorStatus | None", uptime: float) -> list[str]:
@@ -371,13 +333,18 @@ def _tensor(tensor: "gradserve.TensorHandle") -> list[str]:
     return [f"{tensor.dtype} {list(tensor.shape)}"]
 
 
-_TEXT: dict[str, Callable[..., list[str]]] = {ACCUMULATORS: _accumulator, LAYERS: _layer, TENSORS: _tensor}
-
-
 def _some(names: Iterable[str]) -> str:
     listed = list(dict.fromkeys(names))
     more = len(listed) - _MOST_NAMED
     return ", ".join(listed[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+_TEXT: dict[str, Callable[..., list[str]]] = {
+    ACCUMULATORS: _accumulator,
+    PARAMETERS: partial(parameters_command.described, some=_some),
+    LAYERS: _layer,
+    TENSORS: _tensor,
+}
 
 
 @click.command()
@@ -398,12 +365,12 @@ def rm(
     as_json: bool,
     **tls: Any,
 ) -> None:
-    """Delete accumulators or layers by name, or tensors by handle.
+    """Delete accumulators, parameters or layers by name, or tensors by handle.
 
-    Calls that wait on an accumulator fail. Exits with 1 if something was not there; the rest is deleted.
+    Calls that wait on what is deleted fail. Exits with 1 if something was not there; the rest is deleted.
     """
     if not yes:
-        what = kind.removesuffix("s") if len(names) == 1 else f"{len(names)} {kind}"
+        what = one_of(kind) if len(names) == 1 else f"{len(names)} {kind}"
         click.confirm(visible(f"Delete {what} {', '.join(names)} of {address}?"), abort=True, err=True)
     silence_grpc()
     servers = servers_at(address, timeout)
@@ -442,8 +409,8 @@ def _delete_in_cluster(
     timeout: float,
     tls: "gradserve.TLS | None",
 ) -> list[Answer[bool]]:
-    """Deletes an accumulator through its home, and anything else from whatever server has it."""
-    if kind != ACCUMULATORS:
+    """Deletes an accumulator or parameters through their home, and anything else from whatever server has it."""
+    if kind not in AT_HOME:
         return [
             ask_one(servers, index, timeout, tls, lambda server: _delete(server, kind, name, container))
             for index in range(len(servers))
@@ -451,12 +418,14 @@ def _delete_in_cluster(
     from gradserve_protocol.placement import home_of  # not before silence_grpc: it imports gRPC
 
     home = home_of(container, name, len(servers))
-    return [ask_one(servers, home, timeout, tls, lambda _: client.delete_accumulator(name, container))]
+    return [ask_one(servers, home, timeout, tls, lambda _: _delete(client, kind, name, container))]
 
 
 def _delete(client: "gradserve.Client", kind: str, name: str, container: str) -> bool:
     if kind == ACCUMULATORS:
         return client.delete_accumulator(name, container)
+    if kind == PARAMETERS:
+        return client.delete_parameters(name, container)
     if kind == LAYERS:
         return client.delete_batch_norm_layer(name, container)
     found = [each for each in client.list_tensors() if each.handle == name]

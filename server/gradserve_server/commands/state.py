@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from gradserve_server.resources.registry import DEFAULT_CONTAINER
 if TYPE_CHECKING:  # imported late: other commands need none of it, and start sooner
     from gradserve_server.accumulators.durable.restoring import Found
     from gradserve_server.layers.batch_norm.restoring import FoundLayer
-    from gradserve_server.storage.store import StateStore
+    from gradserve_server.parameters.restoring import FoundParameters
+    from gradserve_server.storage.store import Change, StateStore
 
 _directory = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 
@@ -30,33 +32,30 @@ def state() -> None:
 @_directory
 def check(directory: Path) -> None:
     """Read and verify all of DIRECTORY. Exit with 1 if something is damaged."""
-    from gradserve_server.accumulators.durable.restoring import RESIZED, inspect, num_incoming
-    from gradserve_server.layers.batch_norm.restoring import inspect_layers
+    from gradserve_server.accumulators.durable.restoring import RESIZED, num_incoming
 
     with _opened(directory) as store:
-        with reading(store):
-            found, layers = list(inspect(store)), list(inspect_layers(store))
+        found = _found_in(store)
         incoming = num_incoming(store)
         wrong = store.faults
         for fault in wrong:
             tell_problem(fault)
-        for line, faults in [(_line(each), _faults(each)) for each in found] + [
-            (_layer_line(each), _layer_faults(each)) for each in layers
-        ]:
-            tell(line)
-            for fault in faults:
+        for each in found:
+            tell(each.line)
+            for fault in each.faults:
                 tell_problem(f"  {fault}")
-    damaged = sum(bool(_faults(each)) for each in found)
-    damaged_layers = sum(bool(_layer_faults(each)) for each in layers)
-    if wrong or damaged or damaged_layers:
+    of_kinds = [[each for each in found if each.kind == kind] for kind in _KINDS]
+    damaged = [sum(bool(each.faults) for each in of_kind) for of_kind in of_kinds]
+    if wrong or any(damaged):
+        counts = [f"{count} of {len(all_)} {kind}" for count, all_, kind in zip(damaged, of_kinds, _KINDS, strict=True)]
         raise click.ClickException(
-            f"{directory}: {damaged} of {len(found)} accumulators and "
-            f"{damaged_layers} of {len(layers)} layers are damaged"
+            f"{directory}: {', '.join(counts[:-1])} and {counts[-1]} are damaged"
             + (", and the files do not belong together" if wrong else "")
         )
     if incoming:
         raise click.ClickException(f"{directory}: {incoming} {RESIZED}")
-    tell(f"{directory}: {len(found)} accumulators, {len(layers)} layers, nothing is damaged")
+    counts = [f"{len(of_kind)} {kind}" for kind, of_kind in zip(_KINDS, of_kinds, strict=True)]
+    tell(f"{directory}: {', '.join(counts)}, nothing is damaged")
 
 
 @state.command()
@@ -65,9 +64,10 @@ def check(directory: Path) -> None:
 def repair(directory: Path, yes: bool) -> None:
     """Remove from DIRECTORY what is damaged, so that a server can use the rest.
 
-    A damaged average is removed alone. An accumulator of which anything else is damaged is removed with all it has,
-    and so is a layer of which anything is damaged. If the database is older than the other files, or they belong to
-    another directory, what it has is kept, and what it lacks is lost; without a database, everything is.
+    A damaged average is removed alone, and so is a damaged version of parameters that is not the newest. An accumulator
+    or parameters of which anything else is damaged are removed with all they have, and so is a layer. If the database
+    is older than the other files, or they belong to another directory, what it has is kept, and what it lacks is lost;
+    without a database, everything is.
     """
     try:
         is_damaged = _remove_damaged(directory, yes)
@@ -84,25 +84,12 @@ def repair(directory: Path, yes: bool) -> None:
 
 def _remove_damaged(directory: Path, yes: bool) -> bool:
     """Removes what is damaged, or only says what; returns True if something is."""
-    from gradserve_server.accumulators.durable.restoring import inspect, removal
-    from gradserve_server.layers.batch_norm.restoring import inspect_layers, layer_removal
-
     with _opened(directory) as store:
-        with reading(store):
-            found, layers = list(inspect(store)), list(inspect_layers(store))
+        found = _found_in(store)
         wrong = store.faults
         for fault in wrong:
             tell(f"{'go on' if yes else 'would go on'} with what is there: {fault}")
-        removals = []
-        for each in found:
-            if (change := removal(store, each)) is not None:
-                what = f"accumulator {each.key}" if each.damage else f"averages of accumulator {each.key}"
-                removals.append((f"{what}: {'; '.join(_faults(each))}", change))
-        removals += [
-            (f"layer {layer.key}: {layer.damage}", change)
-            for layer in layers
-            if (change := layer_removal(store, layer)) is not None
-        ]
+        removals = [(f"{each.damaged}: {'; '.join(each.faults)}", each.removal) for each in found if each.removal]
         for what, _ in removals:
             tell(f"{'remove' if yes else 'would remove'} {what}")
 
@@ -206,32 +193,84 @@ def _opened(directory: Path) -> "Iterator[StateStore]":
         raise click.ClickException(str(error)) from None
     try:
         yield store
-    except StateError as error:  # the records of something else than an accumulator or a layer
+    except StateError as error:  # the records of something else
         raise click.ClickException(str(error)) from None
     finally:
         store.close()
 
 
-def _line(found: "Found") -> str:
-    step = "step unknown" if found.step is None else f"step {found.step}"
-    return (
-        f"{found.key}: {found.durability.lower()}, {step}, {found.num_gradients} gradients in the round, "
+_KINDS = ("accumulators", "layers", "parameters")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A resource of a state directory.
+
+    Attributes:
+        kind: One of `_KINDS`.
+        line: What it is, for people.
+        faults: The reasons why it cannot be used as it is.
+        damaged: What is damaged, and would be removed.
+        removal: The change that removes it; None if nothing is damaged.
+    """
+
+    kind: str
+    line: str
+    faults: list[str]
+    damaged: str
+    removal: "Change | None"
+
+
+def _found_in(store: "StateStore") -> list[_Found]:
+    """Reads everything in a state directory, and shows how far it is."""
+    from gradserve_server.accumulators.durable.restoring import inspect
+    from gradserve_server.layers.batch_norm.restoring import inspect_layers
+    from gradserve_server.parameters.restoring import inspect_parameters
+
+    with reading(store):
+        return [
+            *[_accumulator(store, each) for each in inspect(store)],
+            *[_layer(store, each) for each in inspect_layers(store)],
+            *[_parameters(store, each) for each in inspect_parameters(store)],
+        ]
+
+
+def _accumulator(store: "StateStore", found: "Found") -> _Found:
+    from gradserve_server.accumulators.durable.restoring import removal
+
+    line = (
+        f"{found.key}: {found.durability.lower()}, {_step(found.step)}, {found.num_gradients} gradients in the round, "
         f"{len(found.averages)} averages"
     )
-
-
-def _faults(found: "Found") -> list[str]:
     faults = [] if found.damage is None else [found.damage]
-    return faults + [f"average of round {number}: {why}" for number, why in found.damaged_averages.items()]
+    faults += [f"average of round {number}: {why}" for number, why in found.damaged_averages.items()]
+    damaged = f"accumulator {found.key}" if found.damage else f"averages of accumulator {found.key}"
+    return _Found("accumulators", line, faults, damaged, removal(store, found))
 
 
-def _layer_line(found: "FoundLayer") -> str:
-    if found.damage is not None:
-        return f"layer {found.key}"
-    return (
-        f"layer {found.key}: {found.num_variables} variables, {found.num_updates} updates, {found.num_pending} pending"
+def _layer(store: "StateStore", found: "FoundLayer") -> _Found:
+    from gradserve_server.layers.batch_norm.restoring import layer_removal
+
+    line = what = f"layer {found.key}"
+    if found.damage is None:
+        line += f": {found.num_variables} variables, {found.num_updates} updates, {found.num_pending} pending"
+    faults = [] if found.damage is None else [found.damage]
+    return _Found("layers", line, faults, what, layer_removal(store, found))
+
+
+def _parameters(store: "StateStore", found: "FoundParameters") -> _Found:
+    from gradserve_server.parameters.restoring import parameters_removal
+
+    what = f"parameters {found.key}"
+    line = (
+        f"{what}: {found.durability.lower()}, {_step(found.step)}, {found.num_updates} updates in the round, "
+        f"{len(found.versions)} versions"
     )
+    faults = [] if found.damage is None else [found.damage]
+    faults += [f"version of round {number}: {why}" for number, why in found.damaged_versions.items()]
+    damaged = what if found.damage else f"versions of {what}"
+    return _Found("parameters", line, faults, damaged, parameters_removal(store, found))
 
 
-def _layer_faults(found: "FoundLayer") -> list[str]:
-    return [] if found.damage is None else [found.damage]
+def _step(step: int | None) -> str:
+    return "step unknown" if step is None else f"step {step}"

@@ -303,7 +303,7 @@ class LimitsConfig(Concern):
         Bytes, Field(description="memory of the GPU that clients on this machine may hand over, which is theirs")
     ] = ByteSize(1024 * 1024 * MIB)
     max_handles: Annotated[Count, Field(description="stored tensors, and forwards that layers keep")] = 1_000_000
-    max_accumulators: Annotated[Count, Field(description="accumulators")] = 100_000
+    max_accumulators: Annotated[Count, Field(description="accumulators and parameters")] = 100_000
     max_layers: Annotated[Count, Field(description="batch normalization layers")] = 100_000
     max_waiters: Annotated[Count, Field(description="calls waiting at once")] = 100_000
     reserved_share: Annotated[

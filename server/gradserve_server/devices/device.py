@@ -276,6 +276,10 @@ class Reducer(Protocol):
         """
         ...
 
+    def copy(self, sources: Sequence[Array], outs: Sequence[Array]) -> bool:
+        """Copies arrays; returns True if it has seen that all the values copied are finite."""
+        ...
+
     def first_non_finite(self, arrays: Sequence[Array]) -> Place | None:
         """Returns the place of the first value that is infinite or NaN, None if all are finite."""
         ...

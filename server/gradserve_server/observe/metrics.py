@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -17,9 +17,16 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from gradserve_protocol.server_status import WeightStatus
 from gradserve_server.observe.calls import Histogram, MethodCalls, Way
 from gradserve_server.observe.rounds import Totals
-from gradserve_server.observe.status.source import MOST_ACCUMULATORS, AccumulatorFigures, Figures
+from gradserve_server.observe.status.source import (
+    MOST_ACCUMULATORS,
+    MOST_PARAMETERS,
+    AccumulatorFigures,
+    Figures,
+    ParametersFigures,
+)
 
 _CALL_LABELS = ("grpc_type", "grpc_service", "grpc_method")
 _OPEN_METRICS = "application/openmetrics-text"
@@ -64,6 +71,8 @@ class _Server(Collector):
         yield from _traffic_families(figures.traffic)
         yield from _gradient_families(figures.totals)
         yield from _accumulator_families(figures.accumulators)
+        yield from _update_families(figures.update_totals, figures.applying)
+        yield from _parameters_families(figures.parameters)
         yield from _memory_families(figures)
         yield from _resource_families(figures)
         if figures.upstream:
@@ -137,7 +146,7 @@ def _gradient_families(totals: Totals) -> Iterator[Metric]:
 
 
 def _round_families(totals: Totals) -> Iterator[Metric]:
-    for name, histogram, text in (
+    yield from _histograms(
         ("gradserve_round_seconds", totals.rounds, "Seconds from the first gradient of a round to its end."),
         (
             "gradserve_round_gathering_seconds",
@@ -145,18 +154,155 @@ def _round_families(totals: Totals) -> Iterator[Metric]:
             "Seconds from the first gradient of a round to its last: how long it waited for workers.",
         ),
         ("gradserve_gradient_staleness_steps", totals.staleness, "How many steps stale gradients were late."),
-    ):
+    )
+    yield _waited_for(
+        "gradserve_round_waited_for_worker_seconds",
+        "Seconds that rounds had all gradients but the last, by the worker that sent it.",
+        totals,
+    )
+
+
+def _histograms(*described: tuple[str, Histogram, str]) -> Iterator[Metric]:
+    for name, histogram, text in described:
         family = HistogramMetricFamily(name, text)
         _add(family, histogram, ())
         yield family
-    waited = CounterMetricFamily(
-        "gradserve_round_waited_for_worker_seconds",
-        "Seconds that rounds had all gradients but the last, by the worker that sent it.",
-        labels=("worker",),
-    )
+
+
+def _waited_for(name: str, text: str, totals: Totals) -> Metric:
+    waited = CounterMetricFamily(name, text, labels=("worker",))
     for worker, seconds in totals.waited_for.items():
         waited.add_metric((worker,), seconds)
-    yield waited
+    return waited
+
+
+def _update_families(totals: Totals, applying: Histogram) -> Iterator[Metric]:
+    """Returns the families of updates and rounds, over all parameters."""
+    updates = CounterMetricFamily(
+        "gradserve_parameters_updates",
+        "Updates of parameters, by outcome: accepted, stale, duplicate or refused.",
+        labels=("outcome",),
+    )
+    for outcome in ("accepted", "stale", "duplicate", "refused"):
+        updates.add_metric((outcome,), getattr(totals, outcome))
+    num_bytes = CounterMetricFamily(
+        "gradserve_parameters_update_bytes",
+        "Bytes of updates, by outcome: accepted, or stale, which is work for nothing.",
+        labels=("outcome",),
+    )
+    num_bytes.add_metric(("accepted",), totals.accepted_bytes)
+    num_bytes.add_metric(("stale",), totals.stale_bytes)
+    yield from (updates, num_bytes)
+    yield from _histograms(
+        (
+            "gradserve_parameters_round_seconds",
+            totals.rounds,
+            "Seconds from the first update of a round of parameters to its end.",
+        ),
+        (
+            "gradserve_parameters_round_gathering_seconds",
+            totals.gathering,
+            "Seconds from the first update of a round of parameters to its last.",
+        ),
+        ("gradserve_parameters_apply_seconds", applying, "Seconds that optimizers took to make a version."),
+        (
+            "gradserve_parameters_update_staleness_steps",
+            totals.staleness,
+            "How many versions had been made since the one from which an update was computed; stale updates included.",
+        ),
+    )
+    yield _waited_for(
+        "gradserve_parameters_round_waited_for_worker_seconds",
+        "Seconds that rounds of parameters had all updates but the last, by the worker that sent it.",
+        totals,
+    )
+
+
+def _parameters_families(parameters: Sequence[ParametersFigures]) -> Iterator[Metric]:
+    """Returns the families of single parameters, only of those whose rounds began or ended last."""
+    labels = ("container", "parameters")
+    of_which = f"of the {MOST_PARAMETERS} parameters whose rounds began or ended last"
+    rounds = CounterMetricFamily(
+        "gradserve_parameters_rounds",
+        f"Rounds of parameters, by the reason of their end, {of_which}.",
+        labels=(*labels, "reason"),
+    )
+    refused = CounterMetricFamily(
+        "gradserve_parameters_refused_weight",
+        "Weight of updates that did not count, by reason, since the parameters were created.",
+        labels=(*labels, "reason"),
+    )
+    for each in parameters:
+        names = (each.container, each.name)
+        for reason, count in each.num_ended.items():
+            rounds.add_metric((*names, reason), count)
+        for reason, weight in each.weights.refused.items():
+            refused.add_metric((*names, reason), weight)
+    yield from (rounds, refused)
+    for counter, text, weigh in _WEIGHTS:
+        family = CounterMetricFamily(counter, text, labels=labels)
+        for each in parameters:
+            family.add_metric((each.container, each.name), weigh(each.weights))
+        yield family
+    for name, text, value_of in _PARAMETERS_GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=labels)
+        for each in parameters:
+            value = value_of(each)
+            if value is not None:
+                gauge.add_metric((each.container, each.name), value)
+        yield gauge
+
+
+_WEIGHTS: Sequence[tuple[str, str, Callable[[WeightStatus], float]]] = (
+    (
+        "gradserve_parameters_accepted_weight",
+        "Weight of accepted updates since the parameters were created: applied + dropped + pending.",
+        lambda weights: weights.accepted,
+    ),
+    ("gradserve_parameters_applied_weight", "Weight of updates in versions.", lambda weights: weights.applied),
+    (
+        "gradserve_parameters_dropped_weight",
+        "Weight of accepted updates that were dropped when other values were loaded.",
+        lambda weights: weights.dropped,
+    ),
+)
+_PARAMETERS_GAUGES: Sequence[tuple[str, str, Callable[[ParametersFigures], float | None]]] = (
+    (
+        "gradserve_parameters_pending_weight",
+        "Weight of the updates in the current round.",
+        lambda each: each.weights.pending,
+    ),
+    ("gradserve_parameters_step", "The step of the newest version.", lambda each: each.step),
+    ("gradserve_parameters_learning_rate", "The learning rate, after the schedule.", lambda each: each.learning_rate),
+    ("gradserve_parameters_open_round_updates", "Updates in the current round.", lambda each: each.num_updates),
+    ("gradserve_parameters_required_updates", "Updates that a round needs.", lambda each: each.num_required),
+    ("gradserve_parameters_waiting_calls", "Calls that wait for a version.", lambda each: each.num_waiting),
+    (
+        "gradserve_parameters_bytes",
+        "Memory of versions, the optimizer's state and updates.",
+        lambda each: each.num_bytes,
+    ),
+    (
+        "gradserve_parameters_participation_ratio",
+        "The share of live workers whose update counted in the latest round, if it is known.",
+        lambda each: each.participation,
+    ),
+    (
+        "gradserve_parameters_last_round_age_seconds",
+        "Seconds since the last round ended, if one has.",
+        lambda each: each.last_round_age,
+    ),
+    (
+        "gradserve_parameters_open_round_age_seconds",
+        "Seconds since the first update of the current round; 0 while it has none.",
+        lambda each: each.open_round_age,
+    ),
+    (
+        "gradserve_parameters_median_round_seconds",
+        "Median time from the first update of the last 20 rounds to their ends, if one has ended.",
+        lambda each: each.median_round_seconds if each.last_round_age is not None else None,
+    ),
+)
 
 
 def _accumulator_families(accumulators: Iterable[AccumulatorFigures]) -> Iterator[Metric]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,9 @@ from gradserve_protocol.extras import require
 from gradserve_protocol.server_status import MemoryStatus
 from gradserve_server.accumulators.observer import AccumulatorObserver
 from gradserve_server.observe.calls import Calls, WireTraffic
-from gradserve_server.observe.rounds import Histories
+from gradserve_server.observe.rounds import Histories, History
+from gradserve_server.observe.updates import UpdateHistories
+from gradserve_server.parameters.ledger import UpdateLedger
 from gradserve_server.resources.registry import ResourceKey
 
 if TYPE_CHECKING:
@@ -19,6 +21,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger("gradserve_server.summary")
 _TRACER_NAME = "gradserve_server"
 EVERY_SECONDS = 60.0
+_PARTS = (
+    "last minute: %(calls)d calls, %(failed)d failed",
+    "%(rounds)d rounds",
+    "gradients: %(accepted)d accepted, %(stale)d stale, %(refused)d refused",
+    "%(received_bytes)d bytes received, %(sent_bytes)d sent",
+    "now %(in_progress)d calls under way, %(memory_bytes)d bytes of tensors",
+)
+_OF_PARAMETERS = (
+    "parameters: %(parameter_rounds)d rounds, %(accepted_updates)d updates accepted, %(stale_updates)d stale, "
+    "%(refused_updates)d refused"
+)
+_PARAMETER_FIELDS = ("parameter_rounds", "accepted_updates", "stale_updates", "refused_updates")
 
 
 @dataclass(frozen=True)
@@ -28,23 +42,32 @@ class Observed:
     Attributes:
         calls: Counts and times of calls.
         histories: The rounds of accumulators.
+        updates: The rounds of parameters.
         traffic: Bytes by transport.
         tracer: Makes spans; None without tracing.
     """
 
     calls: Calls = field(default_factory=Calls)
     histories: Histories = field(default_factory=Histories)
+    updates: UpdateHistories = field(default_factory=UpdateHistories)
     traffic: WireTraffic = field(default_factory=WireTraffic)
     tracer: "Tracer | None" = None
 
     def observe(self, key: ResourceKey) -> AccumulatorObserver:
         """Returns the observer of an accumulator that has just been created."""
-        history = self.histories.begin(key)
+        return self._traced("accumulator", self.histories.begin(key))
+
+    def observe_parameters(self, key: ResourceKey, ledger: UpdateLedger) -> AccumulatorObserver:
+        """Returns the observer of parameters that have just been created."""
+        history = self.updates.begin(key, ledger)
+        return self._traced("parameters", history, lambda: {"gradserve.reason": history.rounds[-1].reason})
+
+    def _traced(self, kind: str, history: History, more: Callable[[], Mapping[str, str]] = dict) -> AccumulatorObserver:
         if self.tracer is None:
             return history
         from gradserve_server.observe.tracing import TracedRounds  # not without OpenTelemetry
 
-        return TracedRounds(key, history, self.tracer)
+        return TracedRounds(kind, history.key, history, self.tracer, more)
 
 
 def wanted_tracer(provider: "TracerProvider | None", version: str, *, is_wanted: bool) -> "Tracer | None":
@@ -89,17 +112,14 @@ class Summary:
         fields = {name: count - last[name] for name, count in now.items()}
         fields["in_progress"] = sum(each.in_progress for each in self._observed.calls)
         fields["memory_bytes"] = next((each.num_bytes for each in self._memory()), 0)
-        _log.info(
-            "last minute: %(calls)d calls, %(failed)d failed; %(rounds)d rounds; gradients: %(accepted)d accepted, "
-            "%(stale)d stale, %(refused)d refused; %(received_bytes)d bytes received, %(sent_bytes)d sent; "
-            "now %(in_progress)d calls under way, %(memory_bytes)d bytes of tensors",
-            fields,
-            extra={"fields": fields},
-        )
+        has_parameters = any(fields[name] for name in _PARAMETER_FIELDS)
+        text = "; ".join((*_PARTS[:-2], *((_OF_PARAMETERS,) if has_parameters else ()), *_PARTS[-2:]))
+        _log.info(text, fields, extra={"fields": fields})
 
     def _counts(self) -> dict[str, int]:
         """Returns counts since the server started."""
         observed, totals = self._observed, self._observed.histories.totals
+        updates = observed.updates.rounds.totals
         calls = [each for each in observed.calls if not each.service.startswith("grpc.")]
         ways = observed.traffic.by_name().values()
         return {
@@ -109,6 +129,10 @@ class Summary:
             "accepted": totals.accepted,
             "stale": totals.stale,
             "refused": totals.refused,
+            "parameter_rounds": updates.rounds.count,
+            "accepted_updates": updates.accepted,
+            "stale_updates": updates.stale,
+            "refused_updates": updates.refused,
             "received_bytes": sum(way.received for way in ways),
             "sent_bytes": sum(way.sent for way in ways),
         }

@@ -1,4 +1,4 @@
-"""The rounds of all accumulators: when each worker's gradient arrived, and which were late."""
+"""The rounds of all accumulators, or of all parameters: when each worker's gradient arrived, and which were late."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Self
+from typing import Self, TypeVar
 
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.observer import Wait
@@ -32,6 +32,7 @@ _RATED_SECONDS = 0.1
 MOST_ARRIVALS = 60_000
 """The arrivals kept for all rounds together; one takes about 100 bytes."""
 _log = logging.getLogger("gradserve_server.rounds")
+HistoryT = TypeVar("HistoryT", bound="History")
 
 
 class Histories:
@@ -53,7 +54,11 @@ class Histories:
 
     def begin(self, key: ResourceKey) -> History:
         """Returns a new history for an accumulator that has just been created."""
-        history = self._by_key[key] = History(key, self.totals, self)
+        return self.add(History(key, self.totals, self))
+
+    def add(self, history: HistoryT) -> HistoryT:
+        """Keeps a new history; returns it."""
+        self._by_key[history.key] = history
         return history
 
     def of(self, key: ResourceKey) -> History | None:
@@ -125,6 +130,8 @@ class History:
         "workers",
     )
 
+    _LOG_LINE = "%s: %d gradients led to step %d after %.6f s; the last one was from %r"
+
     def __init__(self, key: ResourceKey, totals: Totals, histories: Histories) -> None:
         self.key = key
         self._totals = totals
@@ -175,7 +182,7 @@ class History:
         now = totals.clock()
         assert ended.step is not None, "the round has ended"
         began = times[0] if times else now
-        record = RoundRecord(ended.step, now, num_required, tuple(workers), tuple(times))
+        record = self._recorded(RoundRecord(ended.step, now, num_required, tuple(workers), tuple(times)))
         totals.rounds.observe(now - began)
         totals.gathering.observe(self._latest - began if times else 0.0)
         if len(times) > 1:
@@ -192,13 +199,22 @@ class History:
         self._histories.has_more(self, len(record.workers) - num_dropped)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
-                "%s: %d gradients led to step %d after %.6f s; the last one was from %r",
+                self._LOG_LINE,
                 self.key,
                 len(record.workers),
                 record.step,
                 now - began,
                 record.workers[-1] if record.workers else "",
+                *((record.reason, record.apply_seconds) if record.reason else ()),
             )
+
+    def _recorded(self, record: RoundRecord) -> RoundRecord:
+        """Returns the record of the round that has just ended with all that is known of it."""
+        return record
+
+    def on_drop(self) -> None:
+        self.workers.clear()
+        self.times.clear()
 
     def on_close(self) -> None:
         self._histories.remove(self)
@@ -211,6 +227,11 @@ class History:
         num_arrivals = self.num_kept
         self.rounds.clear()
         return num_arrivals
+
+    @property
+    def now(self) -> float:
+        """The time of the histories' clock."""
+        return self._totals.clock()
 
     @property
     def last_round_ended(self) -> float:
@@ -261,6 +282,9 @@ class RoundRecord:
         workers: The ids of its gradients' senders in order of arrival; "" for a sender without an id.
         times: When these gradients arrived.
         late: Sender and time of each gradient for its step that arrived after its end, at most `MOST_LATE`.
+        reason: Why a round of parameters ended; empty for other rounds.
+        apply_seconds: The time that the optimizer of parameters took.
+        staleness: How many versions had been made since the one from which each update was computed.
     """
 
     step: int
@@ -269,6 +293,9 @@ class RoundRecord:
     workers: tuple[str, ...]
     times: tuple[float, ...]
     late: Sequence[tuple[str, float]] = ()
+    reason: str = ""
+    apply_seconds: float = 0.0
+    staleness: tuple[int, ...] = ()
 
     @property
     def began(self) -> float:

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
@@ -54,9 +54,18 @@ class TracedRounds:
     to the round whose average the call received. Used on the event loop only.
     """
 
-    def __init__(self, key: ResourceKey, observer: AccumulatorObserver, tracer: Tracer) -> None:
+    def __init__(
+        self,
+        kind: str,
+        key: ResourceKey,
+        observer: AccumulatorObserver,
+        tracer: Tracer,
+        more: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """`kind` is "accumulator" or "parameters". `more` returns more attributes of the round that has just ended."""
         self.tracer = tracer
-        self.attributes = {"gradserve.accumulator": key.name}
+        self._more = more
+        self.attributes = {f"gradserve.{kind}": key.name}
         if key.container:
             self.attributes["gradserve.container"] = key.container
         self._observer = observer
@@ -96,6 +105,7 @@ class TracedRounds:
                 "gradserve.step": ended.step,
                 "gradserve.num_required": num_required,
                 "gradserve.num_gradients": num_gradients,
+                **self._more(),
             },
             links=links,
             start_time=self._began,
@@ -119,6 +129,10 @@ class TracedRounds:
 
     def on_refusal(self) -> None:
         self._observer.on_refusal()
+
+    def on_drop(self) -> None:
+        self._observer.on_drop()
+        self._links, self._num_gradients = [], 0
 
     def on_close(self) -> None:
         self._observer.on_close()

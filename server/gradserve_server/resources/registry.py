@@ -259,6 +259,9 @@ class Directory(Generic[ResourceT]):
             if entry is not None:
                 yield key, entry.life.lifetime.owner, entry.resource
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def __iter__(self) -> Iterator[tuple[ResourceKey, ResourceT]]:
         return ((key, entry.resource) for key, entry in self._entries.items())
 

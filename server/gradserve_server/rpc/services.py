@@ -13,13 +13,14 @@ from gradserve_protocol.v1 import (
     batch_norm_layer_service_pb2,
     gradient_ops_service_pb2,
     lease_service_pb2,
+    parameters_service_pb2,
     server_service_pb2,
     socket_service_pb2,
     tensor_service_pb2,
 )
 from gradserve_server.observe.logs import FailureLog
 from gradserve_server.observe.observed import Observed
-from gradserve_server.rpc.accumulators.replies import reply_codecs
+from gradserve_server.rpc.accumulators import replies as accumulator_replies
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.chain import Codec, Interceptor, Service
@@ -34,14 +35,18 @@ from gradserve_server.rpc.boundary.interceptors import (
 from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.health.service import HealthServicer
 from gradserve_server.rpc.leases.service import LeaseServicer
+from gradserve_server.rpc.parameters import replies as parameter_replies
+from gradserve_server.rpc.parameters.service import ParameterServicer
 from gradserve_server.rpc.server_info.service import ServerServicer
 from gradserve_server.rpc.sockets.service import SocketServicer
 from gradserve_server.rpc.tensors.service import STREAM_CODECS, TensorServicer
+from gradserve_server.rpc.upstream.parameters import NoParameters
 from gradserve_server.rpc.upstream.service import AggregatingServicer
 
 SERVICES = (
     tensor_service_pb2.DESCRIPTOR.services_by_name["TensorService"],
     accumulator_service_pb2.DESCRIPTOR.services_by_name["AccumulatorService"],
+    parameters_service_pb2.DESCRIPTOR.services_by_name["ParameterService"],
     gradient_ops_service_pb2.DESCRIPTOR.services_by_name["GradientOpsService"],
     batch_norm_layer_service_pb2.DESCRIPTOR.services_by_name["BatchNormLayerService"],
     lease_service_pb2.DESCRIPTOR.services_by_name["LeaseService"],
@@ -81,6 +86,7 @@ class Services:
         *,
         tensors: TensorServicer,
         accumulators: AccumulatorServicer | AggregatingServicer,
+        parameters: ParameterServicer | NoParameters,
         gradient_ops: GradientOpsServicer,
         batch_norm_layers: BatchNormLayerServicer,
         leases: LeaseServicer,
@@ -115,8 +121,12 @@ class Services:
             ReadableRequests(),
             *interceptors,
         )
-        servicers = (tensors, accumulators, gradient_ops, batch_norm_layers, leases, sockets, server)
-        codecs = {"TensorService": STREAM_CODECS, "AccumulatorService": reply_codecs()}
+        servicers = (tensors, accumulators, parameters, gradient_ops, batch_norm_layers, leases, sockets, server)
+        codecs = {
+            "TensorService": STREAM_CODECS,
+            "AccumulatorService": accumulator_replies.reply_codecs(),
+            "ParameterService": parameter_replies.reply_codecs(),
+        }
         self.all = (
             *(
                 Service(

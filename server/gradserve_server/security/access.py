@@ -228,18 +228,21 @@ class Rule:
         opening: The role that is enough to open what exists, for a method that creates what does not; for creations and
             takes, also for what belongs to another: `AccumulatorRegistry.belongs_to_another`. None: `role`.
         for_unknown_users: Whether somebody at a Unix socket, whose user is not known yet, may call it.
+        also_in: The paths of fields that name another container, in which the caller needs the role, too.
     """
 
     role: Role | None
     containers: tuple[str, ...] = ()
     opening: Role | None = None
     for_unknown_users: bool = False
+    also_in: tuple[str, ...] = ()
 
 
 _ANYBODY = Rule(None)
 _WORKER_ANYWHERE = Rule(Role.WORKER)
 _ACCUMULATOR = ("accumulator.container",)
 _LAYER = ("layer.container",)
+_PARAMETERS = ("parameters.container",)
 _LIST = ("container",)
 RULES: Mapping[str, Rule] = {
     "grpc.health.v1.Health.Check": _ANYBODY,
@@ -286,6 +289,16 @@ RULES: Mapping[str, Rule] = {
     "gradserve.v1.GradientOpsService.LayerNormGrad": _WORKER_ANYWHERE,
     "gradserve.v1.LeaseService.EndClientLease": _WORKER_ANYWHERE,
     "gradserve.v1.LeaseService.HoldClientLease": _WORKER_ANYWHERE,
+    "gradserve.v1.ParameterService.ChangeParameters": Rule(Role.CHIEF, _PARAMETERS),
+    "gradserve.v1.ParameterService.CreateParameters": Rule(Role.CHIEF, _PARAMETERS, opening=Role.WORKER),
+    "gradserve.v1.ParameterService.DeleteParameters": Rule(Role.CHIEF, _PARAMETERS),
+    "gradserve.v1.ParameterService.ForkParameters": Rule(Role.CHIEF, ("fork.container",), also_in=_PARAMETERS),
+    "gradserve.v1.ParameterService.GetParameters": Rule(Role.WORKER, _PARAMETERS),
+    "gradserve.v1.ParameterService.ListParameters": Rule(Role.WORKER, _LIST),
+    "gradserve.v1.ParameterService.ListRounds": Rule(Role.WORKER, _PARAMETERS),
+    "gradserve.v1.ParameterService.Push": Rule(Role.WORKER, _PARAMETERS),
+    "gradserve.v1.ParameterService.PushPullParameters": Rule(Role.WORKER, _PARAMETERS),
+    "gradserve.v1.ParameterService.ReadParameters": Rule(Role.WORKER, _PARAMETERS),
     "gradserve.v1.ServerService.GetServerInfo": _WORKER_ANYWHERE,
     "gradserve.v1.ServerService.GetServerStatus": _WORKER_ANYWHERE,
     "gradserve.v1.SocketService.IssueTicket": Rule(Role.WORKER, for_unknown_users=True),

@@ -26,7 +26,7 @@ from gradserve_server.storage.directory import (
 )
 from gradserve_server.storage.segments import remove_segments
 
-FORMAT = 3
+FORMAT = 4
 """The format that this version writes. `_UPGRADES` leads there from all earlier ones."""
 
 _FIRST = """
@@ -139,7 +139,59 @@ INSERT INTO directory VALUES (0, lower(hex(randomblob(16))), 0);
 ALTER TABLE part ADD COLUMN epoch INTEGER;  -- the only one in which it counts; NULL: any
 """
 
-_UPGRADES: dict[int, str] = {0: _FIRST, 1: _SECOND, 2: _THIRD}
+_FOURTH = """
+CREATE TABLE parameters (
+    id INTEGER PRIMARY KEY,
+    container TEXT NOT NULL,
+    name TEXT NOT NULL,
+    owner TEXT NOT NULL DEFAULT '',  -- the identity that they are private to
+    incarnation TEXT NOT NULL,
+    durability TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    lifetime TEXT NOT NULL,
+    UNIQUE (container, name)
+) STRICT;
+CREATE TABLE parameters_event (
+    parameters INTEGER NOT NULL REFERENCES parameters ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    record TEXT NOT NULL,
+    PRIMARY KEY (parameters, position)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE parameters_ledger ( -- what the events up to a position have led to
+    parameters INTEGER PRIMARY KEY REFERENCES parameters ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    record TEXT NOT NULL
+) STRICT;
+CREATE TABLE parameters_update ( -- those of the round that has not ended
+    parameters INTEGER NOT NULL REFERENCES parameters ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    contribution TEXT NOT NULL,
+    names TEXT NOT NULL,
+    blob INTEGER NOT NULL REFERENCES blob,
+    PRIMARY KEY (parameters, position)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE parameters_version (
+    parameters INTEGER NOT NULL REFERENCES parameters ON DELETE CASCADE,
+    round INTEGER NOT NULL,
+    record TEXT NOT NULL,
+    names TEXT NOT NULL,
+    blob INTEGER NOT NULL REFERENCES blob,
+    PRIMARY KEY (parameters, round)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE parameters_state ( -- that of the optimizer, after the newest version
+    parameters INTEGER PRIMARY KEY REFERENCES parameters ON DELETE CASCADE,
+    record TEXT NOT NULL,
+    blob INTEGER NOT NULL REFERENCES blob
+) STRICT;
+CREATE TABLE parameters_round ( -- the records of rounds that were applied
+    parameters INTEGER NOT NULL REFERENCES parameters ON DELETE CASCADE,
+    step INTEGER NOT NULL,
+    record TEXT NOT NULL,
+    PRIMARY KEY (parameters, step)
+) STRICT, WITHOUT ROWID;
+"""
+
+_UPGRADES: dict[int, str] = {0: _FIRST, 1: _SECOND, 2: _THIRD, 3: _FOURTH}
 """The statements that lead from each format to the next one."""
 
 

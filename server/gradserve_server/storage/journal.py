@@ -80,6 +80,14 @@ class EventRecords(Generic[EventT]):
         self._to_record = to_record
         self._of_record = of_record
 
+    def has(self, kind: type[object]) -> bool:
+        """Returns True if these are the records of a kind of event."""
+        return kind in self._names
+
+    def knows(self, name: str) -> bool:
+        """Returns True if a kind of event has this name in records."""
+        return name in self._kinds
+
     def record(self, event: EventT) -> Record:
         """Converts an event to a record."""
         return {"event": self._names[type(event)], **record_of(event, self._to_record)}
@@ -256,6 +264,10 @@ class Journals(Generic[EventT, StateT]):
             f"restore the directory from a backup, or see what `gradserve state repair {self.store.path}` would remove"
         )
 
+    def empty_state(self, number: int, rows: Rows) -> StateT:
+        """Returns the state of a resource before its first event, given a reader of the directory; in any thread."""
+        return self.new_state()
+
     def begin_snapshot(self, number: int, position: int) -> "asyncio.Task[None]":
         """Begins to replace the events of a resource, up to a position, by the state that they lead to."""
         return self._tasks.begin(self._write_snapshot(number, position))
@@ -267,7 +279,8 @@ class Journals(Generic[EventT, StateT]):
         except (*UNREADABLE, *DAMAGES) as error:
             _log.error("the journal of %s %d in %s grows: %s", self.recording.resource, number, self.store.path, error)
             return
-        self.store.add(self.snapshot(number, position, record))
+        if record is not None:
+            self.store.add(self.snapshot(number, position, record))
 
     def snapshot(self, number: int, position: int, record: str) -> Change:
         """Returns the change that replaces the events of a resource, up to a position, by the record of a state."""
@@ -284,12 +297,17 @@ class Journals(Generic[EventT, StateT]):
         change.execute(f"DELETE FROM {found.events} WHERE {found.resource} = ? AND position <= ?", number, position)
         return change
 
-    def _replay(self, number: int, position: int) -> str:
+    def _replay(self, number: int, position: int) -> str | None:
+        """Returns the record of the state of a resource after its event at a position; None if it was deleted."""
         with reading_database(self.store.database) as connection:
-            state = self.new_state()
-            self.recording.replay(
-                lambda query, *values: connection.execute(query, values).fetchall(), number, state, position
-            )
+
+            def rows(query: str, *values: Any) -> list[tuple[Any, ...]]:
+                return connection.execute(query, values).fetchall()
+
+            if not rows(f"SELECT id FROM {self.recording.resource} WHERE id = ?", number):
+                return None
+            state = self.empty_state(number, rows)
+            self.recording.replay(rows, number, state, position)
         return json.dumps(self.recording.state_record(state))
 
 

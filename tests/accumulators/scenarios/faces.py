@@ -19,6 +19,7 @@ import gradserve
 import gradserve.aio
 from gradserve_protocol.arrays import parse_dtype
 from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.factory import AccumulatorFactory
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, SparseSlices
 from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
@@ -74,13 +75,14 @@ class CoreFace:
     def __init__(self, places: Callable[[HostPlace], Places] = Places) -> None:
         self._names = map(str, itertools.count())
         self.memory = Budget(1 << 40, "bytes")
-        self._registry = AccumulatorRegistry(
+        lifetimes = Lifetimes(lambda: 0.0, 60.0)
+        factory = AccumulatorFactory(
             places=places(HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), self.memory)),
             bookkeeping=Budget(1 << 40, "bytes"),
             limits=LimitsConfig(),
-            lifetimes=Lifetimes(lambda: 0.0, 60.0),
-            new_incarnation=self._names.__next__,
+            lifetimes=lifetimes,
         )
+        self._registry = AccumulatorRegistry(factory, lifetimes, new_incarnation=self._names.__next__)
 
     async def dense(self, dtype: str, shape: Shape = None, reduction: str = "MEAN") -> Acc:
         return self._create(dtype, shape, reduction, Layout.DENSE)

@@ -46,7 +46,7 @@ def client(servers: Sequence[AgingServer]) -> Iterator[gradserve.Client]:
 
 
 def num_there(servers: Sequence[AgingServer]) -> list[int]:
-    return [each.inspect(lambda server: server.registry.count.used) for each in servers]
+    return [each.inspect(lambda server: server.registry.factory.count.used) for each in servers]
 
 
 def make(client: gradserve.Client) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.calls.accumulators.wire import Given
+from gradserve.calls.accumulators.contributions import Given
 from gradserve.calls.identity import RequestIds
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.sharding.running_sum import RunningSum

@@ -107,3 +107,17 @@ def test_an_array_that_is_not_aligned(reducer: Reducer) -> None:
     assert not values.flags.aligned
     values[CHUNK - 1] = math.inf
     assert reducer.first_non_finite([values]) == (0, CHUNK - 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (3, CHUNK - 1), (CHUNK, CHUNK)])
+def test_copies_tell_whether_they_are_finite(reducer: Reducer, dtype: Any, shape: tuple[int, ...]) -> None:
+    values = np.resize(np.arange(-99, 99), shape).astype(dtype)
+    other = np.full(3, 0.5, dtype)
+    for bad in (None, math.nan, math.inf, -math.inf):
+        if bad is not None and values.size:
+            values.reshape(-1)[-1] = bad
+        copies = [np.empty_like(values), np.empty_like(other)]
+        assert reducer.copy([values, other], copies) is bool(np.isfinite(values.astype(np.float64)).all())
+        assert np.array_equal(copies[0].astype(np.float64), values.astype(np.float64), equal_nan=True)
+        assert np.array_equal(copies[1], other)

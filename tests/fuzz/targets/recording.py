@@ -15,11 +15,41 @@ from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.chain import Call, Handle, Interceptor
 from gradserve_testing import LocalServer
+from tests.rpc.parameters.requests import (
+    MOMENTUM,
+    STATE,
+    Change,
+    Delete,
+    Fork,
+    Get,
+    List,
+    Read,
+    Rounds,
+    create,
+    push,
+    push_pull,
+    ref,
+    spec,
+    values,
+)
 from tests.servers.polling import PATIENCE_SECONDS
-from tests.servers.raw_calls import METHODS
+from tests.servers.raw_calls import METHODS, RawCalls
 
 FOLDER = Path(__file__).parents[1] / "corpus" / "calls"
 MAX_BYTES = 64 << 20
+PARAMETER_CALLS: list[tuple[str, Message]] = [
+    ("CreateParameters", create(spec=spec(optimizer=MOMENTUM), state=STATE, step=3)),
+    ("GetParameters", Get(parameters=ref())),
+    ("ListParameters", List()),
+    ("Push", push(sequence=1, local_step=3, worker_id="a", weight=2.0)),
+    ("PushPullParameters", push_pull(local_step=4, worker_id="b")),
+    ("ReadParameters", Read(parameters=ref(), with_state=True)),
+    ("ListRounds", Rounds(parameters=ref(), since=3)),
+    ("ChangeParameters", Change(parameters=ref(), optimizer=MOMENTUM, values=values(1.0), state=STATE)),
+    ("ForkParameters", Fork(parameters=ref(), fork=ref("fork"))),
+    ("DeleteParameters", Delete(parameters=ref())),
+]
+"""Calls of every method of ParameterService."""
 
 
 def new_ids() -> Callable[[], str]:
@@ -119,6 +149,9 @@ async def record() -> list[tuple[str, bytes]]:
         gradserve.connect(local.address, transport="bulk", timeout=PATIENCE_SECONDS) as client,
     ):
         client.get(client.put([1.0, 2.0]))
+    with server(recorder) as local, RawCalls(local.address) as raw:
+        for name, message in PARAMETER_CALLS:
+            raw.call(name, message)
     seen: dict[str, int] = {}
     kept = []
     for method, request in recorder.calls:

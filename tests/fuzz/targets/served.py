@@ -15,9 +15,13 @@ from tests.fuzz.targets.target import Found
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.raw_calls import METHODS, RawCalls
 
-WAITING = frozenset({"TakeGradient", "ReadAverage", "PushPull", "HoldClientLease"})
+WAITING = frozenset(
+    {"TakeGradient", "ReadAverage", "PushPull", "HoldClientLease", "PushPullParameters", "ReadParameters"}
+)
 """The methods that wait for others, as long as their client does."""
-_DELETING = frozenset({"DeleteAccumulator", "DeleteBatchNormLayer", "DeleteTensors", "EndClientLease"})
+_DELETING = frozenset(
+    {"DeleteAccumulator", "DeleteBatchNormLayer", "DeleteParameters", "DeleteTensors", "EndClientLease"}
+)
 _NOT_FINE = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
@@ -109,7 +113,7 @@ class Served:
         self.raw.channel.close()
         local = self._local
         try:
-            eventually(lambda: local.inspect(lambda server: server.registry.waiters.used), (0).__eq__)
+            eventually(lambda: local.inspect(lambda server: server.registry.factory.waiters.used), (0).__eq__)
             eventually(lambda: local.inspect(lambda server: len(server.sockets.connections)), (0).__eq__)
             eventually(lambda: local.inspect(lambda server: server.sockets.context.in_flight.used), (0).__eq__)
         except AssertionError as error:

@@ -11,9 +11,11 @@ from gradserve_protocol.server_status import (
     LayerStatus,
     MemoryStatus,
     MethodStatus,
+    ParametersStatus,
     RoundStatus,
     ServerStatus,
     TrafficStatus,
+    WeightStatus,
 )
 
 ROUND_SECONDS = 1.6
@@ -81,6 +83,45 @@ def idle(name: str, number: int) -> AccumulatorStatus:
     )
 
 
+def parameters(name: str, num_workers: int, uptime: float) -> ParametersStatus:
+    """Parameters with the rounds of such an accumulator, which end by their deadline; the first worker is stale."""
+    like = accumulator(name, num_workers, uptime)
+    rounds = [
+        replace(
+            each,
+            reason="deadline" if each.ended else "",
+            apply_seconds=0.02 if each.ended else 0.0,
+            arrivals=(replace(each.arrivals[0], staleness=2), *each.arrivals[1:]),
+        )
+        for each in like.rounds
+    ]
+    return ParametersStatus(
+        container=like.container,
+        name=name,
+        step=like.global_step,
+        num_rounds=like.num_rounds,
+        rounds_per_second=like.rounds_per_second,
+        num_updates=like.num_accumulated,
+        num_required=like.num_required,
+        num_waiting=like.num_waiting,
+        num_bytes=like.num_bytes,
+        accepted=like.accepted,
+        stale=like.stale,
+        median_round_seconds=like.median_round_seconds,
+        workers=like.workers,
+        missing=like.missing,
+        rounds=tuple(rounds),
+        gone=("worker-900",),
+        optimizer="sgd(lr=0.7, momentum=0.9, nesterov=True)",
+        learning_rate=0.35,
+        rules=f"{like.num_required} updates, deadline 2 s",
+        weights=WeightStatus(64.0, 48.0, 14.0, 2.0, {"stale": 3.0, "already counted": 1.0}),
+        num_counted=num_workers - 1,
+        num_live=num_workers,
+        num_ended={"required": 7, "deadline": 12},
+    )
+
+
 def document(uptime: float, *, num_accumulators: int = 6, num_workers: int = 16) -> ServerStatus:
     """A server that has been up for so long."""
     named = ["resnet50/gradients", "resnet50/batch-norm", "embedding/rows", "optimizer/second-moments", "eval/metrics"]
@@ -99,6 +140,8 @@ def document(uptime: float, *, num_accumulators: int = 6, num_workers: int = 16)
         ops_prepared=True,
         num_accumulators=len(described),
         accumulators=tuple(described),
+        parameters=(parameters("llm/outer", 4, uptime),),
+        num_parameters=1,
         traffic=(
             TrafficStatus("grpc", int(uptime * 91_000), int(uptime * 120_000), int(uptime * 11)),
             TrafficStatus("bulk", int(uptime * 211_000_000), int(uptime * 198_000_000), int(uptime * 22)),

@@ -41,7 +41,20 @@ class _Documents(Snapshot):
         shown = tuple(
             replace(each, rounds=each.rounds[-request.max_rounds :]) for each in found[: request.max_accumulators]
         )
-        return replace(self.whole, accumulators=shown, num_accumulators=len(found))
+        parameters = tuple(
+            [
+                replace(each, rounds=each.rounds[-request.max_rounds :])
+                for each in self.whole.parameters
+                if part in f"{each.container}/{each.name}".casefold()
+            ]
+        )
+        return replace(
+            self.whole,
+            accumulators=shown,
+            num_accumulators=len(found),
+            parameters=parameters,
+            num_parameters=len(parameters),
+        )
 
 
 class _Source(StatusSource):

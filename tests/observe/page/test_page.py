@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 from playwright.async_api import Page, expect
 
-from gradserve_protocol.server_status import AccumulatorStatus, ArrivalStatus, ErrorStatus, RoundStatus
+from gradserve_protocol.server_status import (
+    AccumulatorStatus,
+    ArrivalStatus,
+    ErrorStatus,
+    RoundStatus,
+    WeightStatus,
+)
 from gradserve_server.limits import MAX_NAME_BYTES
 from tests.observe.page.documents import document, idle
 from tests.observe.page.documents_server import START_SECONDS, DocumentsServer
@@ -94,6 +100,51 @@ async def test_bytes_memory_layers_calls_and_errors_are_shown(page: Page) -> Non
     ]  # fmt: skip
 
 
+async def test_parameters_are_listed_beside_accumulators(page: Page) -> None:
+    assert await cells(page, "parameters") == [["llm/outer", "6,874", "0.63", "2/3", "2", "3/4", "102 MB"]]
+    assert await page.locator("#parameters-count").text_content() == "1"
+
+
+async def test_parameters_are_described_with_their_weights_and_the_reasons_of_rounds(page: Page) -> None:
+    await page.locator("#parameters button.name").click()
+    await expect(page.locator("#detail-title")).to_have_text("llm/outer")
+    await expect(page.locator("#records")).to_have_count(1)
+    facts = dict(
+        zip(
+            await page.locator("#facts dt").all_text_contents(),
+            await page.locator("#facts dd").all_text_contents(),
+            strict=True,
+        )
+    )
+    assert facts["Optimizer"] == "sgd(lr=0.7, momentum=0.9, nesterov=True)"
+    assert facts["Learning rate"] == "0.35"
+    assert facts["A round ends after"] == "3 updates, deadline 2 s"
+    assert facts["Rounds ended by"] == "7 required, 12 deadline"
+    assert facts["Live workers in the latest round"] == "3/4"
+    assert facts["Workers that have left"] == "worker-900"
+    assert facts["Weight"] == "64 accepted = 48 applied + 14 pending + 2 dropped"
+    assert facts["Weight refused"] == "3 stale, 1 already counted"
+    opened, latest = (await cells(page, "records"))[:2]
+    assert (opened[0], opened[1], opened[3]) == ("open", NOTHING, NOTHING)
+    assert (latest[0], latest[1], latest[3], latest[5]) == ("6,874", "deadline", "20 ms", "2")
+    assert await cells(page, "rounds") == []
+    assert "kind=parameters" in page.url
+    await page.reload()
+    await expect(page.locator("#detail-title")).to_have_text("llm/outer")
+    await expect(page.locator("#parameters tr.selected")).to_have_count(1)
+    await expect(page.locator("#accumulators tr.selected")).to_have_count(0)
+
+
+async def test_weight_that_is_lost_breaks_the_equation(opened: OpenPage, documents: DocumentsServer) -> None:
+    whole = document(START_SECONDS)
+    (described,) = whole.parameters
+    documents.document = replace(
+        whole, accumulators=(), parameters=(replace(described, weights=WeightStatus(3.0, 1.0, 1.5)),)
+    )
+    page = await opened.at(documents.url)
+    await expect(page.locator("#facts")).to_contain_text("3 accepted \N{NOT EQUAL TO} 1 applied + 1.5 pending")
+
+
 async def test_rates_are_those_between_two_documents(opened: OpenPage, documents: DocumentsServer) -> None:
     documents.document = lambda time: document(START_SECONDS + time)
     page = await opened.at(documents.url)
@@ -111,6 +162,7 @@ async def test_nothing_from_the_server_becomes_markup(opened: OpenPage, document
         layers=(replace(whole.layers[0], name=HOSTILE),), memory=(replace(whole.memory[0], purpose=HOSTILE),),
         traffic=(replace(whole.traffic[0], way=HOSTILE),),
         methods=(replace(whole.methods[0], service=HOSTILE, method=HOSTILE),),
+        parameters=(replace(whole.parameters[0], name=HOSTILE, rules=HOSTILE, optimizer=HOSTILE),),
     )  # fmt: skip
     page = await opened.at(documents.url)
     assert await page.locator("body img, body script").count() == 0

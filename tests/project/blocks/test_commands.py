@@ -20,6 +20,7 @@ BLOCKS = all_blocks("console", "sh", "bash")
 OTHER_PROGRAMS = {
     ".": "of the shell",
     "apt-get": "installs packages of Debian",
+    "build/cpp/parameters_worker": "tests/languages runs it",
     "build/cpp/words_worker": "tests/languages runs it",
     "buildah": "needs privileges; `make image` tries the image",
     "cd": "of the shell",

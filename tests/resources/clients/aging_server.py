@@ -31,7 +31,7 @@ class AgingServer(LocalServer):
 
 def num_private(server: LocalServer) -> int:
     """Accumulators and layers: all those of these tests are private."""
-    return server.inspect(lambda server: server.registry.count.used + server.layers.count.used)
+    return server.inspect(lambda server: server.registry.factory.count.used + server.layers.count.used)
 
 
 def num_held(server: LocalServer) -> int:

@@ -62,7 +62,7 @@ def test_a_waiting_take_is_told_that_its_client_was_closed(server: AgingServer) 
         waiting = threads.submit(
             lambda: other.raw_ops.AccumulatorTakeGradient(handle=handle, num_required=1, dtype="float32")
         )
-        eventually(lambda: server.inspect(lambda server: server.registry.waiters.used) == 1)
+        eventually(lambda: server.inspect(lambda server: server.registry.factory.waiters.used) == 1)
         client.close()
         with pytest.raises(gradserve.AbortedError, match="was deleted: it was private to a client that was closed"):
             waiting.result(PATIENCE_SECONDS)

@@ -25,7 +25,7 @@ def test_what_a_killed_client_had_goes_when_its_lease_ends(server: AgingServer, 
         assert num_private(server) == NUM_MADE
         process.send_signal(signal.SIGKILL)
         eventually(lambda: num_held(server) == 0)
-        eventually(lambda: server.inspect(lambda server: server.registry.waiters.used) == 0)
+        eventually(lambda: server.inspect(lambda server: server.registry.factory.waiters.used) == 0)
         pass_time(server, CLIENT_LEASE - 20)
         assert num_private(server) == NUM_MADE
         pass_time(server, 20)

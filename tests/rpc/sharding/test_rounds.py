@@ -88,7 +88,10 @@ def test_memory_is_that_of_what_is_held_and_of_the_averages_that_the_home_keeps(
 def test_deleting_gives_all_memory_back(servers: RawShards) -> None:
     def used(server: int) -> tuple[int, int]:
         return servers.servers[server].inspect(
-            lambda running: (running.budgets.memory.used_for[Purpose.ACCUMULATORS], running.registry.bookkeeping.used)
+            lambda running: (
+                running.budgets.memory.used_for[Purpose.ACCUMULATORS],
+                running.registry.factory.bookkeeping.used,
+            )
         )
 
     before = [used(server) for server in BOTH]

@@ -336,7 +336,7 @@ def test_a_payload_that_no_tensor_is_in_keeps_nobody_waiting(connect: Connect, s
     contents.tensor(np.zeros(MIB, np.uint8))
     with connect() as client:
         client.call("AccumulatorService.TakeGradient", WAIT, contents)
-        eventually(lambda: server.inspect(lambda each: each.registry.waiters.used), (1).__eq__)
+        eventually(lambda: server.inspect(lambda each: each.registry.factory.waiters.used), (1).__eq__)
         assert (use_of(server).in_flight, use_of(server).memory) == (0, 0)
 
 
@@ -360,9 +360,9 @@ WAIT = accumulator_messages_pb2.TakeGradientRequest(
 def test_a_call_is_given_up(connect: Connect, server: LocalServer, leave: Callable[[socket.socket], object]) -> None:
     with connect() as client:
         client.call("AccumulatorService.TakeGradient", WAIT)
-        eventually(lambda: server.inspect(lambda each: each.registry.waiters.used), (1).__eq__)
+        eventually(lambda: server.inspect(lambda each: each.registry.factory.waiters.used), (1).__eq__)
         leave(client.sock)
-        eventually(lambda: server.inspect(lambda each: each.registry.waiters.used), (0).__eq__)
+        eventually(lambda: server.inspect(lambda each: each.registry.factory.waiters.used), (0).__eq__)
         if client.sock.fileno() >= 0:
             assert client.is_closed_by_server()
 

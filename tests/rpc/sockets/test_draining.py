@@ -118,7 +118,7 @@ def test_calls_under_way_are_answered_and_nothing_waits_for_the_drain_time(way: 
         with connector(local, way)() as client:
             take = accumulator_messages_pb2.TakeGradientRequest(accumulator=reference, num_required=1)
             client.call("AccumulatorService.TakeGradient", take)
-            eventually(lambda: local.inspect(lambda each: each.registry.waiters.used), (1).__eq__)
+            eventually(lambda: local.inspect(lambda each: each.registry.factory.waiters.used), (1).__eq__)
             begin_to_stop(local)
             frame = client.receive()
             assert frame.header.code == UNAVAILABLE.value[0]

@@ -411,14 +411,14 @@ def test_a_region_is_dropped_in_the_middle_of_a_call(
         memory = with_region(client)
         memory[:] = np.full(1024, 4, np.float32).tobytes()
         call_with(client, "AccumulatorService.PushPull", request, PAGE)
-        eventually(lambda: server.inspect(lambda each: each.registry.waiters.used), (1).__eq__)
+        eventually(lambda: server.inspect(lambda each: each.registry.factory.waiters.used), (1).__eq__)
         memory.close()
         client.sock.sendall(frames[call])
         if call == "nothing":
             client.sock.close()
         else:
             assert client.is_closed_by_server()
-    eventually(lambda: server.inspect(lambda each: each.registry.waiters.used), (0).__eq__)
+    eventually(lambda: server.inspect(lambda each: each.registry.factory.waiters.used), (0).__eq__)
     average = take(raw, reference, 1)
     assert np.frombuffer(average.dense.content, np.float32).tolist() == [4] * 1024, "the gradient itself had counted"
 

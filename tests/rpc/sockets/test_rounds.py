@@ -37,9 +37,9 @@ def test_a_process_is_killed(connect: Connect, server: LocalServer, raw: RawCall
     with ended(subprocess.Popen(["sleep", "600"], pass_fds=[client.sock.fileno()])):
         client.sock.sendall(data[: {"idle": 0, "in a header": 9, "in a message": 500, "waiting": len(data)}[stage]])
         if stage == "waiting":
-            eventually(lambda: server.inspect(lambda each: each.registry.waiters.used), (1).__eq__)
+            eventually(lambda: server.inspect(lambda each: each.registry.factory.waiters.used), (1).__eq__)
         client.sock.close()  # from now on the other process is the only owner
-    eventually(lambda: server.inspect(lambda each: each.registry.waiters.used), (0).__eq__)
+    eventually(lambda: server.inspect(lambda each: each.registry.factory.waiters.used), (0).__eq__)
     # What waited had counted already: one more gradient ends its round.
     with connect() as first, connect() as second:
         others = {first: 0} if stage == "waiting" else {first: 1, second: 3}

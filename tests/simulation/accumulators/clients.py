@@ -188,7 +188,7 @@ class Client:
                 return await add(opened(given_away(gradient)))
             lent = lender.lend(gradient)
             try:
-                return await add(lent.opening(accumulator, self._world.server.opener))
+                return await add(lent.opening(accumulator.sum_spec, accumulator.place, self._world.server.opener))
             finally:
                 lent.close()
 

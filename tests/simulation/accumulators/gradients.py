@@ -30,7 +30,8 @@ def spec_of(durability: Durability, *, sparse: bool, deterministic: bool) -> Acc
 
 
 @lru_cache(MOST)
-def _noise(number: int) -> NDArray[np.float32]:
+def noise(number: int) -> NDArray[np.float32]:
+    """Returns values whose sums tell in which order they were added."""
     values = np.random.default_rng(number).normal(size=_NOISE).astype(np.float32)
     values.flags.writeable = False
     return values
@@ -44,7 +45,7 @@ def gradient_of(number: int, *, sparse: bool) -> Gradient:
     else:
         who = np.zeros(MOST, np.float32)
         who[number] = 1
-    return Gradient({"who": who, "noise": _noise(number)})
+    return Gradient({"who": who, "noise": noise(number)})
 
 
 def given_away(gradient: Gradient) -> Gradient:
@@ -64,9 +65,9 @@ def members_of(average: Average) -> dict[int, float]:
 
 def has_noise_of(average: Average, numbers: Sequence[int]) -> bool:
     """Returns True if a sum has the bits that adding these gradients in this order gives."""
-    total = _noise(numbers[0])
+    total = noise(numbers[0])
     for number in numbers[1:]:
-        total = total + _noise(number)
+        total = total + noise(number)
     found: Any = average.values["noise"]
     return bool(found.tobytes() == total.tobytes())
 

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from gradserve_protocol.frames import aligned
-from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices
 from gradserve_server.accumulators.incoming import GradientReceiver
+from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
@@ -65,10 +66,10 @@ class Lent:
         if lender.has_left:
             self._returned()
 
-    def opening(self, accumulator: Accumulator, opener: TensorOpener) -> Callable[..., Awaitable[Any]]:
-        """Returns what opens the gradient for an accumulator."""
+    def opening(self, spec: AccumulatorSpec, place: Place, opener: TensorOpener) -> Callable[..., Awaitable[Any]]:
+        """Returns what opens the gradient for a sum."""
         receiver = GradientReceiver(opener, InlineCompute(), Reducer(ForkJoin(1)))
-        return partial(receiver.open, accumulator.sum_spec, accumulator.place, self._given)
+        return partial(receiver.open, spec, place, self._given)
 
     def close(self) -> None:
         """Ends the call."""

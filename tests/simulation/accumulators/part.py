@@ -46,7 +46,7 @@ class Accumulators:
         server = self.world.server
         there = {
             "gradients": any(each.num_accumulated for _, each in server.accumulators.page("test", "", 100)),
-            "waiters": bool(server.accumulators.waiters.used),
+            "waiters": bool(server.accumulators.factory.waiters.used),
             "writes": not server.store.is_idle,
         }
         return [name for name, is_there in there.items() if is_there]

@@ -44,11 +44,11 @@ def count_the_time_while_suspended(patch: pytest.MonkeyPatch) -> None:
 
 
 def begin_no_leases_after_a_restart(patch: pytest.MonkeyPatch) -> None:
-    def restore_accumulator(self: Any, key: Any, spec: Any, lifetime: Any, *rest: Any) -> Any:
-        return accumulators(self, key, spec, SHARED, *rest)
+    def restore_accumulator(self: Any, key: Any, spec: Any, lifetime: Any, *rest: Any, **options: Any) -> Any:
+        return accumulators(self, key, spec, SHARED, *rest, **options)
 
-    def restore_layer(self: Any, key: Any, lifetime: Any, make: Any) -> Any:
-        return layers(self, key, SHARED, make)
+    def restore_layer(self: Any, key: Any, config: Any, lifetime: Any, **options: Any) -> Any:
+        return layers(self, key, config, SHARED, **options)
 
     accumulators: Any = AccumulatorRegistry.restore
     layers: Any = LayerRegistry.restore

@@ -155,6 +155,11 @@ class LeaseTruth:
         if are_gone:
             self.deleted(handles)
 
+    def renewed(self, handle: str) -> None:
+        """See `Watch`."""
+        if handle in self.tensors:
+            self.tensors[handle].lease.used = self._moment()
+
     def deleted(self, handles: Sequence[str]) -> None:
         """Notes that tensors were deleted."""
         for handle in handles:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.held import HeldTensors
+from gradserve_server.tensors.held import Entry, HeldTensors
 from gradserve_server.tensors.store import TensorStore
 
 
@@ -18,6 +18,10 @@ class Watch(Protocol):
 
     def end_use(self, handles: Sequence[str], *, release: bool, are_gone: bool) -> None:
         """Notes that it does not any more, and whether it has released them."""
+        ...
+
+    def renewed(self, handle: str) -> None:
+        """Notes that the lease of a tensor begins again, as after each use, even one that failed."""
         ...
 
 
@@ -51,3 +55,9 @@ class WatchedStore(TensorStore):
                 are_gone = release
             finally:
                 self.watch.end_use(handles, release=release, are_gone=are_gone)
+
+    def _end_use(self, entry: Entry, *, keep: bool, release: bool) -> None:
+        # A call that finds only some of its tensors renews their leases, too.
+        super()._end_use(entry, keep=keep, release=release)
+        if self.watch is not None:
+            self.watch.renewed(entry.handle)

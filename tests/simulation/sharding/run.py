@@ -130,7 +130,7 @@ class Run:
         self._codecs = reply_codecs()
         self._expiry = Expiry(
             clock,
-            {"averages": self.registry.expire, "accumulators": self._lifetimes.expire},
+            {"averages": self.registry.factory.expire, "accumulators": self._lifetimes.expire},
             {},
             _EXPIRY_INTERVAL,
         )
@@ -138,7 +138,12 @@ class Run:
     @property
     def used(self) -> tuple[int, int, int, int]:
         """The memory, the bookkeeping, the waiting calls and the accumulators that it counts."""
-        return self.memory.used, self._bench.bookkeeping.used, self.registry.waiters.used, self.registry.count.used
+        return (
+            self.memory.used,
+            self._bench.bookkeeping.used,
+            self.registry.factory.waiters.used,
+            self.registry.factory.count.used,
+        )
 
     async def start(self) -> None:
         """Restores what is on disk, and begins to serve."""

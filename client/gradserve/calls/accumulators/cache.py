@@ -19,7 +19,7 @@ from gradserve.calls.accumulators.creation import (
     list_accumulators,
 )
 from gradserve.calls.accumulators.kept import KeptMemory
-from gradserve.calls.accumulators.session import AccumulatorSession, Watch, not_durable, settle
+from gradserve.calls.accumulators.session import RoundSession, Watch, not_durable, settle
 from gradserve.calls.accumulators.sharding.shard import Parts, Uncounted, add_plan, as_wish, is_of_earlier, is_sharded
 from gradserve.calls.accumulators.sharding.wire import ShardedWire
 from gradserve.calls.accumulators.wire import AccumulatorWire
@@ -254,7 +254,7 @@ class _AccumulatorsOfServer:
         )
         info = accumulator_pb2.AccumulatorInfo(accumulator=ref)
         spec = SparseSpec if handle.kind is AccumulatorKind.SPARSE else DenseSpec
-        session = self.watch.session(ref) or AccumulatorSession(info, self._memory)
+        session = self.watch.session(ref) or RoundSession(info, self._memory)
         return self._wire(session, Components.of_one_tensor(spec(handle.dtype)))
 
     def delete(
@@ -299,7 +299,7 @@ class _AccumulatorsOfServer:
         options: AccumulatorOptions,
         *,
         is_private: bool,
-    ) -> AccumulatorSession:
+    ) -> RoundSession:
         """Returns the session of an accumulator that was created.
 
         Args:
@@ -308,7 +308,7 @@ class _AccumulatorsOfServer:
             options: What the program asked for.
             is_private: Whether it ends with this client.
         """
-        session = AccumulatorSession(
+        session = RoundSession(
             info,
             self._memory,
             partial(self.made, request, is_private=is_private),
@@ -330,7 +330,7 @@ class _AccumulatorsOfServer:
         return self._wire(session, components, has_default_workers=not options.deterministic)
 
     def _wire(
-        self, session: AccumulatorSession, components: Components, *, has_default_workers: bool = True
+        self, session: RoundSession, components: Components, *, has_default_workers: bool = True
     ) -> AccumulatorWire:
         kind = AimedWire if self.target else AccumulatorWire
         return kind(

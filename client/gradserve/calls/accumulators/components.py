@@ -19,17 +19,15 @@ from gradserve_protocol.arrays import AnyArray, DType
 from gradserve_protocol.errors import InvalidArgumentError
 from gradserve_protocol.gpu import GpuArray
 from gradserve_protocol.printing import first_items
-from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 
 ComponentSpec: TypeAlias = DenseSpec | SparseSpec
 Sent: TypeAlias = Value | GpuArray | TensorHandle
 """A gradient of a component, as it is sent."""
-Missing: TypeAlias = Literal["error", "zeros"]
+Missing: TypeAlias = Literal["error", "zeros", "skip"]
+"""The treatment of a component without a gradient: an error, zeros, or no value at all."""
 ONLY = ""
 """The name of the component of an accumulator of one tensor."""
-_FIELD = "gradient"
-_GRADIENT = Argument("the gradient", _FIELD)
 _INT64 = np.dtype(np.int64)
 _NOTHING = np.empty(0)
 
@@ -43,17 +41,19 @@ class Component:
         dtype: The dtype of its gradients.
         shape: Its shape, with -1 for an unknown dimension; None if it is not known at all.
         is_sparse: Whether its gradients are IndexedSlices.
+        given_as: The argument in which its gradients are given, and how messages call them.
     """
 
     name: str
     dtype: DType
     shape: tuple[int, ...] | None
     is_sparse: bool
+    given_as: str = "gradient"
 
     @property
     def title(self) -> str:
         """The component, as error messages call it."""
-        return f"component {self.name!r}" if self.name else "the gradient"
+        return f"component {self.name!r}" if self.name else f"the {self.given_as}"
 
     def __str__(self) -> str:
         sizes = "of any shape" if self.shape is None else str(self.shape).replace("-1", "?")
@@ -87,7 +87,7 @@ class Component:
         if sizes is None or -1 in sizes:
             raise InvalidArgumentError(
                 f"expected a gradient of {self.title}, got none; zeros cannot replace it, as its shape is not known",
-                field=_FIELD,
+                field=self.given_as,
             )
         if self.is_sparse:
             return IndexedSlices(np.zeros((0, *sizes), self.dtype), np.zeros(0, np.int64))
@@ -98,39 +98,46 @@ class Component:
         return InvalidArgumentError(
             f"expected a gradient of {self.title}, got {got}; pass zeros for a parameter without a gradient, or make "
             "the accumulator with missing='zeros'",
-            field=_FIELD,
+            field=self.given_as,
         )
 
     @cached_property
     def _argument(self) -> Argument:
-        return Argument(self.title, _FIELD)
+        return Argument(self.title, self.given_as)
 
     def _slices(self, slices: IndexedSlices) -> IndexedSlices:
-        values = as_array_of(self.dtype, slices.values, Argument(f"the values of {self.title}", _FIELD))
-        where = Argument(f"the indices of {self.title}", f"{_FIELD}.indices")
+        values = as_array_of(self.dtype, slices.values, Argument(f"the values of {self.title}", self.given_as))
+        where = Argument(f"the indices of {self.title}", f"{self.given_as}.indices")
         indices = as_array(slices.indices, where)
         if indices.size and indices.dtype.kind not in "iu":
             raise where.error_saying("integers", f"an array of {indices.dtype}")
         shape = slices.dense_shape
         if shape is not None:
-            shape = as_shape(shape, Argument(f"the dense_shape of {self.title}", f"{_FIELD}.dense_shape"))
+            shape = as_shape(shape, Argument(f"the dense_shape of {self.title}", f"{self.given_as}.dense_shape"))
         return IndexedSlices(values, as_array_of(_INT64, indices, where), shape)
 
 
 class Components:
-    """All components of an accumulator, and the tree they form."""
+    """All components of an accumulator or of parameters, and the tree they form."""
 
-    def __init__(self, components: Mapping[str, Component], structure: Structure, has_zeros: bool) -> None:
+    def __init__(
+        self,
+        components: Mapping[str, Component],
+        structure: Structure,
+        missing: Missing = "error",
+        given_as: str = "gradient",
+    ) -> None:
         self._components = components
         self._structure = structure
-        self._has_zeros = has_zeros
+        self._missing = missing
+        self._gradient = Argument(f"the {given_as}", given_as)
 
     @classmethod
     def of_one_tensor(cls, spec: ComponentSpec) -> Self:
         """Returns the one nameless component of an accumulator of one tensor."""
         component = _component(ONLY, spec, dtype=Argument("dtype"), shape=Argument("shape"))
         leaves, structure = taken_apart({ONLY: component}, Argument("dtype"))
-        return cls(leaves, structure, False)
+        return cls(leaves, structure)
 
     @classmethod
     def of_tree(cls, tree: Tree, missing: Missing) -> Self:
@@ -143,9 +150,9 @@ class Components:
         Raises:
             InvalidArgumentError: It is not such a tree.
         """
-        has_zeros = as_choice(missing, ("error", "zeros"), Argument("missing")) == "zeros"
+        treatment: Any = as_choice(missing, ("error", "zeros"), Argument("missing"))
         leaves, structure = taken_apart(tree, Argument("components"))
-        return cls({name: _component_like(name, leaf) for name, leaf in leaves.items()}, structure, has_zeros)
+        return cls({name: component_like(name, leaf) for name, leaf in leaves.items()}, structure, treatment)
 
     def __iter__(self) -> Iterator[Component]:
         return iter(self._components.values())
@@ -154,14 +161,14 @@ class Components:
         return first_items(map(str, self), len(self._components))
 
     def gradient(self, tree: Tree) -> dict[str, Sent]:
-        """Converts a gradient to what is sent for each component.
+        """Converts a gradient to what is sent for each component that it has.
 
         Raises:
             InvalidArgumentError: A component is missing, unknown, or cannot be sent.
         """
         # Most gradients are arrays by name that need no conversion: with many components, this takes half of the time.
         is_by_name = type(tree) is dict and tree.keys() == self._components.keys()
-        leaves = tree if is_by_name else leaves_of(tree, self._components.keys(), _GRADIENT)
+        leaves = tree if is_by_name else leaves_of(tree, self._components.keys(), self._gradient)
         values: dict[str, Sent] = {}
         for name, component in self._components.items():
             value = leaves.get(name)
@@ -172,11 +179,11 @@ class Components:
                 and not component.is_sparse
             ):
                 values[name] = value
-            elif value is not None or not name:
+            elif value is not None or not (name or self._missing == "skip"):
                 values[name] = component.value(value)
-            elif self._has_zeros:
+            elif self._missing == "zeros":
                 values[name] = component.zeros()
-            else:
+            elif self._missing == "error":
                 raise component.missing(None if name in leaves else "none")
         return values
 
@@ -186,10 +193,10 @@ class Components:
         return ordered, self._structure.filled(ordered)
 
 
-def _component_like(name: str, leaf: Any) -> Component:
-    """Returns the component for a leaf of the tree that an accumulator is made of."""
-    title = f"component {name!r}" if name else "components"
-    argument = Argument(title, "components")
+def component_like(name: str, leaf: Any, field: str = "components") -> Component:
+    """Returns the component for a leaf of the tree that an accumulator is made of, which is the argument `field`."""
+    title = f"component {name!r}" if name else field
+    argument = Argument(title, field)
     if isinstance(leaf, DenseSpec | SparseSpec):
         spec: ComponentSpec = leaf
     elif (slices := as_slices(leaf)) is not None:
@@ -215,7 +222,7 @@ def _component(name: str, spec: ComponentSpec, *, dtype: Argument, shape: Argume
 
 
 def arrays_of(values: Mapping[str, Sent]) -> tuple[list[AnyArray], bool]:
-    """Returns the arrays of a gradient, in the order in which `add_gradient` takes their messages.
+    """Returns the arrays of a gradient, in the order in which `add_values` takes their messages.
 
     Also returns whether it has handles.
     """
@@ -232,7 +239,7 @@ def arrays_of(values: Mapping[str, Sent]) -> tuple[list[AnyArray], bool]:
 
 
 def without_arrays(values: Mapping[str, Sent]) -> dict[str, Sent]:
-    """Returns what `add_gradient` needs of a gradient beside the messages of its arrays."""
+    """Returns what `add_values` needs of a gradient beside the messages of its arrays."""
     return {
         name: value
         if isinstance(value, TensorHandle)
@@ -243,15 +250,11 @@ def without_arrays(values: Mapping[str, Sent]) -> dict[str, Sent]:
     }
 
 
-def add_gradient(
-    request: messages_pb2.ApplyGradientRequest | messages_pb2.PushPullRequest | messages_pb2.StageGradientRequest,
-    values: Mapping[str, Sent],
-    tensors: Sequence[tensor_pb2.Tensor],
-) -> None:
-    """Adds a gradient to a request, with the messages of its arrays."""
+def add_values(field: Any, values: Mapping[str, Sent], tensors: Sequence[tensor_pb2.Tensor]) -> None:
+    """Adds values of components to a repeated field of a request, with the messages of their arrays."""
     supply = iter(tensors)
     for name, value in values.items():
-        part = request.gradient.add(name=name)
+        part = field.add(name=name)
         if isinstance(value, np.ndarray | GpuArray):
             part.dense.CopyFrom(next(supply))
         elif isinstance(value, IndexedSlices):
@@ -264,11 +267,16 @@ def add_gradient(
             part.dense.handle = value.handle
 
 
-def receive_values(reply: Reply, progress: Progress | None, *, in_place: bool) -> Operation[dict[str, Value]]:
-    """Returns the components of the average in a reply, by name; read-only ones if they may be memory of the server."""
-    message: accumulator_pb2.Average = reply.message.average
+def receive_values(
+    reply: Reply,
+    parts: Sequence[accumulator_pb2.ComponentGradient],
+    progress: Progress | None,
+    *,
+    in_place: bool,
+) -> Operation[dict[str, Value]]:
+    """Returns the components in a reply, by name; read-only ones if they may be memory of the server."""
     tensors: list[tensor_pb2.Tensor] = []
-    for part in message.components:
+    for part in parts:
         tensors += [part.sparse.indices, part.sparse.values] if part.HasField("sparse") else [part.dense]
     received = yield from receive_results(reply, tensors, progress)
     if in_place:
@@ -277,7 +285,7 @@ def receive_values(reply: Reply, progress: Progress | None, *, in_place: bool) -
             array.flags.writeable = False
     arrays = iter(received)
     components: dict[str, Value] = {}
-    for part in message.components:
+    for part in parts:
         if part.HasField("sparse"):
             indices = next(arrays)
             components[part.name] = IndexedSlices(next(arrays), indices, tuple(part.sparse.dense_shape.dims))

@@ -46,7 +46,7 @@ def creation_of(
     """Returns the request that creates an accumulator, or finds the one with this name, spec and lifetime."""
     container = as_text(options.container, Argument("container"))
     spec = accumulator_pb2.AccumulatorSpec(
-        components=map(_component_message, components),
+        components=map(component_message, components),
         reduction=_REDUCTIONS[as_choice(options.reduction_type, tuple(_REDUCTIONS), Argument("reduction_type"))],
         **plain_fields(
             accumulator_pb2.AccumulatorSpec,
@@ -129,7 +129,8 @@ def described(info: accumulator_pb2.AccumulatorInfo) -> AccumulatorInfo:
     )
 
 
-def _component_message(component: Component) -> accumulator_pb2.ComponentSpec:
+def component_message(component: Component) -> accumulator_pb2.ComponentSpec:
+    """Returns the message of a component."""
     return accumulator_pb2.ComponentSpec(
         name=component.name,
         dtype=to_data_type(component.dtype),

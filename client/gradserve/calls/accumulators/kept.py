@@ -3,12 +3,11 @@
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from gradserve.calls.identity import CallId
 from gradserve_protocol.arrays import AnyArray, Array, host_array
 from gradserve_protocol.memory.pool import BufferPool
-from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import tensor_pb2
 
 DEFAULT_KEPT_BYTES = 1 << 30
@@ -16,8 +15,22 @@ _IDLE_BYTES = 256 << 20
 _REQUEST_BYTES = 2048
 """The memory of a kept request, beside its arrays."""
 
-MakeRequest: TypeAlias = Callable[[Sequence[tensor_pb2.Tensor]], messages_pb2.ApplyGradientRequest]
-"""Makes the request of an apply from the messages of its arrays."""
+MakeRequest: TypeAlias = Callable[[Sequence[tensor_pb2.Tensor]], Any]
+"""Makes the request that adds a contribution from the messages of its arrays."""
+
+
+class Answer(Protocol):
+    """The part of an answer that tells the round of a contribution; see `service.Accepted`."""
+
+    @property
+    def round(self) -> int:
+        """The number of the round that it is in."""
+        ...
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds that have ended."""
+        ...
 
 
 class KeptMemory:
@@ -99,7 +112,7 @@ class KeptGradients:
     def accepted(
         self,
         call: CallId,
-        answer: messages_pb2.ApplyGradientResponse,
+        answer: Answer,
         server: str,
         request: MakeRequest,
         arrays: Sequence[AnyArray] | None,
@@ -129,7 +142,7 @@ class KeptGradients:
                     call, answer.round, server, None if copies is None else request, copies
                 )
 
-    def again(self, gradient: KeptGradient, answer: messages_pb2.ApplyGradientResponse, server: str) -> None:
+    def again(self, gradient: KeptGradient, answer: Answer, server: str) -> None:
         """Notes that a server has accepted a gradient again."""
         if answer.num_rounds >= answer.round:
             self.forget([gradient])

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
+from gradserve.calls.accumulators.contributions import Contribution
 from gradserve.calls.accumulators.operations import AccumulatorCalls
-from gradserve.calls.accumulators.wire import Contribution
 from gradserve.calls.exchange import Operation, tracked
 from gradserve.conversion.plain import as_choice
 from gradserve.conversion.trees import Tree

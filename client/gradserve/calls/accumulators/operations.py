@@ -12,7 +12,8 @@ from typing import Any, Protocol, cast
 from numpy.typing import NDArray
 
 from gradserve.calls.accumulators.components import ONLY
-from gradserve.calls.accumulators.wire import AccumulatorWire, Contribution
+from gradserve.calls.accumulators.contributions import Contribution
+from gradserve.calls.accumulators.wire import AccumulatorWire
 from gradserve.calls.exchange import Operation, check_timeout, tracked
 from gradserve.results import (
     AccumulatorHandle,

@@ -1,6 +1,6 @@
-"""Accumulators as a client has opened them: what each needs to go on after a restart of the server, and a watch.
+"""Accumulators and parameters as a client has opened them: what each needs to go on after a restart of the server.
 
-The watch is over the gradients that they keep, however busy the program is.
+A watch is over the contributions that they keep, however busy the program is.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gradserve.calls.accumulators.kept import KeptGradient, KeptGradients, KeptMemory, MakeRequest
+from gradserve.calls.accumulators.service import ACCUMULATORS, Accepted, Info, RoundService, without_run
 from gradserve.calls.exchange import Background, Operation, Pause, Reply, Unary
 from gradserve.calls.identity import CallId
 from gradserve.calls.retries import is_of_another_run
@@ -25,10 +26,8 @@ from gradserve_protocol.errors import (
     NotDurableError,
     NotFoundError,
 )
-from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 
-_SERVICE = "AccumulatorService"
 _Key = tuple[str, ...]
 _INTERVAL_SECONDS = 1.0
 """The pause of a watch before it asks again."""
@@ -40,39 +39,32 @@ _PAUSE_SECONDS = 0.02
 Refusals: TypeAlias = tuple[type[GradserveError], ...]
 _REFUSED: Refusals = (AbortedError, InvalidArgumentError)
 
-RequestOfAccumulator: TypeAlias = (
-    messages_pb2.ApplyGradientRequest
-    | messages_pb2.PushPullRequest
-    | messages_pb2.TakeGradientRequest
-    | messages_pb2.ReadAverageRequest
-    | messages_pb2.GetNumAccumulatedRequest
-    | messages_pb2.SetGlobalStepRequest
-    | messages_pb2.EndEpochRequest
-    | messages_pb2.GetAccumulatorRequest
-)
 
+class RoundSession:
+    """An accumulator or parameters as a client has opened them, and what it would lose with the server.
 
-class AccumulatorSession:
-    """The name of an accumulator, and what this client would lose with the server. Safe to use from several threads.
+    Safe to use from several threads.
 
-    Every request names the run of the server that it is for, so another one refuses it. Then the accumulator is opened
-    again, gradients that the restart has lost are sent again, and the request is made for the new run.
+    Every request names the run of the server that it is for, so another one refuses it. Then the resource is opened
+    again, contributions that the restart has lost are sent again, and the request is made for the new run.
 
     Attributes:
-        ref: The accumulator's name, with its incarnation and the server's.
+        service: The service of the resource.
+        ref: The resource's name, with its incarnation and the server's.
         epoch: The latest known epoch of a sharded accumulator at its home.
-        kept: The gradients that are not durable yet; None if the client keeps none.
-        is_private: Whether the accumulator ends with this client.
-        ends_when_lost: Whether every call raises LostError once the server has lost the accumulator.
+        kept: The contributions that are not durable yet; None if the client keeps none.
+        is_private: Whether the resource ends with this client.
+        ends_when_lost: Whether every call raises LostError once the server has lost the resource.
     """
 
     def __init__(
         self,
-        info: accumulator_pb2.AccumulatorInfo,
+        info: Info,
         memory: KeptMemory,
-        create: Callable[[], Operation[accumulator_pb2.AccumulatorInfo]] | None = None,
+        create: Callable[[], Operation[Info]] | None = None,
         keeping: Callable[[], Operation[None]] | None = None,
         *,
+        service: RoundService = ACCUMULATORS,
         is_private: bool = False,
         ends_when_lost: bool = False,
     ) -> None:
@@ -80,16 +72,18 @@ class AccumulatorSession:
 
         Args:
             info: The description, of which only the name need be set.
-            memory: The memory of kept gradients.
-            create: Creates it again; needed if it does not survive the server.
-            keeping: Called when a gradient is kept.
+            memory: The memory of kept contributions.
+            create: Creates it again if it does not survive the server. None: the session ends with it.
+            keeping: Called when a contribution is kept.
+            service: The service of the resource.
             is_private: Whether it ends with this client.
-            ends_when_lost: Whether no call is to reach an accumulator that was created again.
+            ends_when_lost: Whether no call is to reach a resource that was created again.
         """
+        self.service = service
         self.is_private = is_private
         self.ends_when_lost = ends_when_lost
-        self.ref = _named(info)
-        self.epoch = info.epoch
+        self.ref = service.named(info)
+        self.epoch = _epoch(info)
         self._create = create
         self._keeping = keeping
         self._lock = threading.Lock()
@@ -104,20 +98,20 @@ class AccumulatorSession:
         self._is_lost_with_server = is_watched and durability == accumulator_pb2.DURABILITY_NONE
         if is_watched and durability == accumulator_pb2.DURABILITY_ROUND:
             self.kept = KeptGradients(memory)
-        self._step = info.global_step
+        self._step = service.step(info)
         self._round = 0
         self._num_accepted = 0
 
     @property
     def title(self) -> str:
-        """The accumulator, as messages call it."""
-        return f"accumulator '{self.ref.container}/{self.ref.name}'"
+        """The resource, as messages call it."""
+        return f"{self.service.subject} '{self.ref.container}/{self.ref.name}'"
 
     def check(self) -> None:
         """Tells the program what was lost, once, and each time that the session has ended.
 
         Raises:
-            LostError: A restart of the server has lost something, or the accumulator with which the session ends.
+            LostError: A restart of the server has lost something, or the resource with which the session ends.
         """
         self.tell_loss()
         if self._end is not None:
@@ -137,10 +131,10 @@ class AccumulatorSession:
 
     @property
     def notes_gradients(self) -> bool:
-        """Returns True if `accepted` needs to know of gradients."""
+        """Returns True if `accepted` needs to know of contributions."""
         return self.kept is not None or self._is_lost_with_server
 
-    def renew(self, request: RequestOfAccumulator) -> Operation[None]:
+    def renew(self, request: Any) -> Operation[None]:
         """Makes a request one for the present run of the server, which has refused it as one for an earlier run.
 
         Raises:
@@ -156,32 +150,32 @@ class AccumulatorSession:
 
     def accepted(
         self,
-        request: messages_pb2.ApplyGradientRequest,
-        answer: messages_pb2.ApplyGradientResponse,
+        request: Any,
+        answer: Accepted,
         again: MakeRequest,
         arrays: Sequence[AnyArray] | None,
     ) -> Operation[None]:
-        """Notes a gradient that the server has accepted.
+        """Notes a contribution that the server has accepted.
 
         Args:
             request: The request.
-            answer: The answer.
+            answer: What the answer says.
             again: Makes the request again.
-            arrays: The arrays of the gradient; None if the client does not have them all.
+            arrays: The arrays of the contribution; None if the client does not have them all.
         """
         if self._is_lost_with_server:
             self._count(answer)
         elif self.kept is not None:
-            server = request.accumulator.server_incarnation
+            server = self.service.ref(request).server_incarnation
             call = CallId(request.request_id.client_id, request.request_id.sequence)
             self.kept.accepted(call, answer, server, again, arrays)
             if len(self.kept) and self._keeping is not None:
                 yield from self._keeping()
 
-    def learned(self, request: RequestOfAccumulator, num_rounds: int, step: int | None = None) -> None:
+    def learned(self, request: Any, num_rounds: int, step: int | None = None) -> None:
         """Notes that so many rounds have ended, as the answer to a request says, and the step."""
         if self.kept is not None:
-            self.kept.learned(request.accumulator.server_incarnation, num_rounds)
+            self.kept.learned(self.service.ref(request).server_incarnation, num_rounds)
         if step is not None:
             with self._lock:
                 self._step = step
@@ -205,32 +199,33 @@ class AccumulatorSession:
             return
         if kept.accepted_elsewhere(self.ref.server_incarnation):
             yield from self._reopen_alone()
-        request = messages_pb2.GetNumAccumulatedRequest(accumulator=self.ref)
+        service = self.service
+        request = service.request(service.ask, self.ref)
         renewal = partial(self._renew, request)
-        call = Unary(_SERVICE, "GetNumAccumulated", request, at_most=at_most, renewal=renewal)
         try:
-            reply: messages_pb2.GetNumAccumulatedResponse = yield call
+            reply = yield Unary(service.name, service.ask.name, request, at_most=at_most, renewal=renewal)
         except NotFoundError:
             kept.forget()
         else:
-            self.learned(request, reply.num_rounds)
+            self.learned(request, service.num_ended(reply))
 
     def deleted(self) -> None:
-        """Forgets what was kept, as this client has deleted the accumulator."""
+        """Forgets what was kept, as this client has deleted the resource."""
         if self.kept is not None:
             self.kept.forget()
 
     # After a restart
 
-    def _renew(self, request: RequestOfAccumulator) -> Operation[None]:
-        """Opens the accumulator again unless another call has, and makes a request one for the new run."""
-        self._ended_runs.add(request.accumulator.server_incarnation)
-        while request.accumulator.server_incarnation == self.ref.server_incarnation:
+    def _renew(self, request: Any) -> Operation[None]:
+        """Opens the resource again unless another call has, and makes a request one for the new run."""
+        ref = self.service.ref(request)
+        self._ended_runs.add(ref.server_incarnation)
+        while ref.server_incarnation == self.ref.server_incarnation:
             yield from self._reopen_alone()
-        request.accumulator.CopyFrom(self.ref)
+        ref.CopyFrom(self.ref)
 
     def _reopen_alone(self) -> Operation[None]:
-        """Opens the accumulator again; waits instead while another call does."""
+        """Opens the resource again; waits instead while another call does."""
         with self._lock:
             is_alone, self._is_reopening = not self._is_reopening, True
         if not is_alone:
@@ -253,19 +248,19 @@ class AccumulatorSession:
         if self._is_lost_with_server and self._create is not None:
             info = yield from self._create()
         else:
-            request = messages_pb2.GetAccumulatorRequest(accumulator=self.ref)
-            request.accumulator.server_incarnation = ""
             try:
-                reply: messages_pb2.GetAccumulatorResponse = yield Unary(_SERVICE, "GetAccumulator", request)
+                info = yield from self.service.described(without_run(self.ref))
             except NotFoundError:
                 if self.kept is not None and (num_lost := self.kept.forget()):
                     self._lose(
                         num_lost,
-                        f"{self.title} is gone since the server was started again, and {_accepted(num_lost)} with it",
+                        f"{self.title} is gone since the server was started again, and {self._accepted(num_lost)} with "
+                        "it",
                     )
+                elif self._is_lost_with_server and self.ref.incarnation:
+                    self._end_lost()
                 raise
-            info = reply.info
-        ref = _named(info)
+        ref = self.service.named(info)
         if ref.server_incarnation in self._ended_runs:
             raise AbortedError(
                 f"expected one server, or a list of all servers of a cluster, got an address that leads to different "
@@ -277,15 +272,19 @@ class AccumulatorSession:
             if num_lost:
                 self._lose(
                     num_lost,
-                    f"the server was started again, and has lost {_accepted(num_lost)} for "
+                    f"the server was started again, and has lost {self._accepted(num_lost)} for "
                     f"{self.title}, which cannot be sent again: {reason}",
                 )
         elif ref.incarnation != self.ref.incarnation:
             self._lose_all(info)
-        self.ref, self.epoch = ref, info.epoch
+        self.ref, self.epoch = ref, _epoch(info)
 
-    def _send_again(self, kept: KeptGradients, ref: accumulator_pb2.AccumulatorRef) -> Operation[tuple[int, str]]:
-        """Sends gradients that a run of the server has lost to another one; returns how many cannot be, and why."""
+    def _send_again(self, kept: KeptGradients, ref: Any) -> Operation[tuple[int, str]]:
+        """Sends contributions that a run of the server has lost to another one.
+
+        Returns:
+            How many cannot be sent, and why.
+        """
         num_lost, reason = 0, ""
         for each in kept.accepted_elsewhere(ref.server_incarnation):
             if each.request is None or each.arrays is None:
@@ -300,30 +299,36 @@ class AccumulatorSession:
                     why = str(error)
                 else:
                     if reply.message.outcome == accumulator_pb2.APPLY_OUTCOME_ACCEPTED:
-                        kept.again(each, reply.message, ref.server_incarnation)
+                        kept.again(each, self.service.accepted(reply.message), ref.server_incarnation)
                         continue
-                    why = "another gradient of the worker is in the round"
+                    why = f"another {self.service.contribution} of the worker is in the round"
             num_lost, reason = num_lost + kept.forget([each]), why
         return num_lost, reason
 
-    def _send(
-        self, request: MakeRequest, arrays: Sequence[Array], ref: accumulator_pb2.AccumulatorRef
-    ) -> Operation[Reply]:
-        def again(tensors: Sequence[tensor_pb2.Tensor]) -> messages_pb2.ApplyGradientRequest:
+    def _send(self, request: MakeRequest, arrays: Sequence[Array], ref: Any) -> Operation[Reply]:
+        def again(tensors: Sequence[tensor_pb2.Tensor]) -> Any:
             message = request(tensors)
-            message.accumulator.CopyFrom(ref)
+            self.service.ref(message).CopyFrom(ref)
             message.accepted_before = True
             return message
 
-        return call_with_arrays(_SERVICE, "ApplyGradient", arrays, again, released=True)
+        return call_with_arrays(self.service.name, self.service.apply.name, arrays, again, released=True)
 
-    def _lose_all(self, info: accumulator_pb2.AccumulatorInfo) -> None:
-        """Notes what was lost with an accumulator that the server did not keep."""
+    def _end_lost(self) -> None:
+        """Ends the session, as the server did not keep the resource, and this client cannot create it again."""
+        message = (
+            f"the server was started again, and has lost {self.title} at step {self._step}, as durability 'none' says: "
+            "a new call to the client's method that made this object creates a new one"
+        )
+        self._end = LostError(message, accumulator=self.ref.name, num_gradients=self._num_accepted)
+
+    def _lose_all(self, info: Info) -> None:
+        """Notes what was lost with a resource that the server did not keep."""
         num_lost, step = self._num_accepted, self._step
-        self._num_accepted, self._round, self._step = 0, 0, info.global_step
+        self._num_accepted, self._round, self._step = 0, 0, self.service.step(info)
         message = (
             f"the server was started again, and has lost {self.title}, whose durability is none: "
-            f"its step, {step}, its averages, and since that step {_accepted(num_lost)}; it has been created again"
+            f"its step, {step}, its averages, and since that step {self._accepted(num_lost)}; it has been created again"
         )
         if num_lost or step:
             self._lose(num_lost, message)
@@ -335,33 +340,25 @@ class AccumulatorSession:
             earlier = 0 if self._loss is None else self._loss.num_gradients
             self._loss = LostError(message, accumulator=self.ref.name, num_gradients=earlier + num_gradients)
 
-    def _count(self, answer: messages_pb2.ApplyGradientResponse) -> None:
+    def _count(self, answer: Accepted) -> None:
         with self._lock:
             if answer.round != self._round:
                 self._round, self._num_accepted = answer.round, 0
             self._num_accepted += answer.round > answer.num_rounds
-            self._step = answer.global_step
+            self._step = answer.step
+
+    def _accepted(self, number: int) -> str:
+        return f"{self.service.counted(number)} that it had accepted from this client"
 
 
-def _named(info: accumulator_pb2.AccumulatorInfo) -> accumulator_pb2.AccumulatorRef:
-    ref = accumulator_pb2.AccumulatorRef()
-    ref.CopyFrom(info.accumulator)
-    ref.server_incarnation = info.server_incarnation
-    return ref
-
-
-def _accepted(number: int) -> str:
-    return (
-        "1 gradient that it had accepted from this client"
-        if number == 1
-        else (f"{number} gradients that it had accepted from this client")
-    )
+def _epoch(info: Info) -> int:
+    return info.epoch if isinstance(info, accumulator_pb2.AccumulatorInfo) else 0
 
 
 class Watch:
-    """The accumulators of one client, and a background operation that asks about gradients kept for long.
+    """The accumulators and parameters of one client, and a background operation that asks about what it keeps for long.
 
-    So a gradient that a restart has lost is sent again while the program computes, or waits for something else, and
+    So a contribution that a restart has lost is sent again while the program computes, or waits for something else, and
     memory of rounds that others have ended is released. Of rounds that take less than a second, it never asks.
 
     Safe to use from several threads.
@@ -369,31 +366,31 @@ class Watch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sessions: dict[_Key, AccumulatorSession] = {}
+        self._sessions: dict[_Key, RoundSession] = {}
         self._is_watching = False
 
-    def session(self, ref: accumulator_pb2.AccumulatorRef) -> AccumulatorSession | None:
+    def session(self, ref: accumulator_pb2.AccumulatorRef) -> RoundSession | None:
         """Returns the session of an accumulator that the client has opened, by its name and incarnation."""
-        return self._sessions.get(_key(ref)) if ref.incarnation else None
+        return self._sessions.get(_key(ACCUMULATORS, ref)) if ref.incarnation else None
 
-    def add(self, session: AccumulatorSession) -> AccumulatorSession:
+    def add(self, session: RoundSession) -> RoundSession:
         """Adds a session; returns it, or the one that there is already."""
-        key = _key(session.ref)
+        key = _key(session.service, session.ref)
         if session.ends_when_lost:
             key += (str(id(session)),)  # each of them ends by itself
         with self._lock:
             return self._sessions.setdefault(key, session)
 
-    def remove(self, container: str, name: str) -> None:
-        """Removes an accumulator that was deleted."""
+    def remove(self, container: str, name: str, service: RoundService = ACCUMULATORS) -> None:
+        """Removes a resource of a service that was deleted."""
         with self._lock:
-            keys = [key for key in self._sessions if key[:2] == (container, name)]
+            keys = [key for key in self._sessions if key[:3] == (service.name, container, name)]
             gone = [self._sessions.pop(key) for key in keys]
         for session in gone:
             session.deleted()
 
     def check(self) -> None:
-        """Tells the program what was lost of any accumulator, once.
+        """Tells the program what was lost of any resource, once.
 
         Raises:
             LostError: A restart of the server has lost something.
@@ -410,8 +407,8 @@ class Watch:
         yield Background(self._watch)
 
     @property
-    def keeping(self) -> list[AccumulatorSession]:
-        """The accumulators of which gradients are kept."""
+    def keeping(self) -> list[RoundSession]:
+        """The resources of which contributions are kept."""
         with self._lock:
             return [each for each in self._sessions.values() if each.kept]
 
@@ -426,7 +423,7 @@ class Watch:
             with self._lock:
                 self._is_watching = False
 
-    def _oldest(self) -> dict[AccumulatorSession, KeptGradient]:
+    def _oldest(self) -> dict[RoundSession, KeptGradient]:
         with self._lock:
             found = {each: each.kept.oldest for each in self._sessions.values() if each.kept}
             kept = {session: gradient for session, gradient in found.items() if gradient is not None}
@@ -435,22 +432,22 @@ class Watch:
             return kept
 
 
-def _asked(session: AccumulatorSession) -> Operation[None]:
+def _asked(session: RoundSession) -> Operation[None]:
     try:
         yield from session.ask()
     except GradserveError:
         return  # it is asked again, and the program's own calls say what is wrong
 
 
-def _key(ref: accumulator_pb2.AccumulatorRef) -> _Key:
-    return ref.container, ref.name, ref.incarnation
+def _key(service: RoundService, ref: Any) -> _Key:
+    return service.name, ref.container, ref.name, ref.incarnation
 
 
 def settle(watch: Watch, seconds: float) -> Operation[None]:
-    """Waits until no gradient is kept of accumulators that outlive the client; then forgets them in any case.
+    """Waits until nothing is kept of resources that outlive the client; then forgets it in any case.
 
     Args:
-        watch: The client's accumulators.
+        watch: The client's accumulators and parameters.
         seconds: How long to wait at most; 0 asks nothing.
 
     Raises:
@@ -478,16 +475,19 @@ def settle(watch: Watch, seconds: float) -> Operation[None]:
 
 def not_durable(watch: Watch, seconds: float) -> NotDurableError | None:
     """Returns the error that names what is not durable after some seconds; None if nothing is kept."""
-    gradients = {each.ref.name: len(each.kept or ()) for each in _outliving(watch)}
-    if not gradients:
+    outliving = _outliving(watch)
+    if not outliving:
         return None
-    what = ", ".join(f"{count} of accumulator {name!r}" for name, count in gradients.items())
+    counts = [(each, len(each.kept or ())) for each in outliving]
+    gradients = {each.ref.name: count for each, count in counts}
+    what = ", ".join(f"{count} of {each.service.subject} {each.ref.name!r}" for each, count in counts)
+    words = " and ".join(dict.fromkeys(f"{each.service.contribution}s" for each in outliving))
     return NotDurableError(
-        f"the client was closed after {seconds:g} s, and of its gradients that the server has accepted, {what} are in "
+        f"the client was closed after {seconds:g} s, and of its {words} that the server has accepted, {what} are in "
         "rounds that have not ended, which a crash of the server would lose",
         gradients=gradients,
     )
 
 
-def _outliving(watch: Watch) -> list[AccumulatorSession]:
+def _outliving(watch: Watch) -> list[RoundSession]:
     return [each for each in watch.keeping if not each.is_private]

@@ -9,6 +9,7 @@ import contextlib
 
 from gradserve.calls.client.accumulators import AccumulatorsOfClient
 from gradserve.calls.client.layers import LayersOfClient
+from gradserve.calls.client.parameters import ParametersOfClient
 from gradserve.calls.client.tensors import TensorsOfClient
 from gradserve.calls.combinators import at_target
 from gradserve.calls.exchange import Operation, check_timeout
@@ -18,7 +19,7 @@ from gradserve_protocol.errors import GradserveError
 from gradserve_protocol.server_status import ServerStatus
 
 
-class ClientCalls(AccumulatorsOfClient, LayersOfClient, TensorsOfClient):
+class ClientCalls(AccumulatorsOfClient, ParametersOfClient, LayersOfClient, TensorsOfClient):
     """Calls of `Client`."""
 
     def server_info(self) -> Operation[ServerInfo]:
@@ -39,14 +40,15 @@ class ClientCalls(AccumulatorsOfClient, LayersOfClient, TensorsOfClient):
         max_rounds: int = 20,
         max_workers: int = 50,
     ) -> Operation[ServerStatus]:
-        """Takes a picture of the server at work: accumulators with their last rounds, workers, bytes, calls, errors.
+        """Takes a picture of the server: accumulators and parameters with their last rounds, workers, calls, errors.
 
         Args:
             container: The only container; empty for all in which the caller has a role.
-            name_contains: A part of "container/name" of accumulators and layers, whatever its case.
-            order: The order of accumulators: "latest" for those whose last round ended last, "name", "rate" for the
-                most rounds per second, "waiting" for the most waiting calls, or "bytes" for the most memory.
-            max_accumulators: How many accumulators to describe, at most 1,000.
+            name_contains: A part of "container/name" of accumulators, parameters and layers, whatever its case.
+            order: The order of accumulators and of parameters: "latest" for those whose last round ended last, "name",
+                "rate" for the most rounds per second, "waiting" for the most waiting calls, or "bytes" for the most
+                memory.
+            max_accumulators: How many accumulators to describe, and how many parameters, at most 1,000.
             max_rounds: How many of the last rounds of each, at most 20.
             max_workers: How many workers, at most 1,000.
 

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from gradserve.calls.accumulators.cache import AccumulatorCache
 from gradserve.calls.accumulators.components import Components, ComponentSpec
+from gradserve.calls.accumulators.contributions import Contribution
 from gradserve.calls.accumulators.creation import AccumulatorOptions
 from gradserve.calls.accumulators.operations import handle_of
-from gradserve.calls.accumulators.wire import AccumulatorWire, Contribution
+from gradserve.calls.accumulators.wire import AccumulatorWire
 from gradserve.calls.arguments import as_op_input
 from gradserve.calls.exchange import Operation, check_timeout
 from gradserve.calls.identity import RequestIds

@@ -251,6 +251,9 @@ class AsyncNetworkTransport(Network[AsyncServer]):
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
+    async def _work(self, run: Callable[[], Any]) -> Any:
+        return await asyncio.to_thread(run)
+
     async def _run_together(self, operations: Sequence[Operation[Any]]) -> list[Any]:
         return await ConcurrentSteps(self._perform, self._attempts).run(operations)
 

@@ -25,6 +25,7 @@ from gradserve.calls.exchange import (
     Track,
     Unary,
     Upload,
+    Work,
 )
 from gradserve.calls.retries import Attempt, Attempts
 from gradserve.transport.blocking.background import BackgroundThread
@@ -191,6 +192,9 @@ class NetworkTransport(Network[BlockingServer]):
     async def _pause(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 (no event loop runs it)
 
+    async def _work(self, run: Callable[[], Any]) -> Any:
+        return run()
+
     async def _run_together(self, operations: Sequence[Operation[Any]]) -> list[Any]:
         return ConcurrentSteps(self._perform, partial(_carry, self._servers), self._attempts).run(operations)
 
@@ -258,7 +262,7 @@ class ConcurrentSteps:
         match step:
             case Pause(seconds):
                 heapq.heappush(self._pauses, (time.monotonic() + seconds, next(self._numbers), member))
-            case Background() | DescribeTransport() | Allocate() | Track() | CleanUp():
+            case Background() | DescribeTransport() | Allocate() | Track() | CleanUp() | Work():
                 self._ended.put((member, lambda: completed(self._perform(step))))
             case Attempt():
                 call = ThreadedCall(partial(self._carry, step))

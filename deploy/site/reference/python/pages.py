@@ -38,14 +38,26 @@ def _all(_found: Documented) -> bool:
 
 _PARTS = ("gradserve.client", "gradserve.interceptors", "gradserve_protocol.tls")
 _ACCUMULATORS = ("gradserve.accumulators",)
+_PARAMETERS = ("gradserve.parameters", "gradserve.saved")
 _LAYERS = ("gradserve.batch_norm",)
 _OPS = ("gradserve.raw_ops", "gradserve.ops", "gradserve.calls.raw_ops")
 _ERRORS = ("gradserve_protocol.errors",)
-_ELSEWHERE = (*_PARTS, *_ACCUMULATORS, *_LAYERS, *_OPS, *_ERRORS)
+_ELSEWHERE = (*_PARTS, *_ACCUMULATORS, *_PARAMETERS, *_LAYERS, *_OPS, *_ERRORS)
 
 _PAGES = (
     _Page("client", "Client", "`import gradserve`", (("gradserve", _from(*_PARTS)),)),
     _Page("accumulators", "Accumulators", "`import gradserve`", (("gradserve", _from(*_ACCUMULATORS)),)),
+    _Page(
+        "parameters",
+        "Parameters",
+        "`import gradserve`",
+        (
+            ("gradserve", _from(*_PARAMETERS)),
+            ("gradserve.optim", _all),
+            ("gradserve.optim.flower", _all),
+            ("gradserve.reductions", _all),
+        ),
+    ),
     _Page("batch_norm", "Batch normalization layer", "`import gradserve`", (("gradserve", _from(*_LAYERS)),)),
     _Page("raw_ops", "Raw ops", "`client.raw_ops`", (("gradserve", _from(*_OPS)),)),
     _Page(

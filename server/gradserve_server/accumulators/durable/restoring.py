@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.factory import AccumulatorFactory
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournals, FileJournal, ShardJournal
@@ -104,14 +105,14 @@ async def restore_accumulators(journals: AccumulatorJournals, registry: Accumula
     """
     store = journals.store
     # Short-lived and in another thread, so it counts in no budget.
-    journals.new_state = lambda: Ledger(registry.new_call_memory(Budget(_ENDLESS, "bytes").reserve()))
+    journals.new_state = lambda: Ledger(registry.factory.new_call_memory(Budget(_ENDLESS, "bytes").reserve()))
     rows = store.rows(SELECT_ACCUMULATORS)
     if num_incoming(store):
         raise StateError(f"{store.path}: {RESIZED}")
     for number, container, name, *columns in rows:
         try:
             row = StoredAccumulator.of_row(number, container, name, *columns)
-            calls = registry.new_call_memory(registry.bookkeeping_of(row.key))
+            calls = registry.factory.new_call_memory(registry.factory.bookkeeping_of(row.key))
             averages = (average_in(store, allocate, *each) for each in average_rows(store, number))
             journal_of = partial(journals.begin_again, row.key, number, row.durability)
             accumulator = await make_again(store, row, registry, calls, journal_of, averages, allocate)
@@ -260,7 +261,7 @@ def _inspect_one(store: StateStore, reducer: Reducer, durability: str, row: tupl
         try:
             averages[average[0]] = average_in(store, np.empty, *average)
         except (StateError, *DAMAGES) as error:
-            damaged[average[0]] = _reason(error)
+            damaged[average[0]] = reason_of(error)
     step, num_gradients, damage = None, 0, None
     with suppress(StateError, *DAMAGES):
         ledger, _ = read_ledger(store, number, unlimited_calls())
@@ -268,7 +269,7 @@ def _inspect_one(store: StateStore, reducer: Reducer, durability: str, row: tupl
     try:
         asyncio.run(_make_again(store, reducer, StoredAccumulator.of_row(*row), averages.values()))
     except (StateError, *DAMAGES) as error:
-        damage = _reason(error)
+        damage = reason_of(error)
     key = ResourceKey(container, name)
     return Found(number, key, durability, step, num_gradients, tuple(averages), damaged, damage)
 
@@ -284,21 +285,28 @@ async def _make_again(
     Raises:
         StateError, DAMAGES: A server cannot make it again.
     """
-    memory = Budget(_ENDLESS, "bytes of tensor memory", ShareRules())
-    registry = AccumulatorRegistry(
-        places=Places(HostPlace("cpu", reducer, np.empty, InlineCompute(), memory)),
-        bookkeeping=Budget(_ENDLESS, "bytes of bookkeeping", ShareRules()),
-        limits=LimitsConfig(),
-        lifetimes=Lifetimes(lambda: 0.0, 1.0),
-        new_incarnation=str,
-    )
+    factory, lifetimes = unlimited_factory(reducer)
+    registry = AccumulatorRegistry(factory, lifetimes, new_incarnation=str)
     on_host = replace(row, spec=row.spec.on("cpu"))
     await make_again(store, on_host, registry, unlimited_calls(), lambda _: None, averages, np.empty)
     for _ in ShardJournal(store, row.number).read(np.empty):
         pass
 
 
-def _reason(error: Exception) -> str:
+def unlimited_factory(reducer: Reducer) -> tuple[AccumulatorFactory, Lifetimes]:
+    """Returns what makes accumulators on the host without limits, to inspect them with."""
+    lifetimes = Lifetimes(lambda: 0.0, 1.0)
+    memory = Budget(_ENDLESS, "bytes of tensor memory", ShareRules())
+    factory = AccumulatorFactory(
+        places=Places(HostPlace("cpu", reducer, np.empty, InlineCompute(), memory)),
+        bookkeeping=Budget(_ENDLESS, "bytes of bookkeeping", ShareRules()),
+        limits=LimitsConfig(),
+        lifetimes=lifetimes,
+    )
+    return factory, lifetimes
+
+
+def reason_of(error: Exception) -> str:
     """Returns the text of an error, or its type if it has none."""
     return str(error) or type(error).__name__
 

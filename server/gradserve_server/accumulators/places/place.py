@@ -3,7 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
@@ -66,19 +66,20 @@ class Place(ABC):
     has_sparse: ClassVar[bool]
     takes_from_anywhere: ClassVar[bool]
 
-    def stage_copy(self, gradient: Gradient) -> tuple[Gradient, Callable[[], None]]:
+    def stage_copy(self, gradient: Gradient) -> tuple[Gradient, Callable[[], bool]]:
         """Allocates a private copy of a gradient that others may change.
 
         Returns:
-            The gradient with new dense values, and the function that fills them.
+            The gradient with new dense values, and the function that fills them; it returns True if it has seen that
+            all are finite.
 
         Raises:
             MemoryError: There is not enough memory.
         """
         copies = {name: self.allocate(value.shape, value.dtype) for name, value in gradient.dense.items()}
 
-        def fill() -> None:
-            self.reducer.scale(list(gradient.dense.values()), 1.0, list(copies.values()))
+        def fill() -> bool:
+            return self.reducer.copy(list(gradient.dense.values()), list(copies.values()))
 
         return Gradient({**gradient.sparse, **copies}, owned=True), fill
 
@@ -211,10 +212,10 @@ class HostPlace(Place):
         return list(gradient.dense) if gradient.live and is_checked else []
 
     def copy(self, gradient: Gradient) -> Gradient:
-        """Returns a gradient with copies of all dense values."""
+        """Returns a gradient with copies of all dense values; it knows which are finite, as they were looked at."""
         copied, fill = self.stage_copy(gradient)
-        fill()
-        return copied
+        is_finite = fill()
+        return replace(copied, finite=frozenset(copied.dense)) if is_finite else copied
 
     def converted(self, array: Array, dtype: np.dtype[Any]) -> Array:
         """Returns an array of real numbers in another dtype."""

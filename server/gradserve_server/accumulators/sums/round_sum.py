@@ -8,7 +8,7 @@ from gradserve_server.accumulators.gradient import Array, Contribution, Gradient
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.spec import AccumulatorSpec, DType
 from gradserve_server.accumulators.sums.checking import Check
-from gradserve_server.accumulators.sums.summation import Staged, WorkerOrderSum, make_summation
+from gradserve_server.accumulators.sums.summation import Staged, Summation, WorkerOrderSum, make_summation
 from gradserve_server.devices.compute import INLINE_BYTES, PIECE_BYTES
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.budget import Reservation
@@ -78,12 +78,15 @@ class RoundSum:
     Attributes:
         spec: The spec of what is summed.
         place: Where the sum is.
+        owner: Whose it is.
+        summation: The arithmetic.
     """
 
     def __init__(
         self,
         spec: AccumulatorSpec,
         place: Place,
+        summation: Summation | None = None,
         *,
         memory: Reservation,
         owner: Identity = ANONYMOUS,
@@ -95,6 +98,7 @@ class RoundSum:
         Args:
             spec: The accumulator's spec.
             place: Where the sum is.
+            summation: The arithmetic; None for the one that the spec asks for.
             memory: The budget of bytes there.
             owner: Whose accumulator it is.
             make_room: Called when the budget is used up; frees some memory, or returns False.
@@ -104,22 +108,21 @@ class RoundSum:
         self._dense = spec.dense_components
         self._least_work = _COMPONENT_WORK * len(spec.components)
         self.place = place
-        self._summation = make_summation(spec, place)
+        self.summation = summation or make_summation(spec, place)
         self._compute = place.compute
         self._reservation = memory.another()
         self._copied = memory.another()
-        self._owner = owner
+        self.owner = owner
         self._make_room = make_room
         self._average_memory = average_memory
         self._sums_there = (
             average_memory is not None
             and average_memory.takes_sums
             and len(self._dense) > 0
-            and not spec.deterministic
-            and spec.sums_have_dtypes_of_components
+            and self.summation.divides_in_place
         )
         self._is_in_average_memory = False
-        self._shapes: Shapes | None = None
+        self._shapes: Shapes | None = self.summation.shapes
         self._is_unfinished = False
         self._closed = False
 
@@ -143,10 +146,12 @@ class RoundSum:
             ResourceExhaustedError: There is not enough memory.
         """
         spec = self.spec.of_sums if contribution.sum_of else self.spec
+        if len(gradient.values) < len(spec.components):
+            spec = spec.only(gradient.values)
         check = await self._pass(Check.of, spec, gradient, self.place)
         num_bytes = check.copied_bytes
         if num_bytes:
-            await self._make_room_for(lambda: self.place.grow(self._copied, num_bytes, self._owner))
+            await self._make_room_for(lambda: self.place.grow(self._copied, num_bytes, self.owner))
         checked = await self._run(check.work, check.checked, self._shapes if joins else None)
         if checked.lenders:
             checked = replace(checked, lenders=())
@@ -164,9 +169,9 @@ class RoundSum:
         return await self._stage(await self.check(gradient, contribution, joins=True), contribution)
 
     async def _stage(self, gradient: Gradient, contribution: Contribution) -> StagedGradient:
-        growth = await self._pass(self._summation.growth, gradient)
+        growth = await self._pass(self.summation.growth, gradient)
         if growth:
-            await self._make_room_for(lambda: self.place.grow(self._reservation, growth, self._owner))
+            await self._make_room_for(lambda: self.place.grow(self._reservation, growth, self.owner))
         if gradient.is_adoptable:
             await self._expect(gradient)
         shapes = memory = None
@@ -175,7 +180,7 @@ class RoundSum:
             if self._sums_there and not gradient.is_adoptable:
                 memory = await self._pass(self._memory_to_read_in_place, shapes)
         try:
-            addition = await self._run(gradient.sparse_work, self._summation.stage, gradient, contribution, memory)
+            addition = await self._run(gradient.sparse_work, self.summation.stage, gradient, contribution, memory)
         except BaseException:
             self.settle()
             raise
@@ -197,23 +202,23 @@ class RoundSum:
         Raises:
             ResourceExhaustedError: There is not enough memory; nothing has changed.
         """
-        memory = await self._memory_for_average()
+        memory = await self.reserve_result()
         try:
-            return await self._run(self._summation.averaging_work, self._summation.stage_average, total_weight, memory)
+            return await self._run(self.summation.averaging_work, self.summation.stage_average, total_weight, memory)
         except BaseException:
             self.settle()
             raise
 
     async def commit_average(self, staged: Staged[dict[str, Value]]) -> dict[str, Value]:
         """Returns the result of the round, and begins the next one."""
-        self._shapes = None
+        self._shapes = self.summation.shapes
         return await self._compute.run(max(staged.work, self._least_work), staged.commit)
 
     async def finish(self) -> None:
         """Carries out what is left of an addition. From then on its gradient is no longer used."""
         try:
             if self._is_unfinished:
-                await self._compute.run(max(self._summation.pending_work, self._least_work), self._summation.finish)
+                await self._compute.run(max(self.summation.pending_work, self._least_work), self.summation.finish)
                 self._is_unfinished = False
         finally:
             if self._copied.used:
@@ -246,7 +251,7 @@ class RoundSum:
         Args:
             givers: The reservations that count the memory it may have taken over; from now on it is counted here alone.
         """
-        nbytes = 0 if self._closed else self._summation.nbytes
+        nbytes = 0 if self._closed else self.summation.nbytes
         for giver in givers:
             # Checked by `stage`.
             grown = max(nbytes - self._reservation.used, 0)
@@ -260,14 +265,25 @@ class RoundSum:
         self._closed = True
         self.settle()
 
-    async def _memory_for_average(self) -> list[Array] | None:
-        """Reserves memory that others read in place, for the dense components; returns None if the sums must do."""
-        if not self._dense or self._shapes is None or self._is_in_average_memory:
-            return None
-        memory = await self._pass(self._memory_to_read_in_place, self._shapes)
-        if memory is not None:
+    async def reserve_result(self) -> list[Array] | None:
+        """Reserves memory for the result of a round; it counts here until `settle`.
+
+        Returns:
+            The arrays of the dense components, where others read them in place; None if those of the sums must do.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory; nothing has changed.
+        """
+        memory = None
+        if self._dense and self._shapes is not None and not self._is_in_average_memory:
+            memory = await self._pass(self._memory_to_read_in_place, self._shapes)
+        in_place = 0 if memory is None else sum([each.nbytes for each in memory])
+        beside = self.summation.result_nbytes
+        if beside:
+            await self._make_room_for(lambda: self.place.grow(self._reservation, max(beside, in_place), self.owner))
+        elif in_place:
             try:
-                self._reservation.grow(sum([each.nbytes for each in memory]))
+                self._reservation.grow(in_place)
             except ResourceExhaustedError:
                 return None
         return memory
@@ -282,7 +298,7 @@ class RoundSum:
 
     async def _expect(self, gradient: Gradient) -> None:
         """Makes sure that the owners of this sum may hold the memory of a gradient that it takes over."""
-        num_bytes = await self._pass(self._summation.adopted, gradient)
+        num_bytes = await self._pass(self.summation.adopted, gradient)
         if not num_bytes:
             return
         try:
@@ -311,14 +327,14 @@ class RoundSum:
     async def _run(self, num_bytes: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             work = max(num_bytes, self._least_work)
-            return await self.place.attempt(work, self._owner, function, *args, **kwargs)
+            return await self.place.attempt(work, self.owner, function, *args, **kwargs)
         except MemoryError as error:
             raise ResourceExhaustedError("the server has no memory left for this gradient or average") from error
 
 
 def _in_order(sum_: RoundSum) -> WorkerOrderSum:
-    assert isinstance(sum_._summation, WorkerOrderSum), "its spec is deterministic"
-    return sum_._summation
+    assert isinstance(sum_.summation, WorkerOrderSum), "its spec is deterministic"
+    return sum_.summation
 
 
 def _shapes_of(gradient: Gradient) -> Shapes:

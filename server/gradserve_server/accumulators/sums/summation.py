@@ -22,8 +22,23 @@ class Summation(Protocol):
     """
 
     @property
+    def divides_in_place(self) -> bool:
+        """True if a result can be computed in the memory of its sum."""
+        ...
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]] | None:
+        """The shape of the values of each component; None if the first gradient of a round decides about it."""
+        ...
+
+    @property
     def nbytes(self) -> int:
         """The memory that it uses."""
+        ...
+
+    @property
+    def result_nbytes(self) -> int:
+        """The memory that a result takes beside the sum; 0 if the sum can become the result."""
         ...
 
     def growth(self, gradient: Gradient) -> int:
@@ -114,6 +129,21 @@ class ArrivalOrderSum:
         """The sums of the dense components, in the order of their dtypes; none before the first gradient of a round."""
         self._dense_nbytes = 0
         self._pending: _Addition | None = None
+
+    @property
+    def divides_in_place(self) -> bool:
+        """True if the sums have the dtypes of the components."""
+        return self._spec.sums_have_dtypes_of_components
+
+    @property
+    def shapes(self) -> None:
+        """None: the first gradient of a round decides."""
+        return
+
+    @property
+    def result_nbytes(self) -> int:
+        """0: the sums become the result."""
+        return 0
 
     @property
     def nbytes(self) -> int:
@@ -251,6 +281,21 @@ class WorkerOrderSum:
         self._place = place
         self._held: list[tuple[Contribution, Gradient]] = []
         self._nbytes = 0
+
+    @property
+    def divides_in_place(self) -> bool:
+        """False: the gradients stay as they are."""
+        return False
+
+    @property
+    def shapes(self) -> None:
+        """None: the first gradient of a round decides."""
+        return
+
+    @property
+    def result_nbytes(self) -> int:
+        """0: the result takes no more memory than a gradient that was held."""
+        return 0
 
     @property
     def nbytes(self) -> int:

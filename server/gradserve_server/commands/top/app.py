@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar
 
 from rich.text import Text
@@ -12,11 +12,10 @@ from textual.containers import ScrollableContainer
 from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, TabPane
 
 from gradserve_protocol.printing import visible
-from gradserve_protocol.server_status import AccumulatorStatus, ServerStatus
-from gradserve_server.commands.top.picture import (
+from gradserve_protocol.server_status import ParametersStatus, ServerStatus
+from gradserve_server.commands.top.panels import (
     COLUMNS,
-    Picture,
-    Rates,
+    Listed,
     cells,
     errors_panel,
     full_name,
@@ -24,9 +23,9 @@ from gradserve_server.commands.top.picture import (
     rounds_panel,
     server_panel,
     servers_panel,
-    whole,
     workers_panel,
 )
+from gradserve_server.commands.top.picture import Picture, Rates, whole
 
 ORDERS = ("latest", "name", "rate", "waiting", "bytes")
 _PANELS = ("rounds", "workers", "server", "errors")
@@ -134,20 +133,21 @@ class TopApp(App[None]):
         self.query_one("#headline", Static).update(
             Text(headline(self._address, status, self._rates) + f"  by {self._order}{state}", no_wrap=True)
         )
-        self._fill(status.accumulators)
+        self._fill(_listed(status))
         self._show_panels()
 
-    def _fill(self, accumulators: tuple[AccumulatorStatus, ...]) -> None:
+    def _fill(self, listed: Sequence[Listed]) -> None:
         shown = self.query_one(DataTable)
         selected, top = self._selected_key(), shown.scroll_y
         shown.clear()
-        homes = {_key(each): seen.index for seen in self._picture if seen.value for each in seen.value.accumulators}
-        for each in accumulators:
+        homes = {_key(each): seen.index for seen in self._picture if seen.value for each in _listed(seen.value)}
+        for each in listed:
             home = (str(homes[_key(each)]),) if self._is_cluster else ()
+            kind = " (parameters)" if isinstance(each, ParametersStatus) else ""
             shown.add_row(
-                Text(visible(full_name(each)), no_wrap=True), *map(_right, (*cells(each), *home)), key=_key(each)
+                Text(visible(full_name(each) + kind), no_wrap=True), *map(_right, (*cells(each), *home)), key=_key(each)
             )
-        keys = [_key(each) for each in accumulators]
+        keys = [_key(each) for each in listed]
         if selected in keys:
             shown.move_cursor(row=keys.index(selected), animate=False, scroll=False)
         shown.scroll_to(y=top, animate=False)
@@ -173,15 +173,15 @@ class TopApp(App[None]):
             return None
         return shown.coordinate_to_cell_key(shown.cursor_coordinate).row_key.value
 
-    def _selected(self) -> AccumulatorStatus | None:
+    def _selected(self) -> Listed | None:
         key = self._selected_key()
-        found = self._status.accumulators if self._status is not None else ()
+        found = _listed(self._status) if self._status is not None else ()
         return next((each for each in found if _key(each) == key), None)
 
     # What keys do
 
     def on_data_table_row_highlighted(self) -> None:
-        """Shows the rounds of the selected accumulator."""
+        """Shows the rounds of the selected accumulator or parameters."""
         self._show_panels()
 
     def action_next_order(self) -> None:
@@ -196,7 +196,7 @@ class TopApp(App[None]):
         field.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Shows accumulators with that part in their names."""
+        """Shows accumulators and parameters with that part in their names."""
         self._part = event.value
         self._look_again.set()
 
@@ -205,7 +205,7 @@ class TopApp(App[None]):
         self.query_one(DataTable).focus()
 
     def action_end_filter(self) -> None:
-        """Shows all accumulators again."""
+        """Shows all accumulators and parameters again."""
         field = self.query_one("#filter", Input)
         field.value = ""
         field.remove_class("shown")
@@ -225,8 +225,14 @@ class TopApp(App[None]):
         self.query_one(DataTable).focus()
 
 
-def _key(each: AccumulatorStatus) -> str:
-    return f"{each.container}/{each.name}"
+def _listed(status: ServerStatus) -> Sequence[Listed]:
+    """Returns the parameters, then the accumulators, as they are shown."""
+    return (*status.parameters, *status.accumulators)
+
+
+def _key(each: Listed) -> str:
+    kind = "parameters" if isinstance(each, ParametersStatus) else "accumulator"
+    return f"{kind} {each.container}/{each.name}"
 
 
 def _right(cell: str) -> Text:

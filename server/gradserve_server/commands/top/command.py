@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 @click.option(
     "--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="seconds between pictures"
 )
-@click.option("--name", metavar="TEXT", default="", help="only accumulators whose names contain this")
+@click.option("--name", metavar="TEXT", default="", help="only accumulators and parameters whose names contain this")
 @json_option
 @server_options
 def top(address: str, timeout: float, interval: float, name: str, as_json: bool, **tls: Any) -> None:
-    """Follow the server at ADDRESS: accumulators, their last rounds, slow workers, bytes, memory, errors.
+    """Follow the server at ADDRESS: accumulators, parameters, their last rounds, slow workers, bytes, memory, errors.
 
     Of a cluster, all servers together. With --json, or into a pipe or a file, print one picture and end.
 
@@ -43,7 +43,7 @@ def top(address: str, timeout: float, interval: float, name: str, as_json: bool,
         tell_problems(answers)
         return
     if not sys.stdout.isatty():
-        from gradserve_server.commands.top.picture import plain_text
+        from gradserve_server.commands.top.panels import plain_text
 
         tell(*plain_text(address, answers).splitlines())
         tell_problems(answers)
@@ -83,12 +83,14 @@ async def _look(
 
 
 def _described(answers: "tuple[Answer[ServerStatus], ...]") -> dict[str, Any]:
-    from gradserve_server.commands.top.picture import totals
+    from gradserve_server.commands.top.picture import totals, update_totals
 
     statuses = [each.value for each in answers if each.value is not None]
     return {
         "totals": totals(statuses),
         "num_accumulators": sum(status.num_accumulators for status in statuses),
+        "update_totals": update_totals(statuses),
+        "num_parameters": sum(status.num_parameters for status in statuses),
         "num_layers": sum(status.num_layers for status in statuses),
         "servers": [
             {**server, "status": each.value} for server, each in zip(described_servers(answers), answers, strict=True)

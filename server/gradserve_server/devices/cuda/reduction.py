@@ -313,6 +313,11 @@ class CudaReducer:
             rows = [_Row(*row) for row in zip(results, begun, zip(*some, strict=True), strict=True)]
             self._combine(rows, factors[first : first + most], divisor if ends else None, dtypes)
 
+    def copy(self, sources: Sequence[Array], outs: Sequence[Array]) -> bool:
+        """Copies arrays; returns False, as it looks at no values."""
+        self.scale(sources, 1.0, outs)
+        return False
+
     def first_non_finite(self, arrays: Sequence[Array]) -> Place | None:
         """Returns the place of the first value that is infinite or NaN, None if all are finite.
 

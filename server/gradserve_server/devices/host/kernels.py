@@ -276,6 +276,11 @@ ELEMENTS: Mapping[np.dtype[Any], str] = {
 """The types in which kernels take elements of each dtype: integers for 16-bit floats, which Numba does not have."""
 
 
+def is_fit(array: NDArray[Any]) -> bool:
+    """Returns True if kernels can take an array as it is. Inline inputs lie anywhere in their message."""
+    return array.flags.aligned and array.flags.c_contiguous
+
+
 def aligned(array: NDArray[Any]) -> NDArray[Any]:
     """Returns an array aligned for kernels, copied if needed: inline inputs lie anywhere in their message."""
     return array if array.flags.aligned else array.copy()

@@ -23,6 +23,7 @@ from gradserve_server.devices.host.kernels import (
     Kernel,
     KernelTable,
     PreparedKernels,
+    is_fit,
 )
 
 
@@ -73,12 +74,12 @@ def addresses(
     Without NumPy, whose calls take longer than the few numbers that there mostly are.
     """
     places = [[array.ctypes.data for array in row] for row in rows]
-    sizes = [array.itemsize for array in rows[0]]
+    sizes = [[array.itemsize for array in row] for row in rows]
     spans: list[list[int]] = []
     firsts = [0]
     for chunk in chunks:
         for which, begin, end in chunk:
-            spans.append([end - begin, *map(operator.add, places[which], [begin * size for size in sizes])])
+            spans.append([end - begin, *map(operator.add, places[which], [begin * size for size in sizes[which]])])
         firsts.append(len(spans))
     return np.array(spans, np.int64), np.array(firsts, np.int64)
 
@@ -94,6 +95,7 @@ class Kernels(ChunkedKernels):
     add_and_divide: Kernel
     add_and_divide_in_place: Kernel
     find_non_finite: Kernel
+    copy: Kernel
 
 
 _SUMS = {np.float32: "float32", ml_dtypes.bfloat16: "float32", np.float16: "float32", np.float64: "float64"}
@@ -115,6 +117,7 @@ REDUCTION = KernelTable(
             "reduction_loops.add_and_divide_in_place", "int64[2], int64[], {S}, {S}, {S}[], const {G}[]"
         ),
         "find_non_finite": Declared("reduction_loops.find_non_finite", "int64[2], int64[], {S}, const {G}[], int64[2]"),
+        "copy": Declared("reduction_loops.copy", "int64[2], int64[], {S}, const {G}[], {G}[], int64[]"),
     },
     contract=False,
 )
@@ -163,15 +166,19 @@ def _search(kernels: Kernels, parallel: ForkJoin, arrays: Sequence[NDArray[Any]]
     dtype = arrays[0].dtype
     chunks = cut([array.size for array in arrays], chunk_elements)
     spans, firsts = addresses([(array,) for array in arrays], chunks)
-    largest = np.dtype(REDUCTION.types[dtype]["S"]).type(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
     found = np.full((len(chunks), 2), -1, np.int64)
-    arguments = (spans, firsts, largest, np.empty(0, ELEMENTS[dtype]), found)
+    arguments = (spans, firsts, _largest(dtype), np.empty(0, ELEMENTS[dtype]), found)
     kernels.run(parallel, kernels.find_non_finite, arguments, len(chunks))
     for chunk, first, (span, position) in zip(chunks, firsts, found, strict=False):
         if span >= 0:
             which, begin, _ = chunk[span - first]
             return Place(which, begin + int(position))
     return None
+
+
+def _largest(dtype: np.dtype[Any]) -> Any:
+    """Returns the largest finite number of a dtype, in the dtype of sums."""
+    return np.dtype(REDUCTION.types[dtype]["S"]).type(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
 Array: TypeAlias = NDArray[Any]
@@ -424,6 +431,35 @@ class Reducer:
     def make_ready(self, dtypes: Iterable[tuple[np.dtype[Any], np.dtype[Any]]]) -> None:
         """Does nothing: NumPy computes what kernels do not."""
 
+    def copy(self, sources: Sequence[Array], outs: Sequence[Array]) -> bool:
+        """Copies arrays in one pass; returns whether all the values that were copied are finite."""
+        rows = list(zip(sources, outs, strict=True))
+        is_large = sum([source.nbytes for source in sources]) >= self._shared_bytes
+        is_finite = True
+        shared: list[Row] = []
+        for source, out in rows:
+            has_kernel = self._kernels.get(source.dtype) is not None and is_fit(source) and is_fit(out)
+            if is_large and has_kernel and source.size > self._chunk_elements // _SMALL_PARTS:
+                shared.append((source, out))
+            else:
+                np.copyto(out, source)
+                is_finite = first_non_finite(out) is None and is_finite
+        for alike in _alike(shared):
+            is_finite = self._copy_shared(alike) and is_finite
+        return is_finite
+
+    def _copy_shared(self, rows: Sequence[Row]) -> bool:
+        """Copies arrays of one dtype on all threads."""
+        dtype = rows[0][0].dtype
+        kernels = self._kernels.get(dtype)
+        assert kernels is not None, "they were there before"
+        chunks = cut([row[0].size for row in rows], self._chunk_elements)
+        spans, firsts = addresses(rows, chunks)
+        non_finite = np.zeros(len(chunks), np.int64)
+        like = np.empty(0, ELEMENTS[dtype])
+        kernels.run(self._parallel, kernels.copy, (spans, firsts, _largest(dtype), like, like, non_finite), len(chunks))
+        return not non_finite.any()
+
     def first_non_finite(self, arrays: Sequence[Array]) -> Place | None:
         """Returns the place of the first value that is infinite or NaN, None if all are finite."""
         is_large = sum([array.nbytes for array in arrays]) >= self._shared_bytes
@@ -431,7 +467,7 @@ class Reducer:
         shared: dict[np.dtype[Any], list[tuple[int, Array]]] = {}
         found: list[Place] = []
         for index, array in enumerate(arrays):
-            if is_large and array.size > small and _fits(array) and self._kernels.get(array.dtype) is not None:
+            if is_large and array.size > small and is_fit(array) and self._kernels.get(array.dtype) is not None:
                 shared.setdefault(array.dtype, []).append((index, array))
             elif (position := first_non_finite(array)) is not None:
                 found.append(Place(index, position))
@@ -484,11 +520,7 @@ class Reducer:
         if kernels is None or total.dtype != REDUCTION.types[gradient.dtype]["S"]:
             return None
         # Inline gradients lie anywhere in their message.
-        return kernels if all(_fits(array) for row in rows for array in row) else None
-
-
-def _fits(array: Array) -> bool:
-    return array.flags.aligned and array.flags.c_contiguous
+        return kernels if all(is_fit(array) for row in rows for array in row) else None
 
 
 def _alike(rows: Iterable[Row]) -> Iterable[list[Row]]:

@@ -32,6 +32,9 @@ def array_at(typing_context: Any, like: Any, address: Any, count: Any) -> Any:
 _TAKEN = 1
 """The index of the counter of chunks taken."""
 
+_COPIED = 1 << 12
+"""The elements that are copied before they are looked at: they stay in the first cache."""
+
 
 def find_non_finite(spans: Any, firsts: Any, largest: Any, like_source: Any, found: Any, counters: Any) -> None:
     """Finds the first value of each chunk that is infinite or NaN.
@@ -62,7 +65,36 @@ def find_non_finite(spans: Any, firsts: Any, largest: Any, like_source: Any, fou
         chunk = count_up(counters, _TAKEN)
 
 
-"""The index of the counter of chunks taken."""
+def copy(
+    spans: Any, firsts: Any, largest: Any, like_source: Any, like_out: Any, non_finite: Any, counters: Any
+) -> None:
+    """Copies sources, and notes the chunks whose copies have a value that is infinite or NaN.
+
+    Args:
+        spans: The spans of sources and outs.
+        firsts: The first span of each chunk.
+        largest: S, the largest finite number of the sources.
+        like_source: G [0].
+        like_out: G [0].
+        non_finite: int64 [chunks], zeros; 1 for a chunk with such a value.
+        counters: int64 [2], zeros.
+    """
+    chunk = count_up(counters, _TAKEN)
+    while chunk < len(firsts) - 1:
+        is_finite = True
+        for span in range(firsts[chunk], firsts[chunk + 1]):
+            for begin in range(0, spans[span, 0], _COPIED):
+                count, offset = min(_COPIED, spans[span, 0] - begin), begin * like_out.itemsize
+                source = array_at(like_source, spans[span, 1] + offset, count)
+                out = array_at(like_out, spans[span, 2] + offset, count)
+                for index in range(count):
+                    store(out, index, load(source, index))
+                for index in range(count):  # what was copied, as others may change the source
+                    is_finite &= abs(read(out, index)) <= largest
+        if not is_finite:
+            non_finite[chunk] = 1
+        count_up(counters, DONE)
+        chunk = count_up(counters, _TAKEN)
 
 
 def scale(spans: Any, firsts: Any, factor: Any, like_source: Any, like_out: Any, counters: Any) -> None:

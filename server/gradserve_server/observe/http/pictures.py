@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
-from gradserve_protocol.server_status import AccumulatorStatus
+from gradserve_protocol.server_status import AccumulatorStatus, ParametersStatus
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.observe.status.snapshot import Snapshot
@@ -41,7 +41,7 @@ class Pictures:
         self._making: dict[tuple[int, StatusRequest], asyncio.Task[bytes]] = {}
         self._snapshot: Snapshot | None = None
         self._turn = asyncio.Lock()
-        self._parts: dict[int, tuple[AccumulatorStatus, bytes]] = {}
+        self._parts: dict[int, tuple[AccumulatorStatus | ParametersStatus, bytes]] = {}
         self._slice = Turn()
 
     async def json(self, request: StatusRequest) -> bytes:
@@ -75,24 +75,26 @@ class Pictures:
     async def _make(self, snapshot: Snapshot, request: StatusRequest) -> bytes:
         async with self._turn:
             status = await snapshot.picture(request)
-            pieces = [await self._part(each) for each in status.accumulators]
             # Piece by piece, because no other thread runs while json serializes one.
-            fields = {name: _serialized(value) for name, value in vars(status).items() if name != "accumulators"}
-            fields["accumulators"] = b"[%b]" % b",".join(pieces)
-            return _object(fields)
+            parts = {
+                "accumulators": [await self._part(each) for each in status.accumulators],
+                "parameters": [await self._part(each) for each in status.parameters],
+            }
+            fields = {name: _serialized(value) for name, value in vars(status).items() if name not in parts}
+            return _object(fields | {name: b"[%b]" % b",".join(pieces) for name, pieces in parts.items()})
 
-    async def _part(self, accumulator: AccumulatorStatus) -> bytes:
-        """Returns an accumulator as JSON; pictures share it."""
-        known = self._parts.get(id(accumulator))
+    async def _part(self, described: AccumulatorStatus | ParametersStatus) -> bytes:
+        """Returns an accumulator or parameters as JSON; pictures share it."""
+        known = self._parts.get(id(described))
         if known is not None:
             return known[1]
         rounds = []
-        for each in accumulator.rounds:
+        for each in described.rounds:
             await self._slice.spend(2 + len(each.arrivals) // _ARRIVALS_PER_ITEM)
             rounds.append(_serialized(each))
-        fields = {name: _serialized(value) for name, value in vars(accumulator).items() if name != "rounds"}
+        fields = {name: _serialized(value) for name, value in vars(described).items() if name != "rounds"}
         part = _object({**fields, "rounds": b"[%b]" % b",".join(rounds)})
-        self._parts[id(accumulator)] = accumulator, part
+        self._parts[id(described)] = described, part
         return part
 
 

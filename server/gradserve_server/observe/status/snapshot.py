@@ -1,4 +1,4 @@
-"""Snapshots of the server: its accumulators with their last rounds, its layers and its workers at one moment."""
+"""Snapshots of the server: accumulators and parameters with their last rounds, layers and workers at one moment."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest, nsmallest
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from gradserve_protocol.server_status import (
     AccumulatorStatus,
     ArrivalStatus,
     LayerStatus,
+    ParametersStatus,
     RoundStatus,
     ServerStatus,
     WorkerStatus,
@@ -23,6 +24,7 @@ from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.runtime.timing import InTurns, Turn
 
+StatusT = TypeVar("StatusT", AccumulatorStatus, ParametersStatus)
 MOST_LAYERS = 1000
 MOST_WORKERS = 500
 """The most workers that a round lists."""
@@ -35,49 +37,62 @@ class Snapshot:
     """The server at one moment, from which any one thread makes pictures.
 
     Attributes:
-        server: Its status without accumulators, workers and layers, but with all errors.
+        server: Its status without accumulators, parameters, workers and layers, but with all errors.
         started: When it started, by the clock of the histories.
         accumulators: Its accumulators, in no particular order.
         layers: Its layers, in no particular order.
+        parameters: Its parameters, in no particular order.
     """
 
     server: ServerStatus
     started: float
-    accumulators: Sequence[AccumulatorSnapshot] = ()
+    accumulators: Sequence[RoundsSnapshot[AccumulatorStatus]] = ()
     layers: Sequence[LayerSnapshot] = ()
-    _described: dict[tuple[ResourceKey, int], AccumulatorStatus] = field(default_factory=dict, repr=False)
-    """Descriptions by key and number of rounds; pictures share them."""
+    parameters: Sequence[RoundsSnapshot[ParametersStatus]] = ()
+    _described: dict[tuple[type, ResourceKey, int], Any] = field(default_factory=dict, repr=False)
+    """Descriptions by kind, key and number of rounds; pictures share them."""
 
     async def picture(self, request: StatusRequest) -> ServerStatus:
         """Returns what a request asks for. Other tasks get turns while it is made."""
-        found = [each async for each in InTurns(self.accumulators) if request.asks_for(each.key, each.owner)]
-        shown, ranking = [], WorkerRanking()
-        turn = Turn()
-        for each in _ordered(found, request):
-            described = self._description(each, request.max_rounds)
-            shown.append(described)
-            ranking.add(described)
-            await turn.spend(2 + sum([len(each.arrivals) for each in described.rounds]) // _ARRIVALS_PER_ITEM)
+        ranking = WorkerRanking()
+        accumulators, num_accumulators = await self._pictured(self.accumulators, request, ranking)
+        parameters, num_parameters = await self._pictured(self.parameters, request, ranking)
         layers, num_layers = layer_statuses([each async for each in InTurns(self.layers)], request)
         return replace(
             self.server,
-            num_accumulators=len(found),
-            accumulators=tuple(shown),
+            num_accumulators=num_accumulators,
+            accumulators=accumulators,
+            parameters=parameters,
+            num_parameters=num_parameters,
             workers=ranking.ranked(request.max_workers),
             layers=tuple(layers),
             num_layers=num_layers,
             errors=self.server.errors if request.user.reaches_all else (),
         )
 
-    def _description(self, accumulator: AccumulatorSnapshot, max_rounds: int) -> AccumulatorStatus:
-        name = accumulator.key, max_rounds
-        found = self._described.get(name)
+    async def _pictured(
+        self, snapshots: Sequence[RoundsSnapshot[StatusT]], request: StatusRequest, ranking: WorkerRanking
+    ) -> tuple[tuple[StatusT, ...], int]:
+        """Returns the first ones that a request asks for, and how many there are; adds their workers to a ranking."""
+        found = [each async for each in InTurns(snapshots) if request.asks_for(each.key, each.owner)]
+        shown = []
+        turn = Turn()
+        for each in _ordered(found, request):
+            described = self._description(each, request.max_rounds)
+            shown.append(described)
+            ranking.add(described.rounds)
+            await turn.spend(2 + sum([len(each.arrivals) for each in described.rounds]) // _ARRIVALS_PER_ITEM)
+        return tuple(shown), len(found)
+
+    def _description(self, snapshot: RoundsSnapshot[StatusT], max_rounds: int) -> StatusT:
+        name = type(snapshot.status), snapshot.key, max_rounds
+        found: StatusT | None = self._described.get(name)
         if found is None:
-            found = self._described[name] = accumulator.described(self.started, max_rounds)
+            found = self._described[name] = snapshot.described(self.started, max_rounds)
         return found
 
 
-def _ordered(found: Sequence[AccumulatorSnapshot], request: StatusRequest) -> Sequence[AccumulatorSnapshot]:
+def _ordered(found: Sequence[RoundsSnapshot[StatusT]], request: StatusRequest) -> Sequence[RoundsSnapshot[StatusT]]:
     count = request.max_accumulators
     match request.order:
         case Order.NAME:
@@ -92,35 +107,40 @@ def _ordered(found: Sequence[AccumulatorSnapshot], request: StatusRequest) -> Se
             return nsmallest(count, found, key=lambda each: (-each.last_round_ended, _name(each)))
 
 
-def _name(accumulator: AccumulatorSnapshot) -> tuple[str, str]:
-    return accumulator.key.container, accumulator.key.name
+def _name(snapshot: RoundsSnapshot[Any]) -> tuple[str, str]:
+    return snapshot.key.container, snapshot.key.name
 
 
-class AccumulatorSnapshot(NamedTuple):
-    """An accumulator at one moment, which any thread can describe.
+@dataclass(frozen=True, slots=True)
+class RoundsSnapshot(Generic[StatusT]):
+    """An accumulator or parameters at one moment, which any thread can describe.
 
     Attributes:
-        key: Its container and name.
+        key: The container and name.
         owner: The id of the client that owns it; empty if it is shared.
         status: Its status without its rounds.
+        step: Its step.
         rounds: Its last rounds.
         workers: The senders of the current round's gradients, in order of arrival.
         times: When these gradients arrived, by the clock of the histories.
+        staleness: How stale these updates of parameters are; empty for an accumulator.
     """
 
     key: ResourceKey
     owner: str
-    status: AccumulatorStatus
+    status: StatusT
+    step: int
     rounds: tuple[RoundRecord, ...]
     workers: tuple[str, ...]
     times: tuple[float, ...]
+    staleness: tuple[int, ...] = ()
 
     @property
     def last_round_ended(self) -> float:
         """The time at which the last round ended; 0 if none is kept."""
         return self.rounds[-1].ended if self.rounds else 0.0
 
-    def described(self, started: float, max_rounds: int) -> AccumulatorStatus:
+    def described(self, started: float, max_rounds: int) -> StatusT:
         """Returns its status with its rounds.
 
         Args:
@@ -138,17 +158,17 @@ class AccumulatorSnapshot(NamedTuple):
     def _open(self, started: float) -> RoundStatus:
         began = self.times[0]
         return RoundStatus(
-            step=self.status.global_step + 1,
+            step=self.step + 1,
             began=began - started,
             num_required=self.status.num_required,
-            arrivals=tuple(
-                [ArrivalStatus(worker, at - began) for worker, at in zip(self.workers, self.times, strict=True)]
-            ),
+            arrivals=tuple(_arrivals(self.workers, self.times, self.staleness)),
             missing=self.status.missing,
         )
 
 
-def snapshot_of(key: ResourceKey, owner: str, accumulator: Accumulator, history: History) -> AccumulatorSnapshot:
+def snapshot_of(
+    key: ResourceKey, owner: str, accumulator: Accumulator, history: History
+) -> RoundsSnapshot[AccumulatorStatus]:
     """Returns a snapshot of an accumulator with its history."""
     rounds, queue = accumulator.rounds, accumulator.queue
     status = AccumulatorStatus(
@@ -165,20 +185,32 @@ def snapshot_of(key: ResourceKey, owner: str, accumulator: Accumulator, history:
         stale=history.stale,
         duplicate=history.duplicate,
         refused=history.refused,
-        workers=_some(rounds.members.workers),
-        missing=_some(rounds.missing_workers),
+        workers=some_of(rounds.members.workers),
+        missing=some_of(rounds.missing_workers),
     )
-    return AccumulatorSnapshot(key, owner, status, tuple(history.rounds), tuple(history.workers), tuple(history.times))
+    current = tuple(history.workers), tuple(history.times)
+    return RoundsSnapshot(key, owner, status, rounds.global_step, tuple(history.rounds), *current)
+
+
+def _arrivals(workers: Sequence[str], times: Sequence[float], staleness: Sequence[int]) -> list[ArrivalStatus]:
+    """Returns the gradients of a round that were not late."""
+    began = times[0] if times else 0.0
+    if not staleness:
+        return [ArrivalStatus(worker, at - began) for worker, at in zip(workers, times, strict=True)]
+    return [
+        ArrivalStatus(worker, at - began, staleness=stale)
+        for worker, at, stale in zip(workers, times, staleness, strict=True)
+    ]
 
 
 def _ended(record: RoundRecord, before: RoundRecord | None, started: float) -> RoundStatus:
     began = record.began
-    arrivals = [ArrivalStatus(worker, at - began) for worker, at in zip(record.workers, record.times, strict=True)]
+    arrivals = _arrivals(record.workers, record.times, record.staleness)
     arrivals += [ArrivalStatus(worker, at - began, stale=True) for worker, at in record.late]
     missing: tuple[str, ...] = ()
     if before is not None:
         present = set(record.workers)
-        missing = _some(dict.fromkeys(worker for worker in before.workers if worker and worker not in present))
+        missing = some_of(dict.fromkeys(worker for worker in before.workers if worker and worker not in present))
     return RoundStatus(
         step=record.step,
         began=began - started,
@@ -186,10 +218,13 @@ def _ended(record: RoundRecord, before: RoundRecord | None, started: float) -> R
         num_required=record.num_required,
         arrivals=tuple(arrivals),
         missing=missing,
+        reason=record.reason,
+        apply_seconds=record.apply_seconds,
     )
 
 
-def _some(workers: Iterable[str]) -> tuple[str, ...]:
+def some_of(workers: Iterable[str]) -> tuple[str, ...]:
+    """Returns the first of many workers."""
     return tuple(islice(workers, MOST_WORKERS))
 
 
@@ -224,14 +259,14 @@ def layer_statuses(layers: Iterable[LayerSnapshot], request: StatusRequest) -> t
 
 
 class WorkerRanking:
-    """Ranks workers by how long others wait for them in the rounds of accumulators."""
+    """Ranks workers by how long others wait for them in rounds."""
 
     def __init__(self) -> None:
         self._workers: dict[str, _Seen] = {}
 
-    def add(self, accumulator: AccumulatorStatus) -> None:
-        """Counts the rounds of an accumulator."""
-        for each in accumulator.rounds:
+    def add(self, rounds: Iterable[RoundStatus]) -> None:
+        """Counts some rounds."""
+        for each in rounds:
             self._add_round(each)
 
     def ranked(self, count: int) -> tuple[WorkerStatus, ...]:

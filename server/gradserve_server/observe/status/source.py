@@ -13,20 +13,29 @@ from gradserve_protocol.server_status import (
     MethodStatus,
     ServerStatus,
     TrafficStatus,
+    WeightStatus,
 )
 from gradserve_server.accumulators.registry import AccumulatorRegistry
-from gradserve_server.observe.calls import MethodCalls, Way
+from gradserve_server.observe.calls import Histogram, MethodCalls, Way
 from gradserve_server.observe.observed import Observed
 from gradserve_server.observe.rounds import Histories, Totals
+from gradserve_server.observe.status.parameters import parameters_snapshot
 from gradserve_server.observe.status.request import StatusRequest, run_of
 from gradserve_server.observe.status.snapshot import LayerSnapshot, Snapshot, snapshot_of
+from gradserve_server.observe.updates import UpdateHistory
+from gradserve_server.parameters.parameters import Parameters
+from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.resources.cluster import Member
 from gradserve_server.runtime.timing import InTurns, Turn
 
 MOST_ACCUMULATORS = 100
 """The most accumulators with separate metrics: those whose rounds began or ended last, excluding internal ones."""
+MOST_PARAMETERS = 100
+"""The most parameters with separate metrics."""
 _SNAPSHOT_ITEMS = 3
 """The items of a turn in whose time one accumulator is described."""
+_PARAMETERS_ITEMS = 6
+"""The same for parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +74,12 @@ class ServerFacts:
 class StatusSource:
     """Takes snapshots of the server. Used on the server's event loop only."""
 
-    def __init__(self, facts: ServerFacts, registry: AccumulatorRegistry, observed: Observed) -> None:
+    def __init__(
+        self, facts: ServerFacts, registry: AccumulatorRegistry, parameters: ParametersRegistry, observed: Observed
+    ) -> None:
         self.facts = facts
         self._registry = registry
+        self._parameters = parameters
         self._observed = observed
         self._histories = observed.histories
         self._started = observed.histories.totals.clock()
@@ -91,8 +103,15 @@ class StatusSource:
             if history is not None and (request is None or request.asks_for(key, owner)):
                 await turn.spend(_SNAPSHOT_ITEMS)
                 accumulators.append(snapshot_of(key, owner, accumulator, history))
+        found = []
+        for key, owner, parameters in self._parameters.all_owned():
+            await turn.spend()
+            updates = self._observed.updates.of(key)
+            if updates is not None and (request is None or request.asks_for(key, owner)):
+                await turn.spend(_PARAMETERS_ITEMS)
+                found.append(parameters_snapshot(key, owner, parameters, updates))
         layers = [each async for each in InTurns(self.facts.layers())]
-        return Snapshot(self._without_parts(), self._started, accumulators, layers)
+        return Snapshot(self._without_parts(), self._started, accumulators, layers, found)
 
     async def figures(self) -> Figures:
         """Returns the metrics of the server."""
@@ -102,7 +121,10 @@ class StatusSource:
             calls=tuple([each.copy() for each in self._observed.calls]),
             traffic={name: replace(way) for name, way in self._observed.traffic.by_name().items()},
             totals=self._histories.totals.copy(),
+            update_totals=self._observed.updates.rounds.totals.copy(),
+            applying=self._observed.updates.applying.copy(),
             accumulators=accumulator_figures(self._histories),
+            parameters=tuple(self._parameters_figures()),
             memory=tuple(facts.memory()),
             resources=dict(facts.resources()),
             ops_prepared=facts.ops_prepared(),
@@ -127,7 +149,8 @@ class StatusSource:
             memory=tuple(facts.memory()),
             methods=tuple(self._methods()),
             errors=tuple(self._errors()),
-            totals=self._totals(),
+            totals=gradient_totals(self._histories.totals),
+            update_totals=gradient_totals(self._observed.updates.rounds.totals),
         )
 
     def _methods(self) -> Iterable[MethodStatus]:
@@ -147,16 +170,25 @@ class StatusSource:
         for each in self._observed.calls.errors:
             yield ErrorStatus(each.method, each.code, each.message, each.count, each.at - self._started)
 
-    def _totals(self) -> GradientTotals:
-        totals = self._histories.totals
-        return GradientTotals(
-            accepted=totals.accepted,
-            stale=totals.stale,
-            duplicate=totals.duplicate,
-            refused=totals.refused,
-            accepted_bytes=totals.accepted_bytes,
-            rounds=totals.rounds.count,
-        )
+    def _parameters_figures(self) -> Iterable[ParametersFigures]:
+        """Yields the metrics of the parameters whose rounds began or ended last."""
+        existing = dict(self._parameters.all())
+        for history in islice(self._observed.updates.latest(), MOST_PARAMETERS):
+            parameters = existing.get(history.key)
+            if parameters is not None:
+                yield parameters_figures(parameters, history)
+
+
+def gradient_totals(totals: Totals) -> GradientTotals:
+    """Returns the counts that a status has."""
+    return GradientTotals(
+        accepted=totals.accepted,
+        stale=totals.stale,
+        duplicate=totals.duplicate,
+        refused=totals.refused,
+        accepted_bytes=totals.accepted_bytes,
+        rounds=totals.rounds.count,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +215,43 @@ class AccumulatorFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParametersFigures:
+    """Metrics of parameters.
+
+    Attributes:
+        container: Their container.
+        name: Their name.
+        step: The step of the newest version.
+        num_updates: The updates in the current round.
+        num_required: The updates that it needs.
+        num_waiting: The calls that wait.
+        num_bytes: The memory of versions, the optimizer's state and updates.
+        num_ended: The rounds that have ended, by the reason of their end.
+        last_round_age: Seconds since the last round ended; None if none has.
+        open_round_age: Seconds since the first update of the current round; 0 while it has none.
+        median_round_seconds: The median time from the first update of the last rounds to their ends; 0 without any.
+        weights: Where all weight went.
+        participation: The share of live workers with an update in the latest round; None if it is not known.
+        learning_rate: The learning rate of the current round.
+    """
+
+    container: str
+    name: str
+    step: int
+    num_updates: int
+    num_required: int
+    num_waiting: int
+    num_bytes: int
+    num_ended: Mapping[str, int]
+    last_round_age: float | None
+    open_round_age: float
+    median_round_seconds: float
+    weights: WeightStatus
+    participation: float | None
+    learning_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Figures:
     """Metrics of the whole server at one moment. They are copies, so other threads may read them.
 
@@ -191,7 +260,10 @@ class Figures:
         calls: The calls of each method.
         traffic: Bytes and calls by transport.
         totals: Counts of gradients and rounds.
+        update_totals: Counts of updates and rounds of parameters.
+        applying: Seconds that the optimizer took in each round.
         accumulators: The accumulators whose rounds began or ended last.
+        parameters: The parameters whose rounds began or ended last.
         memory: Bytes in use, by purpose.
         resources: The number of things of each kind, and its limit; 0 for no limit.
         ops_prepared: False while the kernels of ops are being loaded or compiled.
@@ -203,12 +275,37 @@ class Figures:
     calls: tuple[MethodCalls, ...]
     traffic: Mapping[str, Way]
     totals: Totals
+    update_totals: Totals
+    applying: Histogram
     accumulators: tuple[AccumulatorFigures, ...]
+    parameters: tuple[ParametersFigures, ...]
     memory: tuple[MemoryStatus, ...]
     resources: Mapping[str, tuple[int, int]]
     ops_prepared: bool
     upstream: str
     passed_on: Mapping[str, int]
+
+
+def parameters_figures(parameters: Parameters, history: UpdateHistory) -> ParametersFigures:
+    """Returns the metrics of parameters."""
+    snapshot = parameters_snapshot(history.key, "", parameters, history)
+    status, now = snapshot.status, history.now
+    return ParametersFigures(
+        container=status.container,
+        name=status.name,
+        step=status.step,
+        num_updates=status.num_updates,
+        num_required=status.num_required,
+        num_waiting=status.num_waiting,
+        num_bytes=status.num_bytes,
+        num_ended=status.num_ended,
+        last_round_age=now - history.last_round_ended if history.rounds else None,
+        open_round_age=now - history.times[0] if history.times else 0.0,
+        median_round_seconds=history.median_round_seconds,
+        weights=status.weights,
+        participation=status.num_counted / status.num_live if status.num_live else None,
+        learning_rate=status.learning_rate,
+    )
 
 
 def accumulator_figures(histories: Histories) -> tuple[AccumulatorFigures, ...]:

@@ -11,7 +11,7 @@ from gradserve_protocol.tensors import Contents, WithContents, encode_message, t
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.gradient import Average, RoundParts, SparseSlices
+from gradserve_server.accumulators.gradient import Average, RoundParts, SparseSlices, Value
 from gradserve_server.accumulators.rounds import AccumulatorState, Applied, Outcome
 from gradserve_server.accumulators.spec import (
     ComponentSpec,
@@ -28,7 +28,7 @@ from gradserve_server.rpc.tensors.outgoing import OutgoingTensors
 
 # Outcomes and averages
 
-_OUTCOMES = {
+OUTCOMES = {
     Outcome.ACCEPTED: accumulator_pb2.APPLY_OUTCOME_ACCEPTED,
     Outcome.STALE: accumulator_pb2.APPLY_OUTCOME_STALE,
     Outcome.ALREADY_COUNTED: accumulator_pb2.APPLY_OUTCOME_ALREADY_COUNTED,
@@ -37,15 +37,20 @@ _OUTCOMES = {
 
 def encode_applied(applied: Applied, *, duplicate: bool, num_rounds: int) -> messages_pb2.ApplyGradientResponse:
     """Returns the response of an apply, when `num_rounds` rounds have ended."""
-    is_in_round = applied.outcome is Outcome.ACCEPTED and applied.round is not None
     return messages_pb2.ApplyGradientResponse(
-        outcome=_OUTCOMES[applied.outcome],
+        outcome=OUTCOMES[applied.outcome],
         duplicate=duplicate,
         global_step=applied.global_step,
         num_accumulated=applied.num_accumulated,
-        round=applied.round.number + 1 if is_in_round and applied.round is not None else 0,
+        round=round_of(applied),
         num_rounds=num_rounds,
     )
+
+
+def round_of(applied: Applied) -> int:
+    """Returns the number of the round that a gradient is in, from 1; 0 if it is in none."""
+    is_in_round = applied.outcome is Outcome.ACCEPTED and applied.round is not None
+    return applied.round.number + 1 if is_in_round and applied.round is not None else 0
 
 
 @dataclass
@@ -93,7 +98,7 @@ async def encode_pulled(
     if average is not None and applied.outcome is not Outcome.STALE:
         global_step = average.step
     response = messages_pb2.PushPullResponse(
-        outcome=_OUTCOMES[applied.outcome],
+        outcome=OUTCOMES[applied.outcome],
         duplicate=duplicate,
         global_step=global_step,
     )
@@ -106,6 +111,12 @@ async def _with_average(
     response: Message, average: Average, outgoing: OutgoingTensors, contents: Contents
 ) -> WithContents:
     """Returns a response with an average in its field of that name."""
+    average = await add_average(average, outgoing)
+    return await outgoing.reply(response, lambda tensors: [("average", _pieces(average, tensors))], contents)
+
+
+async def add_average(average: Average, outgoing: OutgoingTensors) -> Average:
+    """Adds the arrays of an average to those of a reply; returns the average with the arrays that were added."""
     if average.host_copy is not None and outgoing.keeps(average.nbytes):
         await average.host_copy.reserve(outgoing.room.device, outgoing.room.owner)
     else:
@@ -113,7 +124,7 @@ async def _with_average(
     arrays = await outgoing.compute.run(PIECE_BYTES * len(average.values), lambda: average.arrays)
     # Shared, because the history or other callers have the same arrays.
     await outgoing.add(arrays, shared=True)
-    return await outgoing.reply(response, lambda tensors: [("average", _pieces(average, tensors))], contents)
+    return average
 
 
 def _pieces(average: Average, tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[Piece]:
@@ -125,13 +136,18 @@ def _pieces(average: Average, tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[
         round=average.round_number + 1,
         parts=None if average.parts is None else _encode_parts(average.parts),
     )
+    yield component_values(average.values, tensors)
+
+
+def component_values(values: Mapping[str, Value], tensors: Iterator[tensor_pb2.Tensor]) -> Entries:
+    """Returns the field `components` of a message, with the messages of their arrays."""
     components = (
         accumulator_pb2.ComponentGradient(name=name, sparse=_encode_sparse(value, tensors))
         if isinstance(value, SparseSlices)
         else accumulator_pb2.ComponentGradient(name=name, dense=next(tensors))
-        for name, value in average.values.items()
+        for name, value in values.items()
     )
-    yield Entries("components", components)
+    return Entries("components", components)
 
 
 def _encode_sparse(value: SparseSlices, tensors: Iterator[tensor_pb2.Tensor]) -> accumulator_pb2.SparseGradient:
@@ -267,10 +283,11 @@ def _spec_pieces(accumulator: Accumulator) -> Iterator[Piece]:
         agreement=spec.agreement,
         num_shards=spec.num_shards,
     )
-    yield Entries("components", map(_encode_component, spec.components))
+    yield Entries("components", map(encode_component, spec.components))
 
 
-def _encode_component(component: ComponentSpec) -> accumulator_pb2.ComponentSpec:
+def encode_component(component: ComponentSpec) -> accumulator_pb2.ComponentSpec:
+    """Returns the message of a component."""
     return accumulator_pb2.ComponentSpec(
         name=component.name,
         dtype=to_data_type(component.dtype),

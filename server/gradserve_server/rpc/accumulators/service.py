@@ -19,6 +19,7 @@ from gradserve_server.errors import AbortedError, InvalidArgumentError
 from gradserve_server.resources.cluster import Member, check_member
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
+from gradserve_server.rpc.accumulators.gradients import weight_of
 from gradserve_server.rpc.accumulators.replies import (
     ServerId,
     encode_applied,
@@ -41,7 +42,6 @@ from gradserve_server.rpc.accumulators.requests import (
     decode_staged,
     decode_take_id,
     epoch_of,
-    weight_of,
 )
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of, wait_timeout
@@ -146,7 +146,7 @@ class AccumulatorServicer:
             raise call.may_only_open
         with (
             self._deciding(request.accumulator, call) as accumulator,
-            self._registry.waiting(call.identity),
+            self._registry.factory.waiting(call.identity),
             self._deliverer.begin(request.placement, call) as outgoing,
         ):
             average, duplicate = await accumulator.take(
@@ -157,7 +157,7 @@ class AccumulatorServicer:
     async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, call: Call) -> WithContents:
         with (
             self._deciding(request.accumulator, call) as accumulator,
-            self._registry.waiting(call.identity),
+            self._registry.factory.waiting(call.identity),
             self._deliverer.begin(request.placement, call) as outgoing,
         ):
             step = request.step if request.HasField("step") else None
@@ -168,7 +168,7 @@ class AccumulatorServicer:
     async def PushPull(self, request: messages_pb2.PushPullRequest, call: Call) -> WithContents:
         with (
             self._deciding(request.accumulator, call) as accumulator,
-            self._registry.waiting(call.identity),
+            self._registry.factory.waiting(call.identity),
             self._deliverer.begin(request.placement, call) as outgoing,
         ):
             request_id, contribution, given = await self._decoded(accumulator, request, call)

@@ -275,10 +275,13 @@ class AccessChecks:
         if rule.role is None:
             return handle
         container_of, access, calls = _container_of(rule.containers), self._access, self._calls
+        other_container_of = _container_of(rule.also_in) if rule.also_in else None
 
         async def admitted(request: Any, call: Call) -> Any:
             container = container_of(request)
             found = access.admit(call.credentials(), name, rule, container)
+            if other_container_of is not None:
+                access.admit(call.credentials(), name, rule, other_container_of(request))
             record = current_call()
             if record is not None:
                 record.identity = found.identity.name

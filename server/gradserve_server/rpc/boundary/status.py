@@ -15,6 +15,7 @@ from gradserve_server.errors import (
     ServiceError,
     UnauthenticatedError,
     UnavailableError,
+    UnimplementedError,
 )
 
 STATUS_CODES: dict[type[ServiceError], str] = {
@@ -28,6 +29,7 @@ STATUS_CODES: dict[type[ServiceError], str] = {
     UnavailableError: "UNAVAILABLE",
     UnauthenticatedError: "UNAUTHENTICATED",
     PermissionDeniedError: "PERMISSION_DENIED",
+    UnimplementedError: "UNIMPLEMENTED",
     InternalError: "INTERNAL",
 }
 """The name of each error's status code; see `status_code`."""

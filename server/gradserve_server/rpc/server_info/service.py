@@ -39,6 +39,7 @@ class Usage:
     layers: Budget
     bookkeeping: Budget
     device_memory: Budget | None = None
+    num_parameters: Callable[[], int] = lambda: 0
 
     def of_all(self) -> messages_pb2.ServerUsage:
         """Returns the use by everybody."""
@@ -49,6 +50,7 @@ class Usage:
             num_waiters=self.waiters.used,
             num_layers=self.layers.used,
             bookkeeping_bytes=self.bookkeeping.used,
+            num_parameters=self.num_parameters(),
         )
 
     def of_identities(self, caller: Identity) -> list[messages_pb2.ShareUsage]:

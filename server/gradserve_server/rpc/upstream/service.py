@@ -209,7 +209,7 @@ class AggregatingServicer:
             return await self._local.PushPull(request, call)
         closing = ClosingRule(request.num_required)
         accumulator = await self._accumulator(request.accumulator)
-        with self._registry.waiting(call.identity), self._deliverer.begin(request.placement, call) as outgoing:
+        with self._registry.factory.waiting(call.identity), self._deliverer.begin(request.placement, call) as outgoing:
             timeout = wait_timeout(request, call)
             try:
                 answer, is_repeated = await self._answered(accumulator, request, call, timeout)
@@ -303,7 +303,7 @@ class AggregatingServicer:
         ClosingRule(request.num_required)  # raises for one that no server would take
         if call.may_only_open is not None and not await self._belongs_to_another(request.accumulator):
             raise call.may_only_open
-        with self._registry.waiting(call.identity), self._deliverer.begin(request.placement, call) as outgoing:
+        with self._registry.factory.waiting(call.identity), self._deliverer.begin(request.placement, call) as outgoing:
             timeout = wait_timeout(request, call)
             accumulator = await self._accumulator(request.accumulator)
             sent = waiting_request(request, call.identity, timeout)
@@ -315,7 +315,7 @@ class AggregatingServicer:
     async def ReadAverage(self, request: messages_pb2.ReadAverageRequest, call: Call) -> WithContents:
         if self._is_local(request.accumulator, call):
             return await self._local.ReadAverage(request, call)
-        with self._registry.waiting(call.identity), self._deliverer.begin(request.placement, call) as outgoing:
+        with self._registry.factory.waiting(call.identity), self._deliverer.begin(request.placement, call) as outgoing:
             average = await self._read(request, call)
             self._counts.reads += 1
             return await encode_read(average, outgoing)

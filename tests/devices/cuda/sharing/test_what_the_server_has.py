@@ -126,7 +126,7 @@ def test_a_killed_worker_leaves_nothing(
     assert worker.does("put") == "in place"
     if moment == "in a call":
         assert worker.does("pushes") == "begun"
-        eventually(lambda: server_here.inspect(lambda server: server.registry.waiters.used), (1).__eq__)
+        eventually(lambda: server_here.inspect(lambda server: server.registry.factory.waiters.used), (1).__eq__)
     assert opened.now()[0]
     worker.is_killed()
     opened.are_none()

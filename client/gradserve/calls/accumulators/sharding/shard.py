@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 from google.protobuf.message import Message
 
-from gradserve.calls.accumulators.components import Component, Sent, add_gradient, arrays_of, receive_values
+from gradserve.calls.accumulators.components import Component, Sent, add_values, arrays_of, receive_values
 from gradserve.calls.combinators import at_target
 from gradserve.calls.exchange import Operation, Pause, Progress, Reply, Unary, Whole
 from gradserve.calls.identity import AccumulatorKey, CallId
@@ -302,7 +302,7 @@ class Shard:
             message = messages_pb2.StageGradientRequest()
             message.CopyFrom(staging)
             message.accumulator.CopyFrom(self.ref)
-            add_gradient(message, values, tensors)
+            add_values(message.gradient, values, tensors)
             return message
 
         arrays, _ = arrays_of(values)
@@ -401,7 +401,7 @@ class Shard:
         request.average.CopyFrom(average)
         call = Unary(_SERVICE, "ReduceGradients", request, in_place=in_place)
         reply: Reply = yield Whole(call, progress=progress, reply_bytes=num_bytes)
-        return (yield from receive_values(reply, progress, in_place=in_place))
+        return (yield from receive_values(reply, reply.message.average.components, progress, in_place=in_place))
 
     def _is_made_again(self, incarnation: str) -> Operation[bool]:
         """Makes the part again after the server has lost it; returns False if the home has another incarnation now."""

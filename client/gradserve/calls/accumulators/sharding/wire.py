@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, Self, TypeVar
 from google.protobuf.message import Message
 
 from gradserve.calls.accumulators.components import Sent, arrays_of
+from gradserve.calls.accumulators.contributions import Given
 from gradserve.calls.accumulators.creation import delete, describe
-from gradserve.calls.accumulators.session import RequestOfAccumulator
 from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Parts, Shard, Uncounted
-from gradserve.calls.accumulators.wire import AccumulatorWire, Awaiting, Given
+from gradserve.calls.accumulators.wire import AccumulatorWire, Awaiting
 from gradserve.calls.combinators import aimed_call, all_ended, at_target, together, with_beside
 from gradserve.calls.exchange import CallbackError, Operation, Pause, Progress, Reply, Unary, Whole
 from gradserve.results import AccumulatorInfo, Average, TensorHandle, Value
@@ -232,7 +232,7 @@ class ShardedWire(AccumulatorWire):
         self._deleted(ref.container, ref.name)
         return reply.deleted
 
-    def _unary(self, method: str, request: RequestOfAccumulator, wait: float = 0.0, *, in_place: bool = False) -> Unary:
+    def _unary(self, method: str, request: Message, wait: float = 0.0, *, in_place: bool = False) -> Unary:
         return aimed_call(self.target, super()._unary(method, request, wait, in_place=in_place))
 
     def _carried(self, values: Mapping[str, Sent]) -> Mapping[str, Sent]:

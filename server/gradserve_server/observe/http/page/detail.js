@@ -4,6 +4,7 @@ import { openRound, titleOf } from "./accumulators.js";
 import { byId, html, setText } from "./elements.js";
 import { bytes, count, number, plural, rate, seconds } from "./format.js";
 import { Keyed } from "./keyed.js";
+import { factsOfParameters, PARAMETERS } from "./parameters.js";
 import { analyse } from "./rounds.js";
 import { Table } from "./table.js";
 import { drawTimeline } from "./timeline.js";
@@ -30,18 +31,29 @@ export class Detail {
       { class: "number", write: (round) => seconds(round.waitedFor) },
       { class: "ids", write: (round) => (round.missing.length ? few(round.missing, 6) : "–") },
     ]);
+    this.records = new Table("records", [
+      { class: "number", write: (round) => (round.open ? "open" : count(round.step)) },
+      { class: "code", write: (round) => round.reason || "–" },
+      { class: "number", write: (round) => seconds(round.duration) },
+      { class: "number", write: (round) => (round.open ? "–" : seconds(round.applied)) },
+      { class: "number", write: (round) => count(round.numCame) },
+      { class: "number", write: (round) => count(round.staleness) },
+      { class: "number", write: (round) => count(round.numStale) },
+      { class: "id", write: (round) => (round.last ? round.last.worker_id || "(no id)" : "–") },
+      { class: "ids", write: (round) => (round.missing.length ? few(round.missing, 6) : "–") },
+    ]);
     this.tooltip = new Tooltip(this.picture, (x, y) => this.cellAt?.(x, y));
     new ResizeObserver(() => this.#draw()).observe(this.picture);
     byId("worker-filter").addEventListener("input", () => this.#draw());
     byId("lanes").addEventListener("change", () => this.#draw());
   }
 
-  /** Shows an accumulator, or undefined for one that is gone. */
+  /** Shows an accumulator, or parameters as one; undefined for what is gone. */
   show(accumulator, selected, uptime) {
     byId("detail-body").hidden = !accumulator;
     byId("detail-empty").hidden = Boolean(accumulator);
     setText(byId("detail-title"), selected ? titleOf(selected) : "Rounds");
-    setText(byId("detail-empty"), selected ? "This accumulator does not exist, or not any longer." : "Select an accumulator to see its rounds.");
+    setText(byId("detail-empty"), selected ? gone(selected) : "Select an accumulator or parameters to see their rounds.");
     if (!accumulator) {
       this.#shown = undefined;
       this.onWorkers([], uptime);
@@ -49,11 +61,15 @@ export class Detail {
     }
     const analysis = analyse(accumulator.rounds ?? [], accumulator.missing ?? [], uptime);
     this.#shown = analysis;
-    this.facts.update(factsOf(accumulator), (one) => one.name);
+    const isParameters = selected.kind === PARAMETERS;
+    this.facts.update([...factsOf(accumulator), ...(isParameters ? factsOfParameters(accumulator) : [])], (one) => one.name);
     const { text, alarming } = verdict(accumulator, analysis);
     setText(byId("verdict"), text);
     byId("verdict").classList.toggle("alarm", alarming);
-    this.table.show([...analysis.rounds].reverse(), (round) => `${round.step} ${round.open}`);
+    const newestFirst = [...analysis.rounds].reverse();
+    const key = (round) => `${round.step} ${round.open}`;
+    this.table.show(isParameters ? [] : newestFirst, key);
+    this.records.show(isParameters ? newestFirst : [], key);
     this.#draw();
     this.onWorkers(analysis.workers, uptime);
   }
@@ -69,6 +85,8 @@ export class Detail {
     this.tooltip.refresh();
   }
 }
+
+const gone = ({ kind }) => (kind === PARAMETERS ? "These parameters do not exist, or not any longer." : "This accumulator does not exist, or not any longer.");
 
 function fact() {
   const parts = { name: html("dt"), value: html("dd") };

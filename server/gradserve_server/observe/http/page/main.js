@@ -6,6 +6,7 @@ import { Detail } from "./detail.js";
 import { byId, setText } from "./elements.js";
 import { ago, bytes, count, number, wholeSeconds } from "./format.js";
 import { Methods } from "./methods.js";
+import { asAccumulator, PARAMETERS, ParametersList } from "./parameters.js";
 import { Rates } from "./rates.js";
 import { Memory, Traffic } from "./resources.js";
 import { Table } from "./table.js";
@@ -44,14 +45,9 @@ const errors = new Table("errors", [
   { class: "number at", write: (error) => ago(number(latest.uptime) - number(error.at)) },
   { class: "message", write: (error) => error.message },
 ]);
+const parameters = new ParametersList((one) => select(one, PARAMETERS));
 const list = new AccumulatorList({
-  select(accumulator) {
-    view.selected = { container: accumulator.container ?? "", name: accumulator.name };
-    writeView(view);
-    show();
-    showDetail();
-    if (byId("detail").getBoundingClientRect().top > window.innerHeight * 0.6) byId("detail").scrollIntoView({ block: "start" });
-  },
+  select: (accumulator) => select(accumulator, ""),
   order(order) {
     view.order = order;
     writeView(view);
@@ -63,6 +59,14 @@ const list = new AccumulatorList({
   },
 });
 const form = new TokenForm(connect);
+
+function select({ container, name }, kind) {
+  view.selected = { kind, container: container ?? "", name };
+  writeView(view);
+  show();
+  showDetail();
+  if (byId("detail").getBoundingClientRect().top > window.innerHeight * 0.6) byId("detail").scrollIntoView({ block: "start" });
+}
 
 function connect() {
   connection?.close();
@@ -101,8 +105,9 @@ function wantToken(error) {
 }
 
 function first(status) {
-  const [one] = status.accumulators ?? [];
-  return one && { container: one.container ?? "", name: one.name };
+  const [accumulator] = status.accumulators ?? [];
+  const one = accumulator ?? status.parameters?.[0];
+  return one && { kind: accumulator ? "" : PARAMETERS, container: one.container ?? "", name: one.name };
 }
 
 function state(name, text) {
@@ -113,7 +118,9 @@ function state(name, text) {
 
 /** Shows the latest document; rates are computed only once for each. */
 function show(isNew = false) {
-  list.show(latest, view);
+  const isParameters = view.selected?.kind === PARAMETERS;
+  list.show(latest, isParameters ? { ...view, selected: undefined } : view);
+  parameters.show(latest, isParameters ? view.selected : undefined);
   if (!isNew) return;
   setText(byId("server"), `${location.host} · ${latest.version} · ${latest.device}${latest.ops_prepared === false ? ", kernels of ops are being prepared" : ""} · up ${wholeSeconds(number(latest.uptime))}`);
   tiles.show(latest, rates);
@@ -124,7 +131,7 @@ function show(isNew = false) {
   errors.show(latest.errors ?? [], (error) => `${error.method} ${error.code}`);
 }
 
-/** Asks for all rounds of the selected accumulator alone: those of all would be much. */
+/** Asks for all rounds of what is selected alone: those of all would be much. */
 async function showDetail() {
   const wanted = view.selected;
   if (!wanted) return detail.show(undefined, undefined, 0);
@@ -149,8 +156,11 @@ async function fetchSelected(wanted) {
   const query = { container: wanted.container, name_contains: part, order: "name", max_workers: 1 };
   for (const most of [1, NAMESAKES]) {
     const status = await fetchStatus({ ...query, max_accumulators: most }, token());
-    const found = (status.accumulators ?? []).find((one) => keyOf(one) === keyOf(wanted));
-    if (found || most === NAMESAKES || number(status.num_accumulators) < 2) return { found, uptime: number(status.uptime) };
+    const [listed, all] = wanted.kind === PARAMETERS
+      ? [(status.parameters ?? []).map(asAccumulator), status.num_parameters]
+      : [status.accumulators ?? [], status.num_accumulators];
+    const found = listed.find((one) => keyOf(one) === keyOf(wanted));
+    if (found || most === NAMESAKES || number(all) < 2) return { found, uptime: number(status.uptime) };
   }
 }
 

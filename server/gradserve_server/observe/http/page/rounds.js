@@ -40,7 +40,7 @@ export function analyse(rounds, expected, uptime) {
 }
 
 function describe(round, uptime) {
-  const arrivals = (round.arrivals ?? []).map((one) => ({ worker_id: one.worker_id ?? "", after: number(one.after), stale: Boolean(one.stale) }));
+  const arrivals = (round.arrivals ?? []).map((one) => ({ worker_id: one.worker_id ?? "", after: number(one.after), stale: Boolean(one.stale), staleness: number(one.staleness) }));
   const accepted = arrivals.filter((one) => !one.stale);
   const open = !number(round.ended);
   const last = accepted.length > 1 && !open ? accepted.at(-1) : undefined;
@@ -49,6 +49,7 @@ function describe(round, uptime) {
     duration: Math.max(0, (open ? uptime : number(round.ended)) - number(round.began)),
     waitedFor: last ? last.after - accepted.at(-2).after : 0,
     numCame: accepted.length, numStale: arrivals.length - accepted.length,
+    reason: round.reason ?? "", applied: number(round.apply_seconds), staleness: Math.max(0, ...accepted.map((one) => one.staleness)),
   };
 }
 

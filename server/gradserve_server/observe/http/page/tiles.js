@@ -10,7 +10,9 @@ const failures = (method) => sum(Object.entries(method.handled ?? {}), ([code, c
 
 /** The tiles of a document. */
 function tilesOf(status, rates) {
-  const { totals = {}, traffic = [], methods = [], accumulators = [] } = status;
+  const { traffic = [], methods = [], accumulators = [], parameters = [] } = status;
+  const listed = [...accumulators, ...parameters];
+  const totals = Object.fromEntries(["rounds", "accepted", "stale", "refused"].map((name) => [name, sum([status.totals, status.update_totals], (one) => one?.[name])]));
   const moved = (name, pick) => ({ name, unit: "/s", value: rates.rate(`tile ${name}`, sum(traffic, pick)), write: bytes, note: `${bytes(sum(traffic, pick))} so far` });
   const dropped = number(totals.stale) + number(totals.refused);
   const all = dropped + number(totals.accepted);
@@ -20,8 +22,8 @@ function tilesOf(status, rates) {
       note: dropped ? `${((100 * dropped) / all).toFixed(1)}% late or refused` : "none late or refused" },
     moved("Received", (way) => way.received_bytes),
     moved("Sent", (way) => way.sent_bytes),
-    { name: "Waiting", unit: "", value: sum(accumulators, (one) => one.num_waiting), write: count,
-      note: accumulators.length < number(status.num_accumulators) ? "calls in the list below" : "calls wait for rounds" },
+    { name: "Waiting", unit: "", value: sum(listed, (one) => one.num_waiting), write: count,
+      note: listed.length < number(status.num_accumulators) + number(status.num_parameters) ? "calls in the list below" : "calls wait for rounds" },
     { name: "Failed calls", unit: "/s", value: rates.rate("tile failed", sum(methods, failures)), write: rate,
       note: `${count(sum(methods, failures))} so far`, alarming: true },
   ];

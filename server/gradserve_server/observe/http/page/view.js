@@ -5,7 +5,7 @@ export function readView() {
   const fields = new URLSearchParams(location.hash.slice(1));
   const name = fields.get("name");
   return {
-    selected: name === null ? undefined : { container: fields.get("container") ?? "", name },
+    selected: name === null ? undefined : { kind: fields.get("kind") ?? "", container: fields.get("container") ?? "", name },
     filter: fields.get("filter") ?? "",
     order: ["name", "rate", "waiting", "bytes"].includes(fields.get("order")) ? fields.get("order") : "rate",
   };
@@ -15,6 +15,7 @@ export function readView() {
 export function writeView({ selected, filter, order }) {
   const fields = new URLSearchParams();
   if (selected) {
+    if (selected.kind) fields.set("kind", selected.kind);
     if (selected.container) fields.set("container", selected.container);
     fields.set("name", selected.name);
   }

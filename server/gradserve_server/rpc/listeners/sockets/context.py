@@ -34,6 +34,8 @@ _ADDING_GRADIENTS = frozenset(
         "gradserve.v1.AccumulatorService.ApplyGradient",
         "gradserve.v1.AccumulatorService.PushPull",
         "gradserve.v1.AccumulatorService.StageGradient",
+        "gradserve.v1.ParameterService.Push",
+        "gradserve.v1.ParameterService.PushPullParameters",
     }
 )
 _WAITING_FOR_PAYLOAD = _ADDING_GRADIENTS | {"gradserve.v1.TensorService.StoreTensors"}

@@ -1,92 +1,30 @@
-"""The state that a worker keeps in step with the others through the server: its weights, and its hidden layer."""
+"""The weights of a run on the server, and its hidden layer if that is there, too."""
 
 from collections.abc import Mapping
-from typing import Self
 
 import numpy as np
 
 import gradserve
-from gradserve.training import State, Worker
-from gradserve_demo.network import DECAY, EPSILON, Backward, FloatArray, Weights, descend
+from gradserve import optim
+from gradserve_demo.network import DECAY, EPSILON, Backward, FloatArray, Weights
 from gradserve_demo.options import DemoOptions
 
 _WEIGHTS = ("beta", "gamma")
 
 
-class Replica:
-    """One worker's copy of the weights, kept equal to all other copies through the server. A context manager.
-
-    One rule keeps the copies equal, bit for bit: every copy starts from the same weights and applies the average of
-    every round exactly once, in order. No copy ever applies its own gradient alone. `gradserve.training.Worker` brings
-    the averages, also those of rounds that ended without this worker; if some of them are gone, another worker's
-    weights.
-
-    Attributes:
-        worker: The worker's part in the training run.
-        weights: The current weights.
-        contributed: Pushes that became part of a round.
-        stale: Pushes that came too late.
-        snapshots_loaded: The number of times that the weights came from another worker.
-    """
-
-    def __init__(
-        self,
-        client: gradserve.Client,
-        run_name: str,
-        weights: Mapping[str, FloatArray],
-        worker_id: str,
-        options: DemoOptions,
-    ) -> None:
-        """Finds or begins the training run of a name; all of its workers have the same initial weights."""
-        self.weights: Weights = dict(weights)
-        self.contributed = 0
-        self.stale = 0
-        self.snapshots_loaded = 0
-        self._learning_rate = options.learning_rate
-        self.worker = Worker(
-            client,
-            weights,
-            name=run_name,
-            num_required=options.workers,
-            worker_id=worker_id,
-            keep_averages=options.keep_averages,
-            timeout=options.timeout,
-            # The same gradients give the same average, in whatever order they arrive.
-            deterministic=True,
-        )
-        self.worker.begin(lambda: State(self.weights))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self.worker.__exit__(kind, error, traceback)
-
-    @property
-    def step(self) -> int:
-        """The number of averages that the weights have behind them."""
-        return self.worker.step
-
-    def push(self, gradients: Mapping[str, FloatArray]) -> bool:
-        """Contributes a gradient at the current weights, and brings the weights up to date.
-
-        If the gradient is part of the round, blocks until the round is complete.
-
-        Returns:
-            True if the gradient was part of the round. If not, the weights have still advanced, by
-            what the other workers contributed.
-        """
-        advance = self.worker.exchange(gradients)
-        if advance.state is not None:
-            self.weights = {name: np.asarray(value) for name, value in advance.state.tensors.items()}
-            self.snapshots_loaded += 1
-        for average in advance.averages:
-            self.weights = descend(self.weights, dict(average), self._learning_rate)
-        if advance.was_late:
-            self.stale += 1
-        else:
-            self.contributed += 1
-        return not advance.was_late
+def served_weights(
+    client: gradserve.Client, run_name: str, weights: Mapping[str, FloatArray], options: DemoOptions
+) -> gradserve.Parameters:
+    """Finds or creates the weights of a run; only the values of the first call count."""
+    return client.parameters(
+        dict(weights),
+        shared_name=run_name,
+        update="gradient",
+        optimizer=optim.SGD(options.learning_rate),
+        num_required=options.workers,
+        # The same gradients give the same weights, in whatever order they arrive.
+        deterministic=True,
+    )
 
 
 class ServedBatchNormLayer:

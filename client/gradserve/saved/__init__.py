@@ -1,0 +1,1 @@
+"""Files with saved parameters: their format, and what they say of a run. Knows no server."""

@@ -1,0 +1,254 @@
+"""Changes of the rules and the values of parameters, while nothing else changes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from gradserve_protocol.arrays import DoesNotFitError
+from gradserve_server.accumulators.changes import RoundChanges
+from gradserve_server.accumulators.gradient import Array, Average
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.ledger import Taken
+from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError, ServiceError
+from gradserve_server.parameters.journal import ParametersJournal
+from gradserve_server.parameters.ledger import RulesChanged, UpdateLedger, VersionLoaded
+from gradserve_server.parameters.optimizers.optimizer import Optimizer
+from gradserve_server.parameters.optimizers.schedule import Schedule
+from gradserve_server.parameters.queue import UpdateQueue
+from gradserve_server.parameters.record import RoundRecord, RoundRecords
+from gradserve_server.parameters.round_rules import RoundRules
+from gradserve_server.parameters.spec import ParametersSpec, Rules
+from gradserve_server.parameters.update_sum import HeldUpdates, RunningUpdates
+from gradserve_server.parameters.variables import Loaded, OptimizerState, Variables
+from gradserve_server.parameters.versions import Version, Versions, version_of
+from gradserve_server.resources.budget import Reservation
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Changes of the rules, or of the values.
+
+    Attributes:
+        optimizer: The next optimizer; None for the present one. Likewise the others.
+        schedule: The next schedule.
+        rounds: The next rules for the end of a round.
+        loaded: Values to go on with.
+        step: Their step, if it is ahead of the present one; otherwise they become the next step.
+    """
+
+    optimizer: Optimizer | None = None
+    schedule: Schedule | None = None
+    rounds: RoundRules | None = None
+    loaded: Loaded | None = None
+    step: int | None = None
+
+    def applied_to(self, rules: Rules) -> Rules:
+        """Returns the rules with these changes."""
+        return Rules(self.optimizer or rules.optimizer, self.rounds or rules.rounds, self.schedule or rules.schedule)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The parts of which parameters are made.
+
+    Attributes:
+        changes: Makes the changes of their rounds, one at a time.
+        ledger: Decides which updates count, and when a round ends.
+        queue: Holds the waiting calls.
+        variables: The masters and the state of the optimizer.
+        records: Keeps the records of rounds.
+        journal: Takes every change; None if nothing is durable.
+        memory: An empty reservation of bytes for them.
+        waiters: The budget of waiting calls.
+    """
+
+    changes: RoundChanges
+    ledger: UpdateLedger
+    queue: UpdateQueue
+    variables: Variables
+    records: RoundRecords
+    journal: ParametersJournal | None
+    memory: Reservation
+    waiters: Reservation
+
+
+class Changer:
+    """Changes the rules and the values of parameters, and restores them. Every call has the lock of their changes."""
+
+    def __init__(self, name: str, spec: ParametersSpec, machine: Machine) -> None:
+        """`spec` has the first rules."""
+        self._name = name
+        self._spec = spec
+        self._changes, self._ledger, self._variables = machine.changes, machine.ledger, machine.variables
+        self._queue, self._records, self._journal = machine.queue, machine.records, machine.journal
+        self._memory = machine.memory
+        self._place = machine.changes.sum.place
+        self._versions = cast(Versions, machine.changes.averages)
+        self._updates = cast(RunningUpdates | HeldUpdates, machine.changes.sum.summation)
+
+    async def copy_state(self, memory: Reservation, has_left: Callable[[], bool]) -> tuple[Version, OptimizerState]:
+        """Returns the newest version, and a copy of the state of the next round's optimizer, for which `memory` grows.
+
+        Args:
+            memory: An empty reservation.
+            has_left: Returns whether the caller has given it back.
+
+        Raises:
+            ResourceExhaustedError: There is no memory for it.
+        """
+        state = self._variables.next_state
+        arrays = [array for values in state.slots.values() for array in values.values()]
+        num_bytes = sum([each.nbytes for each in arrays])
+        if not has_left():  # otherwise nobody would give the memory back
+            memory.grow(num_bytes)
+
+        def copy() -> OptimizerState:
+            slots = {
+                slot: {name: np.copy(each) for name, each in values.items()} for slot, values in state.slots.items()
+            }
+            return replace(state, slots=slots)
+
+        return self._versions.newest, await self._attempt(copy)
+
+    async def change(self, call: RequestId | None, changes: Changes) -> None:
+        """Makes changes, once for each call.
+
+        Raises:
+            InvalidArgumentError: The rules, the values or the state do not fit.
+            ResourceExhaustedError: There is not enough memory or disk; nothing has changed.
+        """
+        known = self._ledger.calls.recall(call)
+        if isinstance(known, Taken):
+            return
+        if known is not None:
+            assert call is not None, "only calls with ids are known"
+            raise call.other_content()
+        if changes.loaded is not None:
+            await self._load(call, changes, changes.loaded)
+            return
+        rules = changes.applied_to(self._ledger.next_rules)
+        self._spec.with_rules(rules)  # checks that they go with the other properties
+        if rules == self._ledger.next_rules and call is None:
+            return
+        at_once = not self._ledger.updates
+        with self._memory.another() as memory:
+            memory.grow(self._variables.growth(rules.optimizer, at_once=at_once))
+            change = await self._attempt(partial(self._variables.stage_optimizer, rules.optimizer, at_once=at_once))
+            event = RulesChanged(call, rules, self._ledger.now)
+            await self._changes.record(event)
+            change()
+            self._ledger.change_rules(event)
+            self._changes.sum.settle()
+
+    async def _load(self, call: RequestId | None, changes: Changes, loaded: Loaded) -> None:
+        ledger, variables, sum_ = self._ledger, self._variables, self._changes.sum
+        is_first = not ledger.rounds.current.number
+        step = changes.step or 0
+        if not is_first:
+            step = max(step, ledger.rounds.global_step + 1)
+        rules = changes.applied_to(ledger.next_rules)
+        self._spec.with_rules(rules)
+        variables.check_loaded(loaded, rules.optimizer)
+        journal = self._journal
+        with self._memory.another() as memory:
+            memory.grow(variables.slot_bytes(rules.optimizer))
+            arrays = await sum_.reserve_result()
+            try:
+                values = await self._attempt(self._placed, loaded, arrays)
+                load = await self._attempt(variables.stage_load, loaded, values, rules.optimizer)
+                event = VersionLoaded(call, ledger.now, step, rules)
+                if journal is not None:
+                    await journal.reserve_version(rules.optimizer)
+                    await journal.append(event)
+            except BaseException:
+                sum_.settle()
+                raise
+            load()
+            self._updates.drop()
+            self._changes.observer.on_drop()
+            number = ledger.rounds.current.number
+            version = version_of(Average(values, step, number, 0, 0.0, ()), digest=variables.digest)
+            if journal is not None:
+                try:
+                    await journal.settle(version, ())
+                except ServiceError as error:
+                    self._changes.close(error)  # it may not be on disk
+                    raise
+            ledger.end_round(event)
+            self._changes.settle_members()
+            sum_.settle()
+            if self._changes.is_closed:
+                return  # deleted in the meantime
+            self._versions.begin()
+            self._versions.add(version, ())
+            self._versions.history.step_set(step)
+        self._queue.fail_pulls(
+            AbortedError(f"other values were loaded into parameters {self._name!r}: read the newest version")
+        )
+
+    def _placed(self, loaded: Loaded, arrays: Sequence[Array] | None) -> dict[str, Array]:
+        """Returns values in memory that never changes, in the order of the components."""
+        placed = {}
+        for index, component in enumerate(self._spec.components):
+            value = loaded.values[component.name]
+            if loaded.is_immutable:
+                placed[component.name] = value
+                continue
+            array = self._place.allocate(value.shape, component.dtype) if arrays is None else arrays[index]
+            try:
+                np.copyto(array, self._place.converted(value, component.dtype))
+            except DoesNotFitError as error:
+                raise InvalidArgumentError(
+                    f"expected values of {component.dtype} for component {component.name!r}, got {error}",
+                    field="values",
+                ) from None
+            self._place.protect(array)
+            placed[component.name] = array
+        return placed
+
+    async def _attempt(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Runs work on all values in a thread, unless there is little.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory.
+        """
+        try:
+            return await self._place.attempt(self._spec.work, self._changes.sum.owner, function, *args)
+        except MemoryError as error:
+            raise ResourceExhaustedError("the server has no memory left for these values") from error
+
+    async def begin_again(
+        self,
+        versions: Sequence[tuple[Average, Sequence[RequestId]]],
+        state: OptimizerState,
+        records: Sequence[RoundRecord],
+    ) -> None:
+        """Goes on where an earlier run of the server has ended; see `Parameters.begin_again`."""
+        newest = versions[-1][0]
+        by_step = {record.step: record for record in records}
+        if newest.num_gradients and newest.step not in by_step:
+            raise ValueError(f"there is no record of the round that led to step {newest.step}")
+        values = cast(Mapping[str, Array], newest.values)
+        loaded = Loaded(values, newest.step, state, is_immutable=True)
+        variables, ledger = self._variables, self._ledger
+        variables.check_loaded(loaded, state.optimizer)
+        with self._memory.another() as memory:
+            memory.grow(variables.state_bytes(state.optimizer) + sum([each.nbytes for each, _ in versions]))
+            variables.stage_load(loaded, values, state.optimizer)()
+            for optimizer, at_once in ((ledger.round_rules.optimizer, True), (ledger.next_rules.optimizer, False)):
+                if optimizer != variables.next_optimizer:
+                    memory.grow(variables.growth(optimizer, at_once=at_once))
+                    variables.stage_optimizer(optimizer, at_once=at_once)()
+            self._changes.sum.settle()
+            for each, answered in versions:
+                kept = Loaded(cast(Mapping[str, Array], each.values), each.step, is_immutable=True)
+                variables.check_loaded(kept, state.optimizer)
+                await self._versions.keep_again(version_of(each, record=by_step.get(each.step)), answered)
+        dropped = [step for record in records for step in self._records.add(record)]
+        if self._journal is not None:
+            self._journal.forget_rounds(dropped)  # the server crashed before it had
+        self._versions.begin()
+        self._ledger.resume()

@@ -1,0 +1,352 @@
+"""The ledger of parameters: which updates count with which weight, when rounds end, and by which rules."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gradserve_server.accumulators.events import Event, GradientAnswered, OtherChange, RoundEnded
+from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.identity import CallMemory, RequestId
+from gradserve_server.accumulators.incoming import check_weight
+from gradserve_server.accumulators.ledger import Answer, Ledger, Taken
+from gradserve_server.accumulators.rounds import Applied, Outcome, Pushed, Round
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.parameters.closing import Closer, Reason
+from gradserve_server.parameters.record import Refusal, RoundUpdate
+from gradserve_server.parameters.spec import ParametersSpec, Rules
+
+_REFUSALS = {Outcome.STALE: "stale", Outcome.ALREADY_COUNTED: "already counted"}
+LOADED = "loaded"
+"""The reason in `WeightLedger.refused` for updates that were accepted, and dropped when other values were loaded."""
+_MOST_REFUSALS = 1000
+_LOOKS_PER_LEASE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateAnswered(GradientAnswered):
+    """The decision on an update. The weight of its contribution is the one that counts.
+
+    Attributes:
+        at: The time; see `UpdateLedger.now`.
+        weight_asked: The weight that its sender asked for.
+        staleness: The number of versions made since the one from which it was computed.
+        num_bytes: The size of its values.
+    """
+
+    at: float = 0.0
+    weight_asked: float = 1.0
+    staleness: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken(RoundEnded):
+    """The end of the current round.
+
+    Attributes:
+        at: The time; see `UpdateLedger.now`.
+        reason: Why it ended.
+        end_time: The nanoseconds since 1970.
+        apply_seconds: The time that the optimizer took in the previous round.
+    """
+
+    at: float = 0.0
+    reason: Reason = "required"
+    end_time: int = 0
+    apply_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RulesChanged(OtherChange):
+    """Other rules, from the next round on.
+
+    Attributes:
+        call: The id of the call that brought them, if it has one.
+        rules: The rules.
+        at: The time; see `UpdateLedger.now`.
+    """
+
+    call: RequestId | None
+    rules: Rules
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class VersionLoaded(RoundEnded):
+    """A saved version has become the newest one. The updates of the round were dropped, as stale.
+
+    Attributes:
+        at: The time; see `UpdateLedger.now`.
+        step: Its step.
+        rules: The rules from now on.
+    """
+
+    at: float = 0.0
+    step: int = 0
+    rules: Rules | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Participation:
+    """The live workers at the end of a round: those in it, and others of the two rounds before with a live client.
+
+    Attributes:
+        num_counted: The number of workers with an update in the round.
+        num_live: The number of live workers.
+    """
+
+    num_counted: int
+    num_live: int
+
+
+@dataclass
+class WeightLedger:
+    """The whereabouts of the weight of all updates: accepted = applied + pending + dropped.
+
+    Attributes:
+        accepted: The weight of all updates that counted when they came.
+        applied: That of those that are in versions.
+        pending: That of those in the current round.
+        refused: The weight that was asked for by updates that did not count, by reason. "loaded" is that of updates
+            that were accepted, and dropped when other values were loaded.
+    """
+
+    accepted: float = 0.0
+    applied: float = 0.0
+    pending: float = 0.0
+    refused: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def dropped(self) -> float:
+        """The weight of updates that were accepted, and dropped when other values were loaded."""
+        return self.refused.get(LOADED, 0.0)
+
+    def refuse(self, reason: str, weight: float) -> None:
+        """Counts a weight that does not count."""
+        self.refused[reason] = self.refused.get(reason, 0.0) + weight
+
+
+class UpdateLedger(Ledger):
+    """Decides which updates count, with which weight, and when a round ends; and remembers the decisions.
+
+    Attributes:
+        closer: Decides when a round ends.
+        round_rules: The rules of the current round.
+        next_rules: Those of the next one.
+        updates: The updates of the current round, in order of arrival.
+        refusals: The latest updates that were refused meanwhile.
+        weights: Where all weights went.
+        ended: The decision that ended the latest round; None before the first.
+        participation: The share of workers in that round; None before the first, and if no worker in it has an id.
+    """
+
+    def __init__(
+        self,
+        calls: CallMemory[Answer],
+        spec: ParametersSpec,
+        clock: Callable[[], float] = lambda: 0.0,
+        wall_clock: Callable[[], int] = lambda: 0,
+        lease_seconds: float = 0.0,
+    ) -> None:
+        """Begins with an empty round.
+
+        Args:
+            calls: An empty memory of calls.
+            spec: The properties of the parameters.
+            clock: The seconds of any clock, for the end of rounds.
+            wall_clock: The nanoseconds since 1970, for their records.
+            lease_seconds: The seconds of silence after which a worker's client is no longer there.
+        """
+        super().__init__(calls)
+        self._spec = spec
+        self._clock = clock
+        self.closer = Closer(spec.rules.rounds, 0.0)
+        self._offset = clock()
+        """The time of the clock minus that of the closer."""
+        self.round_rules = self.next_rules = spec.rules
+        self.updates: list[RoundUpdate] = []
+        self.refusals: deque[Refusal] = deque(maxlen=_MOST_REFUSALS)
+        self.weights = WeightLedger()
+        self.ended: StepTaken | None = None
+        self.participation: Participation | None = None
+        self.reason: Reason = "required"
+        """Why the next round ends, as the closer has decided."""
+        self.apply_seconds = 0.0
+        """The time that the optimizer took in the latest round."""
+        self._wall_clock = wall_clock
+        self._lease_seconds = lease_seconds
+        self._clients: dict[str, str] = {}
+        """The client of each worker of the latest rounds."""
+
+    @property
+    def now(self) -> float:
+        """The seconds for which the parameters have been served, by this run of the server and earlier ones.
+
+        They never decrease, as replayed events must find the closer at the times at which they came.
+        """
+        now = self._clock() - self._offset
+        if now < self.closer.latest:
+            self.resume()
+            return self.closer.latest
+        return now
+
+    def judge(
+        self,
+        call: RequestId | None,
+        contribution: Contribution,
+        num_bytes: int,
+        *,
+        one_per_worker: bool,
+        awaits_average: bool,
+    ) -> UpdateAnswered:
+        """Returns the decision on an update, as of now.
+
+        Raises:
+            InvalidArgumentError: It was computed from a version that does not exist yet; or its weight is too small
+                once it counts less for its staleness.
+        """
+        step = self.rounds.global_step
+        staleness = step - contribution.local_step
+        if staleness < 0:
+            raise InvalidArgumentError(
+                f"expected a local_step of at most {step}, the step of the newest version, got "
+                f"{contribution.local_step}",
+                field="local_step",
+            )
+        outcome = Outcome.ACCEPTED
+        if self._spec.staleness.is_stale(staleness) and not contribution.was_accepted:
+            outcome = Outcome.STALE
+        elif one_per_worker and not self._has_new_workers(contribution):
+            outcome = Outcome.ALREADY_COUNTED
+        counted = contribution
+        if outcome is Outcome.ACCEPTED:
+            # One that was accepted and lost with its server may be too stale by now.
+            factor = self._spec.staleness.factor(min(staleness, self._spec.staleness.max))
+            counted = replace(contribution, weight=contribution.weight * factor)
+            if factor < 1.0:
+                check_weight(self._spec.updates, counted.weight, "weight")
+        return UpdateAnswered(
+            call,
+            counted,
+            outcome,
+            awaits_average,
+            at=self.now,
+            weight_asked=contribution.weight,
+            staleness=staleness,
+            num_bytes=num_bytes,
+        )
+
+    def ending(self, call: RequestId | None) -> StepTaken:
+        """Returns the decision to end the round, as of now."""
+        self.ended = StepTaken(
+            at=self.now, reason=self.reason, end_time=self._wall_clock(), apply_seconds=self.apply_seconds
+        )
+        num_counted = len(self.closer.came)
+        num_live = num_counted + sum(map(self.is_alive, self.closer.missing))
+        self.participation = Participation(num_counted, num_live) if num_counted else None
+        return self.ended
+
+    def applied(self) -> None:
+        """Notes that the optimizer has made the version of the round that is about to end."""
+        assert self.ended is not None, "the round is about to end"
+        self.apply_seconds = max(self.now - self.ended.at, 0.0)
+
+    def answer(self, event: GradientAnswered) -> Applied:
+        """Applies the decision on an update; returns the answer to its call."""
+        assert isinstance(event, UpdateAnswered)
+        applied = super().answer(event)
+        worker_id = event.contribution.worker_id
+        if event.outcome is Outcome.ACCEPTED:
+            weight = event.contribution.weight
+            self.weights.accepted += weight
+            self.weights.pending += weight
+            self.updates.append(RoundUpdate(worker_id, event.weight_asked, weight, event.staleness, event.num_bytes))
+            if event.call is not None and worker_id:
+                self._clients[worker_id] = event.call.client_id
+            self.closer.admit(event.at, event.contribution.workers, self.rounds.members.count)
+        else:
+            reason = _REFUSALS[event.outcome]
+            self.weights.refuse(reason, event.weight_asked)
+            self.refusals.append(Refusal(worker_id, event.weight_asked, reason))
+        return applied
+
+    def _applied(self, event: GradientAnswered, joined: Round | None) -> Pushed:
+        assert isinstance(event, UpdateAnswered)
+        plain = super()._applied(event, joined)
+        weight = event.contribution.weight if event.outcome is Outcome.ACCEPTED else 0.0
+        return Pushed(**vars(plain), staleness=event.staleness, weight=weight)
+
+    def end_round(self, event: RoundEnded) -> Round:
+        """Ends the round; returns it."""
+        pending = self.weights.pending
+        if isinstance(event, VersionLoaded):
+            if self.rounds.current.number:  # the first values begin no interval
+                self.closer.drop(event.at)
+            if pending:
+                self.weights.refuse(LOADED, pending)
+            if event.rules is not None:
+                self.next_rules = event.rules
+                self.closer.change(event.rules.rounds)
+        else:
+            assert isinstance(event, StepTaken)
+            self.weights.applied += pending
+            self.closer.end(event.at, event.apply_seconds)
+        self.weights.pending = 0.0
+        ended = super().end_round(event)
+        if isinstance(event, VersionLoaded):
+            self.rounds.global_step = event.step
+            ended.step = event.step
+        self.updates, self.round_rules = [], self.next_rules
+        self.refusals.clear()
+        known = {*self.rounds.missing_workers, *self.rounds.members.workers}
+        if len(self._clients) > 4 * len(known) + 64:
+            self._clients = {worker: client for worker, client in self._clients.items() if worker in known}
+        return ended
+
+    def change_rules(self, event: RulesChanged) -> None:
+        """Sets the rules of the next round; those of a round that has no updates yet change at once."""
+        self.calls.remember(event.call, Taken(self.rounds.current))
+        self.next_rules = event.rules
+        self.closer.change(event.rules.rounds)
+        if not self.updates:
+            self.round_rules = event.rules
+
+    @property
+    def num_named(self) -> int:
+        """The number of workers whose ids are kept, and of updates without one, which are kept for the record."""
+        return super().num_named + self.rounds.members.num_nameless
+
+    def num_new(self, contribution: Contribution) -> int:
+        """Returns by how much `num_named` grows if an update is accepted."""
+        return super().num_new(contribution) + sum([not worker_id for worker_id in contribution.workers])
+
+    def replay(self, event: Event) -> None:
+        """Applies an event, without an answer."""
+        if isinstance(event, RulesChanged):
+            self.change_rules(event)
+        else:
+            super().replay(event)
+
+    def is_alive(self, worker_id: str) -> bool:
+        """Returns True if the client of a worker of the latest rounds is still there."""
+        client = self._clients.get(worker_id)
+        return client is not None and self.calls.is_heard_of(client, self._lease_seconds)
+
+    def next_look(self, until: float) -> float:
+        """Returns the time to ask the closer again, at the latest `until`: leases of expected workers end unnoticed."""
+        if self.closer.rules.expected != "alive" or not self._lease_seconds:
+            return until
+        return min(until, self.now + self._lease_seconds / _LOOKS_PER_LEASE)
+
+    def resume(self) -> None:
+        """Goes on with the clock, after all events of an earlier run have been applied: no time has passed."""
+        self._offset = self._clock() - self.closer.latest
+
+    @property
+    def clients(self) -> Mapping[str, str]:
+        """The client of each worker of the latest rounds."""
+        return self._clients
+
+    def know_clients(self, clients: Mapping[str, str]) -> None:
+        """Sets the clients of workers, as an earlier run of the server left them."""
+        self._clients = dict(clients)

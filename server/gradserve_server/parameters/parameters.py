@@ -1,0 +1,276 @@
+"""One server's parameters: orders the calls on them, and answers them."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import cast
+
+from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.rounds import Pushed, Rounds, Wording
+from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.errors import InvalidArgumentError, ServiceError
+from gradserve_server.limits import listed, quoted
+from gradserve_server.parameters.changes import Changer, Changes, Machine
+from gradserve_server.parameters.ledger import UpdateLedger, WeightLedger
+from gradserve_server.parameters.record import RoundRecord
+from gradserve_server.parameters.spec import ParametersSpec
+from gradserve_server.parameters.variables import Loaded, OptimizerState
+from gradserve_server.parameters.versions import Version, Versions
+from gradserve_server.storage.journal import Durability
+
+WORDING = Wording("parameters", "update", "version")
+"""The words of messages that parameters share with accumulators."""
+
+
+@dataclass(frozen=True)
+class ParametersState:
+    """The state of parameters at one moment; see ParametersInfo in the protos."""
+
+    step: int
+    digest: bytes
+    num_updates: int
+    num_waiting: int
+    num_bytes: int
+    worker_ids: tuple[str, ...]
+    kept_steps: tuple[int, ...]
+    weights: WeightLedger
+    num_required: int
+
+
+class Parameters:
+    """A model's parameters, which change in rounds. `ParameterService` in the protos defines the semantics.
+
+    They are an accumulator whose rounds end by themselves, and whose averages are versions: rounds, ledger, queue,
+    sums, journal and the memory of calls are those of accumulators. Lives on one event loop.
+    """
+
+    def __init__(self, name: str, spec: ParametersSpec, incarnation: str, machine: Machine) -> None:
+        """`begin` follows, or the restored versions."""
+        self.name = name
+        self.incarnation = incarnation
+        self._spec = spec
+        self._parts = machine
+        self._changes, self._ledger, self._variables = machine.changes, machine.ledger, machine.variables
+        self._versions = cast(Versions, machine.changes.averages)
+        self._accumulator = Accumulator(name, spec.updates, incarnation, machine.changes, machine.waiters, WORDING)
+        self._changer = Changer(name, spec, machine)
+        machine.queue.wake = machine.changes.serve_takers
+
+    @property
+    def spec(self) -> ParametersSpec:
+        """The properties, with the rules of the next round."""
+        rules = self._ledger.next_rules
+        return self._spec if rules == self._spec.rules else self._spec.with_rules(rules)
+
+    @property
+    def place(self) -> Place:
+        """The memory that holds everything."""
+        return self._accumulator.place
+
+    @property
+    def rounds(self) -> Rounds:
+        """The rounds, read-only."""
+        return self._ledger.rounds
+
+    @property
+    def num_accumulated(self) -> int:
+        """The number of updates in the round."""
+        return self._accumulator.num_accumulated
+
+    @property
+    def is_changing(self) -> bool:
+        """True while an update is being added or a round is ending, before `num_accumulated` shows it."""
+        return self._accumulator.is_changing
+
+    @property
+    def durability(self) -> Durability | None:
+        """The changes that survive the end of the server."""
+        return self._spec.durability
+
+    @property
+    def ledger(self) -> UpdateLedger:
+        """The decisions on updates and rounds, read-only."""
+        return self._ledger
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the current round, after the schedule."""
+        rules = self._ledger.round_rules
+        return rules.optimizer.learning_rate * rules.schedule.factor(self._variables.rounds)
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of calls that wait for a version."""
+        return len(self._parts.queue)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of versions, the optimizer's state and updates."""
+        return self._accumulator.num_bytes
+
+    @property
+    def newest(self) -> Version:
+        """The newest version."""
+        return self._versions.newest
+
+    @property
+    def state(self) -> ParametersState:
+        """The current state."""
+        rounds = self._accumulator.state
+        return ParametersState(
+            step=rounds.global_step,
+            digest=self._variables.digest,
+            num_updates=rounds.num_accumulated,
+            num_waiting=rounds.num_waiting,
+            num_bytes=rounds.num_bytes,
+            worker_ids=rounds.worker_ids,
+            kept_steps=rounds.kept_steps,
+            weights=self._ledger.weights,
+            num_required=self._ledger.closer.rules.num_required,
+        )
+
+    def update_spec(self, names: Sequence[str]) -> AccumulatorSpec:
+        """Returns the spec of an update that has these components.
+
+        Raises:
+            InvalidArgumentError: There are none, or one does not exist or comes twice, or the reduction needs all.
+        """
+        known = self._spec.by_name
+        for index, name in enumerate(names):
+            if name not in known:
+                raise InvalidArgumentError(
+                    f"expected components out of {listed(sorted(known))}, got {quoted(name)}",
+                    field=f"update[{index}].name",
+                )
+        if not names:
+            raise InvalidArgumentError("expected at least one component, got none", field="update")
+        if len(set(names)) < len(names):
+            raise InvalidArgumentError("expected every component once, got one twice", field="update")
+        self._spec.reduction.check_update(names, tuple(known))
+        return self._spec.updates if len(names) == len(known) else self._spec.updates.only(names)
+
+    async def push(
+        self, call: RequestId | None, contribution: Contribution, open_update: OpenGradient
+    ) -> tuple[Pushed, bool]:
+        """Adds an update to the round, or drops it; also returns whether the call was a duplicate.
+
+        Raises:
+            InvalidArgumentError: The update is not valid here, or computed from a version that does not exist yet;
+                nothing has changed.
+            ServiceError: `open_update` failed, or a limit was reached; nothing has changed.
+        """
+        applied, duplicate = await self._accumulator.apply(call, contribution, open_update)
+        return cast(Pushed, applied), duplicate
+
+    async def push_pull(
+        self, call: RequestId | None, contribution: Contribution, open_update: OpenGradient, timeout: float | None
+    ) -> tuple[Pushed, Version, bool]:
+        """Adds an update to the round and waits for the version that its round makes.
+
+        Returns:
+            The outcome; that version, or the newest for a stale update; and whether the call was a duplicate.
+
+        Raises:
+            ServiceError: See `push`. If the wait fails, the update stays in the round.
+        """
+        applied, average, duplicate = await self._accumulator.push_pull(
+            call,
+            contribution,
+            open_update,
+            self._parts.queue.num_required,
+            timeout,
+            one_per_worker=self._spec.one_per_worker,
+        )
+        assert average is not None, "there is a version from the beginning"
+        return cast(Pushed, applied), cast(Version, average), duplicate
+
+    async def read(self, step: int | None, timeout: float | None) -> Version:
+        """Waits for the version of a step; returns the newest for None.
+
+        Raises:
+            OutOfRangeError: It is not kept, or no round led to that step.
+            DeadlineExceededError: The step was not reached within `timeout` seconds.
+        """
+        return cast(Version, await self._accumulator.read_average(step, timeout))
+
+    @asynccontextmanager
+    async def reading_state(self) -> AsyncIterator[tuple[Version, OptimizerState]]:
+        """Copies the state of the optimizer for the duration of a block, with the newest version.
+
+        Raises:
+            ResourceExhaustedError: There is no memory for the copy.
+        """
+        self._changes.check_open()
+        memory, has_left = self._parts.memory.another(), False
+        try:
+            yield await self._changes.make(self._changer.copy_state, memory, lambda: has_left)
+        finally:
+            has_left = True
+            memory.settle(0)
+
+    async def change(self, call: RequestId | None, changes: Changes) -> None:
+        """Changes rules, from the next round on, or loads values. All or nothing, and once for each call.
+
+        Raises:
+            InvalidArgumentError: The rules, the values or the state do not fit.
+            ResourceExhaustedError: There is not enough memory or disk; nothing has changed.
+        """
+        await self._accumulator.forget_overdue(call)
+        if call is not None:
+            self._versions.acknowledge(call)
+        self._changes.check_open()
+        with self._ledger.calls.room_for(call):
+            await self._changes.make(self._changer.change, call, changes)
+
+    def records(self, since: int, most: int) -> tuple[list[RoundRecord], bool]:
+        """Returns up to `most` records of rounds that led beyond a step, oldest first, and whether there are more."""
+        return self._parts.records.since(since, most)
+
+    def close(self, error: ServiceError) -> None:
+        """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
+        self._changes.close(error)
+
+    # Beginning
+
+    async def begin(self, initial: Loaded) -> None:
+        """Begins with values; before any other call.
+
+        Raises:
+            InvalidArgumentError: They do not fit.
+            ResourceExhaustedError: There is not enough memory or disk.
+        """
+        await self._changes.make(self._changer.change, None, Changes(loaded=initial, step=initial.step))
+
+    async def begin_again(
+        self,
+        versions: Sequence[tuple[Average, Sequence[RequestId]]],
+        state: OptimizerState,
+        records: Sequence[RoundRecord],
+    ) -> None:
+        """Goes on where an earlier run of the server has ended, whose events the ledger has; before any call.
+
+        Args:
+            versions: The versions that are kept, oldest first, each with the calls that it answered.
+            state: The state of the optimizer after the newest of them.
+            records: The records of rounds, oldest first.
+
+        Raises:
+            InvalidArgumentError, ValueError: They do not fit together.
+            ResourceExhaustedError: There is not enough memory.
+        """
+        await self._changer.begin_again(versions, state, records)
+
+    async def add_again(self, gradient: Gradient, contribution: Contribution) -> None:
+        """Adds an update of the current round, which the ledger already has, to the sum; before any call.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory.
+        """
+        await self._accumulator.add_again(gradient, contribution)
+
+    def go_on(self) -> None:
+        """Ends the current round, or waits for its end; after everything was restored, on the event loop."""
+        self._changes.serve_takers()

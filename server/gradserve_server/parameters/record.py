@@ -1,0 +1,167 @@
+"""The records of rounds: who took part, what came of it, and a chain of hashes over them."""
+
+import struct
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
+
+from gradserve_server.parameters.optimizers import name_of
+from gradserve_server.parameters.optimizers.optimizer import Optimizer
+
+_MOST_ENTRIES = 1 << 16
+"""The most updates and refusals in the records that are kept, whatever `keep_rounds` says: they take memory."""
+NO_HASH = bytes(32)
+"""The hash before the first record."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundUpdate:
+    """An update of a round.
+
+    Attributes:
+        worker_id: Its sender; may be empty.
+        weight_asked: The weight that its sender asked for.
+        weight: The weight that counted.
+        staleness: The number of versions made since the one from which it was computed.
+        num_bytes: The size of its values.
+        norm: Its L2 norm over all components, before clipping; None if it was not computed.
+        cosine: Its cosine to the reduced update; None likewise.
+        dropped: Whether the reduction left it out, or would have.
+    """
+
+    worker_id: str
+    weight_asked: float
+    weight: float
+    staleness: int
+    num_bytes: int
+    norm: float | None = None
+    cosine: float | None = None
+    dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An update that was refused while a round was open.
+
+    Attributes:
+        worker_id: Its sender; may be empty.
+        weight: The weight that its sender asked for.
+        reason: "stale" or "already counted".
+    """
+
+    worker_id: str
+    weight: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """The record of a round that was applied.
+
+    Attributes:
+        step: The step that it led to.
+        reason: Why it ended: "required", "grace", "expected" or "deadline".
+        end_time: When it ended, in nanoseconds since 1970.
+        updates: The updates, in order of arrival.
+        refusals: What was refused meanwhile, the latest thousand.
+        digest_before: The digest of the version before.
+        digest_after: That of the version that it made.
+        lr: The learning rate that counted, after the schedule.
+        optimizer: The optimizer.
+        hash: The hash over the previous record's hash and this record; see `chained`.
+    """
+
+    step: int
+    reason: str
+    end_time: int
+    updates: tuple[RoundUpdate, ...]
+    refusals: tuple[Refusal, ...]
+    digest_before: bytes
+    digest_after: bytes
+    lr: float
+    optimizer: Optimizer
+    hash: bytes = b""
+
+    def chained(self, previous: bytes) -> "RoundRecord":
+        """Returns a copy with its hash: BLAKE2b of 32 bytes over the previous hash and all fields in order.
+
+        Integers are 8 bytes, floats are IEEE doubles, texts and bytes follow their length in 4 bytes, lists their
+        number of entries, all big-endian. What can be missing follows a byte that says whether it is there. An
+        optimizer is its name and its settings as floats.
+        """
+        digest = blake2b(previous, digest_size=32)
+        for part in _parts(self):
+            digest.update(part)
+        return replace(self, hash=digest.digest())
+
+
+def _parts(record: RoundRecord) -> Iterable[bytes]:
+    yield _packed(record.step, record.reason, record.end_time, len(record.updates))
+    for update in record.updates:
+        yield _packed_update(update)
+    yield _packed(len(record.refusals))
+    for refusal in record.refusals:
+        yield _packed(refusal.worker_id, refusal.weight, refusal.reason)
+    yield _packed(record.digest_before, record.digest_after, record.lr, name_of(record.optimizer))
+    yield _packed(*[float(getattr(record.optimizer, each.name)) for each in fields(record.optimizer)])
+
+
+def _packed_update(update: RoundUpdate) -> bytes:
+    # In a few calls, as there may be thousands of updates.
+    worker, norm, cosine = update.worker_id.encode(), update.norm, update.cosine
+    numbers = struct.pack(">ddqq", update.weight_asked, update.weight, update.staleness, update.num_bytes)
+    optional = b"\0" if norm is None else struct.pack(">?d", True, norm)
+    optional += b"\0" if cosine is None else struct.pack(">?d", True, cosine)
+    return struct.pack(">I", len(worker)) + worker + numbers + optional + (b"\1" if update.dropped else b"\0")
+
+
+def _packed(*values: object) -> bytes:
+    packed = b""
+    for value in values:
+        if isinstance(value, bool):
+            packed += b"\1" if value else b"\0"
+        elif isinstance(value, int):
+            packed += struct.pack(">q", value)
+        elif isinstance(value, float):
+            packed += struct.pack(">d", value)
+        else:
+            data = value.encode() if isinstance(value, str) else value
+            assert isinstance(data, bytes), type(data)
+            packed += struct.pack(">I", len(data)) + data
+    return packed
+
+
+class RoundRecords:
+    """The records of the latest rounds, oldest first. Not thread-safe: used on the event loop only."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._records: deque[RoundRecord] = deque()
+        self._num_entries = 0
+        self.last_hash = NO_HASH
+        """The hash of the newest record."""
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, record: RoundRecord) -> list[int]:
+        """Appends a record; returns the steps of those that are no longer kept."""
+        self._records.append(record)
+        self._num_entries += len(record.updates) + len(record.refusals)
+        self.last_hash = record.hash
+        dropped = []
+        while len(self._records) > self._capacity or (self._num_entries > _MOST_ENTRIES and len(self._records) > 1):
+            oldest = self._records.popleft()
+            self._num_entries -= len(oldest.updates) + len(oldest.refusals)
+            dropped.append(oldest.step)
+        return dropped
+
+    def since(self, step: int, most: int) -> tuple[list[RoundRecord], bool]:
+        """Returns up to `most` records of rounds that led beyond a step, and whether there are later ones."""
+        found = [each for each in self._records if each.step > step]
+        return found[:most], len(found) > most
+
+    def newest(self) -> RoundRecord | None:
+        """Returns the newest record; None before the first."""
+        return self._records[-1] if self._records else None

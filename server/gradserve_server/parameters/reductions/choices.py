@@ -1,0 +1,284 @@
+"""Decides how much each update of a round counts, given norms and distances over all components."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradserve_server.parameters.reductions.measures import row_sums
+from gradserve_server.parameters.reductions.spec import (
+    GeometricMedian,
+    Krum,
+    Mean,
+    Median,
+    Reduction,
+    Sum,
+    TrimmedMean,
+)
+
+Vector: TypeAlias = NDArray[np.float64]
+
+Divisor: TypeAlias = Literal["weights", "count", "none"]
+
+_NEAR = 1e-7
+"""The distance to an update, as a part of the greatest distance between updates, at which a point counts as equal to
+it: distances of points are the roots of differences of squares, which rounding leaves uncertain below 1e-8."""
+
+_GREATEST_SQUARE = 2.0**1021
+"""The greatest squared norm of which all squared distances are finite."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The part that each update has in the result; all servers of sharded parameters make their components by it.
+
+    Attributes:
+        scales: The factors that limit norms.
+        factors: The weights of the updates, `scales` not included; 0 for one that does not count.
+        divisor: The divisor of a sum with these factors: "weights" for the sum of the factors of the updates that have
+            a component, "count" for their number, "none" for 1.
+        order: The reduction of elements in order, in place of a sum; updates with the factor 0 do not count.
+        is_dropped: Whether the reduction left an update out, or would have.
+        note: The reason why another reduction than the chosen one was used; None if it was that one.
+    """
+
+    scales: tuple[float, ...]
+    factors: tuple[float, ...]
+    divisor: Divisor
+    order: Median | TrimmedMean | None
+    is_dropped: tuple[bool, ...]
+    note: str | None = None
+
+
+def is_measurable(squared_norm: float) -> bool:
+    """Returns True if an update with this squared norm has finite distances to others."""
+    return squared_norm <= _GREATEST_SQUARE
+
+
+def clip_scales(squared_norms: Sequence[float], clip_norm: float | None) -> list[float]:
+    """Returns the factors by which updates get norms of at most `clip_norm`; 1 for those that `decide` drops."""
+    if clip_norm is None:
+        return [1.0] * len(squared_norms)
+    norms = [math.sqrt(each) if is_measurable(each) else 0.0 for each in squared_norms]
+    return [clip_norm / norm if norm > clip_norm else 1.0 for norm in norms]
+
+
+def needs_distances(reduction: Reduction, num_updates: int) -> bool:
+    """Returns True if `decide` needs distances for a round of so many updates."""
+    if isinstance(reduction, Krum):
+        return num_updates >= reduction.num_needed
+    return isinstance(reduction, GeometricMedian)
+
+
+def decide(
+    reduction: Reduction,
+    weights: Sequence[float],
+    squared_norms: Sequence[float],
+    squared_distances: Sequence[float] = (),
+    *,
+    by_count: bool = False,
+    clip_norm: float | None = None,
+) -> Decision:
+    """Decides how much each update counts.
+
+    An update whose norm is infinite or NaN (see ParametersSpec.accept_non_finite), or above 1e153, is dropped wherever
+    norms or distances count: with clip_norm, by Krum, where it is one of the Byzantine ones, and from a geometric
+    median. The mean and the sum become as infinite or NaN as it is; median and trimmed mean take NaN as greater than
+    all else. If all updates are dropped, the result has no components, and the round changes nothing.
+
+    Krum of fewer than 2 f + 3 updates becomes the median of each element, which any f of 2 f + 1 updates cannot move
+    beyond the others; a Krum that is only reported drops none then.
+
+    Args:
+        reduction: The reduction.
+        weights: The weights of the updates.
+        squared_norms: Their squared norms over all components.
+        squared_distances: The squared distances of each pair, with `clip_scales`; see `needs_distances`.
+        by_count: Whether a mean is divided by the number of updates rather than by their weights.
+        clip_norm: The greatest norm of an update; None for no limit.
+    """
+    count = len(weights)
+    scales = tuple(clip_scales(squared_norms, clip_norm))
+    must_be_finite = clip_norm is not None or reduction.needs_all_components
+    is_usable = [not must_be_finite or is_measurable(each) for each in squared_norms]
+    usable = [index for index in range(count) if is_usable[index]]
+    factors = [weight if counts else 0.0 for weight, counts in zip(weights, is_usable, strict=True)]
+    dropped = [not counts for counts in is_usable]
+    divisor: Divisor = "count" if by_count else "weights"
+    order: Median | TrimmedMean | None = None
+    note = None
+    match reduction:
+        case Mean():
+            pass
+        case Sum():
+            divisor = "none"
+        case Median() | TrimmedMean():
+            order = reduction
+        case Krum():
+            selected = usable
+            if count >= reduction.num_needed:
+                rest = _Distances(count, squared_distances).among(usable)
+                selected = [usable[index] for index in krum_selection(rest, reduction, count - len(usable))]
+            else:
+                instead = "nothing" if reduction.report_only else "median"
+                note = f"krum of fewer than {reduction.num_needed} updates: {instead}"
+                order = None if reduction.report_only else Median()
+            dropped = [index not in set(selected) for index in range(count)]
+            if reduction.report_only:
+                # The mean, without those that are not finite only if clip_norm needs that.
+                keeps_all = clip_norm is None
+                factors = [weight if keeps_all or is_usable[index] else 0.0 for index, weight in enumerate(weights)]
+            elif order is None:
+                alone = len(selected) == 1  # multiplying and dividing by its weight could change the last bit
+                factors = [0.0 if out else 1.0 if alone else weights[i] for i, out in enumerate(dropped)]
+        case GeometricMedian():
+            rest = _Distances(count, squared_distances).among(usable)
+            norms = [squared_norms[index] * scales[index] ** 2 for index in usable]
+            shares = geometric_median_shares(rest, norms, [weights[index] for index in usable], reduction)
+            factors = [0.0] * count
+            for index, share in zip(usable, shares, strict=True):
+                factors[index] = share
+            divisor = "none"
+    return Decision(scales, tuple(factors), divisor, order, tuple(dropped), note)
+
+
+class _Distances:
+    """A matrix of squared distances, from the numbers of each pair."""
+
+    def __init__(self, count: int, pairs: Sequence[float]) -> None:
+        self.matrix = np.zeros((count, count))
+        upper = np.triu_indices(count, 1)
+        self.matrix[upper] = pairs
+        self.matrix.T[upper] = pairs
+
+    def among(self, indices: Sequence[int]) -> Vector:
+        """Returns the distances of some updates."""
+        return self.matrix[np.ix_(indices, indices)]
+
+
+def krum_selection(squared_distances: Vector, krum: Krum, num_known: int = 0) -> list[int]:
+    """Returns the indices of the updates that Krum selects, in order.
+
+    Args:
+        squared_distances: The matrix of squared distances of the updates.
+        krum: The reduction.
+        num_known: The number of Byzantine updates that were found before, and are not among these.
+    """
+    count = len(squared_distances)
+    num_closest = max(1, count - max(krum.num_byzantine - num_known, 0) - 2)
+    scores = []
+    for index, row in enumerate(squared_distances.tolist()):
+        score = 0.0
+        for distance in sorted(row[:index] + row[index + 1 :])[:num_closest]:
+            score += distance
+        scores.append(score)
+    best = sorted(range(count), key=lambda index: (scores[index], index))
+    return sorted(best[: krum.num_selected])
+
+
+def geometric_median_shares(
+    squared_distances: Vector, squared_norms: Sequence[float], weights: Sequence[float], median: GeometricMedian
+) -> list[float]:
+    """Returns the geometric median of updates as a mean of them: their shares, which are at least 0 and add up to 1.
+
+    Weiszfeld's iteration, which also leaves and reaches points that are updates (Vardi and Zhang, 2000). All its points
+    are means of the updates, and squared distances of means follow from those of the updates: so it needs none of the
+    components, and servers exchange distances once rather than in each step.
+
+    Args:
+        squared_distances: The matrix of squared distances of the updates.
+        squared_norms: Their squared norms.
+        weights: Their weights.
+        median: The reduction.
+    """
+    count = len(weights)
+    if count < 2:
+        return [1.0] * count
+    points = _Means(squared_distances, squared_norms, weights)
+    closest = points.shares_of(points.best())
+    if points.step(closest) is None:
+        return _listed(closest)
+    shares = points.mean
+    for _ in range(median.max_iterations):
+        following = points.step(shares)
+        if following is None:
+            break
+        moved = points.squared_length(following - shares)
+        shares = following
+        if moved < median.tolerance**2 * points.squared_norm(shares):
+            break
+    return _listed(shares)
+
+
+class _Means:
+    """Weighted means of points, of which only the squared distances are known; each is an array of shares."""
+
+    def __init__(self, squared_distances: Vector, squared_norms: Sequence[float], weights: Sequence[float]) -> None:
+        # A power of two makes all squares small, so that none overflows, and changes no digit.
+        norms = np.array(squared_norms, np.float64)
+        exponent = math.frexp(float(max(norms.max(), squared_distances.max())))[1]
+        self._squares = np.ldexp(squared_distances, -exponent)
+        self._norms = np.ldexp(norms, -exponent)
+        # Only the ratios of weights count.
+        self._weights = np.array(weights, np.float64) / max(weights)
+        self._near = _NEAR * math.sqrt(float(self._squares.max()))
+
+    @property
+    def mean(self) -> Vector:
+        """The weighted mean."""
+        return self._weights / _sum(self._weights)
+
+    def shares_of(self, index: int) -> Vector:
+        """Returns a point itself."""
+        shares = np.zeros(len(self._weights))
+        shares[index] = 1.0
+        return shares
+
+    def best(self) -> int:
+        """Returns the index of the point with the smallest weighted sum of distances."""
+        return int(np.argmin(row_sums(np.sqrt(self._squares) * self._weights)))
+
+    def squared_distances(self, shares: Vector) -> Vector:
+        """Returns the squared distances of a mean to all points."""
+        to_points = np.array(row_sums(self._squares * shares))
+        return np.maximum(to_points - 0.5 * _sum(to_points * shares), 0.0)
+
+    def squared_norm(self, shares: Vector) -> float:
+        """Returns the squared norm of a mean."""
+        to_points = np.array(row_sums(self._squares * shares))
+        return max(_sum(self._norms * shares) - 0.5 * _sum(to_points * shares), 0.0)
+
+    def squared_length(self, change: Vector) -> float:
+        """Returns the squared distance of two means, given the difference of their shares."""
+        return max(-0.5 * _sum(np.array(row_sums(self._squares * change)) * change), 0.0)
+
+    def step(self, shares: Vector) -> Vector | None:
+        """Returns the next mean of Weiszfeld's iteration; None if this one is the geometric median."""
+        distances = np.sqrt(self.squared_distances(shares))
+        is_near = distances <= self._near
+        if is_near.all():
+            return None
+        pulls = np.where(is_near, 0.0, self._weights / np.where(is_near, 1.0, distances))
+        pull = _sum(pulls.copy())
+        following = pulls / pull
+        if not is_near.any():
+            return following
+        # The points here hold the mean back with their weights; the others pull it away.
+        holding = _sum(np.where(is_near, self._weights, 0.0))
+        pulling = pull * math.sqrt(self.squared_length(following - shares))
+        if pulling <= holding:
+            return None
+        back = holding / pulling
+        return (1.0 - back) * following + back * shares
+
+
+def _sum(values: Vector) -> float:
+    return row_sums(values.reshape(1, -1).copy())[0]
+
+
+def _listed(shares: Vector) -> list[float]:
+    found: list[float] = shares.tolist()
+    return found

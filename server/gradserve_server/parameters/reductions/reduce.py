@@ -1,0 +1,219 @@
+"""Makes one update of those that are held for a round."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradserve_server.parameters.reductions.choices import Decision, clip_scales, decide, is_measurable, needs_distances
+from gradserve_server.parameters.reductions.measures import (
+    BLOCK,
+    Array,
+    Parallel,
+    load,
+    products,
+    squared_distances,
+    squared_norms,
+    total,
+)
+from gradserve_server.parameters.reductions.spec import Median, Reduction, TrimmedMean
+
+_SORTED_ELEMENTS = 1 << 20
+_LEAST_SORTED = 1 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReport:
+    """The part of one update in a round.
+
+    Attributes:
+        norm: Its norm over all components, before clip_norm; None if it is infinite or NaN.
+        scale: The factor by which clip_norm scaled it.
+        cosine: The cosine of the angle between it and the reduced update, over the components that it has; None if one
+            of them is zero, infinite or NaN.
+        is_dropped: Whether the reduction left it out, or would have with report_only.
+    """
+
+    norm: float | None
+    scale: float
+    cosine: float | None
+    is_dropped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The parts of all updates in a round.
+
+    Attributes:
+        updates: The report of each update, in their order.
+        note: The reason why another reduction than the chosen one was used; None if it was that one.
+    """
+
+    updates: tuple[UpdateReport, ...]
+    note: str | None = None
+
+
+def reduce_updates(
+    reduction: Reduction,
+    names: Sequence[str],
+    updates: Sequence[Mapping[str, Array]],
+    weights: Sequence[float],
+    *,
+    by_count: bool = False,
+    clip_norm: float | None = None,
+    parallel: Parallel = map,
+) -> tuple[dict[str, Array], Report]:
+    """Reduces the updates of a round.
+
+    Blocks for as long as it takes to read all updates up to three times; for Krum and geometric medians, to compute all
+    distances as well. Beside the result, it uses memory for a few blocks: at most 512 KiB for each update and thread,
+    and as much again for distances.
+
+    Args:
+        reduction: The reduction.
+        names: The names of all components, in the order of the spec.
+        updates: The updates, in an order that is the same whenever the result is to be: components by name, of float16,
+            bfloat16, float32 or float64, C-contiguous. A component has the same shape and dtype in all updates that
+            have it; they passed `check_update`.
+        weights: The weights of the updates, positive and finite.
+        by_count: Whether a mean is divided by the number of updates rather than by their weights.
+        clip_norm: The greatest norm of an update over all components: those with a greater one are scaled down to it,
+            before anything else. None for no limit.
+        parallel: Runs blocks, perhaps in threads. The result does not depend on it.
+
+    Returns:
+        The components of the reduced update, without those that no update has: float64 for those of that dtype,
+        float32 for others; and the report.
+    """
+    columns = {name: [update.get(name) for update in updates] for name in names}
+    norms = total(squared_norms(arrays, parallel) for arrays in columns.values()) or [0.0] * len(updates)
+    distances: list[float] = []
+    if needs_distances(reduction, len(updates)):
+        scales = clip_scales(norms, clip_norm)
+        distances = total(squared_distances([update[name] for update in updates], scales, parallel) for name in names)
+    decision = decide(reduction, weights, norms, distances, by_count=by_count, clip_norm=clip_norm)
+    values = {
+        name: reduced
+        for name, arrays in columns.items()
+        if (reduced := reduce_component(arrays, decision, parallel)) is not None
+    }
+    found = [products(arrays, values.get(name), parallel) for name, arrays in columns.items()]
+    dots, squares = total(each for each, _ in found), total(each for _, each in found)
+    return values, report(norms, dots, squares, decision)
+
+
+def clipped_factor(update: Mapping[str, Array], clip_norm: float, parallel: Parallel = map) -> float:
+    """Returns the factor by which an update is scaled down to `clip_norm`, for sums that hold no updates.
+
+    Args:
+        update: The update, with its components in the order of the spec.
+        clip_norm: The greatest norm.
+        parallel: Runs blocks, perhaps in threads.
+
+    Returns:
+        At most 1; 0 for an update that must not be added, as its norm is infinite or NaN.
+    """
+    norms = total(squared_norms([array], parallel) for array in update.values()) or [0.0]
+    return clip_scales(norms, clip_norm)[0] if is_measurable(norms[0]) else 0.0
+
+
+def report(norms: Sequence[float], dots: Sequence[float], squares: Sequence[float], decision: Decision) -> Report:
+    """Returns the report of a round.
+
+    Args:
+        norms: Their squared norms over all components.
+        dots: Their products with the reduced update.
+        squares: The squared norms of the reduced update, over the components of each.
+        decision: The decision by which they were reduced.
+    """
+    updates = tuple(
+        UpdateReport(math.sqrt(norm) if math.isfinite(norm) else None, scale, _cosine(dot, norm, square), is_dropped)
+        for norm, dot, square, scale, is_dropped in zip(
+            norms, dots, squares, decision.scales, decision.is_dropped, strict=True
+        )
+    )
+    return Report(updates, decision.note)
+
+
+def _cosine(dot: float, norm: float, square: float) -> float | None:
+    length = math.sqrt(norm) * math.sqrt(square) if norm < math.inf and square < math.inf else 0.0
+    return max(-1.0, min(dot / length, 1.0)) if length and math.isfinite(dot) else None
+
+
+def reduce_component(arrays: Sequence[Array | None], decision: Decision, parallel: Parallel = map) -> Array | None:
+    """Reduces one component as was decided.
+
+    Args:
+        arrays: The component in each update, None for one that lacks it.
+        decision: The decision for the whole round.
+        parallel: Runs blocks, perhaps in threads.
+
+    Returns:
+        The component in float64 if it is of that dtype, in float32 otherwise; None if no update that counts has it.
+    """
+    counting = [index for index, array in enumerate(arrays) if array is not None and decision.factors[index]]
+    present = [array for index in counting if (array := arrays[index]) is not None]
+    if not present:
+        return None
+    scales = [decision.scales[index] for index in counting]
+    out = np.empty(present[0].shape, np.float64 if present[0].dtype == np.float64 else np.float32)
+    if decision.order is not None:
+        _fill_in_order(out, present, scales, decision.order, parallel)
+        return out
+    factors = [decision.factors[index] for index in counting]
+    divisor = 1.0
+    if decision.divisor == "weights":
+        ((divisor,),) = (total([[factor] for factor in factors]),)
+    elif decision.divisor == "count":
+        divisor = float(len(factors))
+    _fill_sum(out, present, [scale * factor for scale, factor in zip(scales, factors, strict=True)], divisor, parallel)
+    return out
+
+
+def _fill_sum(
+    out: Array, arrays: Sequence[Array], factors: Sequence[float], divisor: float, parallel: Parallel
+) -> None:
+    flat = out.reshape(-1)
+
+    def fill(start: int) -> None:
+        with np.errstate(all="ignore"):
+            (sums,) = load(arrays[:1], start, factors[:1])
+            for array, factor in zip(arrays[1:], factors[1:], strict=True):
+                sums += load([array], start, [factor])[0]
+            if divisor != 1:
+                sums /= divisor
+            flat[start : start + BLOCK] = sums
+
+    for _ in parallel(fill, range(0, flat.size, BLOCK)):
+        pass
+
+
+def _fill_in_order(
+    out: Array, arrays: Sequence[Array], scales: Sequence[float], order: Median | TrimmedMean, parallel: Parallel
+) -> None:
+    flat = out.reshape(-1)
+    count = len(arrays)
+    first = (count - 1) // 2 if isinstance(order, Median) else order.num_trimmed(count)
+    width = max(min(BLOCK, _SORTED_ELEMENTS // count), _LEAST_SORTED)
+
+    def fill(start: int) -> None:
+        stop = min(start + width, flat.size)
+        with np.errstate(all="ignore"):
+            values = np.empty((stop - start, count))
+            for column, (array, scale) in enumerate(zip(arrays, scales, strict=True)):
+                values[:, column] = array.reshape(-1)[start:stop]
+                if scale != 1:
+                    values[:, column] *= scale
+            # Zeros and NaN of either sign are equal, so processors may sort them differently: they become the same.
+            values += 0.0
+            values[np.isnan(values)] = np.nan
+            values.sort(axis=1)
+            sums = values[:, first].copy()
+            for column in range(first + 1, count - first):
+                sums += values[:, column]
+            sums /= count - 2 * first
+            flat[start:stop] = sums
+
+    for _ in parallel(fill, range(0, flat.size, width)):
+        pass

@@ -1,0 +1,343 @@
+"""The parameters of a server, by container and name."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import cast
+
+from gradserve_server.accumulators.factory import AccumulatorFactory, OwnReservations, RoundKind
+from gradserve_server.accumulators.gradient import Array, Average
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.observer import AccumulatorObserver, Unobserved
+from gradserve_server.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    NotFoundError,
+    OutOfRangeError,
+    ServiceError,
+    UnavailableError,
+)
+from gradserve_server.parameters.changes import Machine
+from gradserve_server.parameters.journal import ParametersJournal, ParametersJournals
+from gradserve_server.parameters.ledger import UpdateLedger
+from gradserve_server.parameters.optimizers.stepping import Stepper
+from gradserve_server.parameters.parameters import WORDING, Parameters
+from gradserve_server.parameters.queue import UpdateQueue
+from gradserve_server.parameters.record import RoundRecord, RoundRecords
+from gradserve_server.parameters.spec import ParametersSpec
+from gradserve_server.parameters.update_sum import update_sum
+from gradserve_server.parameters.variables import Loaded, OptimizerState, Variables
+from gradserve_server.parameters.versions import Version, Versions
+from gradserve_server.resources.cluster import Member, check_place
+from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
+from gradserve_server.resources.registry import Directory, ResourceKey
+from gradserve_server.security.identity import ANONYMOUS, Identity
+from gradserve_server.storage.journal import durability_of_new
+
+
+class ParametersRegistry:
+    """The parameters of a server: creates, finds, forks and deletes them.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(
+        self,
+        factory: AccumulatorFactory,
+        lifetimes: Lifetimes,
+        stepper: Stepper,
+        *,
+        new_incarnation: Callable[[], str],
+        journals: ParametersJournals | None = None,
+        wall_clock: Callable[[], int] = time.time_ns,
+        is_of_another_run: Callable[[str], bool] = lambda _: False,
+        member: Member | None = None,
+        observe: Callable[[ResourceKey, UpdateLedger], AccumulatorObserver] = lambda _, __: Unobserved(),
+    ) -> None:
+        """Takes, among others, what makes machines of rounds, and the journals if there is a state directory.
+
+        `wall_clock` has the nanoseconds since 1970. `member` is the place of the server in a cluster, whose other
+        servers have parameters of other names. `observe` returns the observer of new parameters with a ledger.
+        """
+        self.factory = factory
+        self._lifetimes = lifetimes
+        self._stepper = stepper
+        self._new_incarnation = new_incarnation
+        self._journals = journals
+        self._wall_clock = wall_clock
+        self._member = member
+        self._observe = observe
+        self._parameters: Directory[Parameters] = Directory(
+            "parameters", lifetimes, self._end, article="some", is_of_another_run=is_of_another_run
+        )
+        self._reservations: dict[ResourceKey, OwnReservations] = {}
+        self._beginning: dict[ResourceKey, asyncio.Future[None]] = {}
+
+    async def create(
+        self, key: ResourceKey, spec: ParametersSpec, lifetime: Lifetime = SHARED, initial: Loaded | None = None
+    ) -> tuple[Parameters, bool]:
+        """Returns the parameters of this name, and whether they are new.
+
+        Args:
+            key: Their name.
+            spec: Their properties.
+            lifetime: Their lifetime.
+            initial: Values to create them with; None only finds existing ones.
+
+        Raises:
+            InvalidArgumentError: The name is empty, or belongs to another server of the cluster; or the values do not
+                fit.
+            NotFoundError: There are none, and no values.
+            AlreadyExistsError: Parameters of this name have other properties or another lifetime.
+            ResourceExhaustedError: There are too many, or there is not enough memory or disk.
+        """
+        check_place(self._member, key, 0, "parameters")
+        while (beginning := self._beginning.get(key)) is not None:
+            await asyncio.shield(beginning)  # a creation that fails leaves the name free
+        found = self._parameters.find(key)
+        if found is not None:
+            differences = found.spec.differences(spec)
+            if differences:
+                raise AlreadyExistsError(
+                    f"parameters {str(key)!r} exist with other properties: {'; '.join(differences)}", field="spec"
+                )
+            self._parameters.check_lifetime(key, lifetime)
+            self._parameters.renew(key)
+            return found, False
+        if initial is None:
+            raise NotFoundError(
+                f"there are no parameters {str(key)!r}: create them with values", field="parameters.name"
+            )
+        return await self._create(key, spec, lifetime, initial), True
+
+    async def _create(self, key: ResourceKey, spec: ParametersSpec, lifetime: Lifetime, initial: Loaded) -> Parameters:
+        spec = spec.resolved(durability_of_new(spec.durability, self._journals, "spec.durability"))
+        place = self.factory.places.host
+        own = self.factory.reserve(key, spec.updates, place)
+        try:
+            incarnation = self._new_incarnation()
+            journal = None if self._journals is None else self._journals.begin(key, spec, lifetime, incarnation)
+        except ServiceError:
+            own.close()
+            raise
+        ledger = self._new_ledger(key, spec, own)
+        made = self._add(key, spec, lifetime, incarnation, ledger, journal, own)
+        beginning = self._beginning[key] = asyncio.get_running_loop().create_future()
+        try:
+            await made.begin(initial)
+        except BaseException:
+            self._end(key, incarnation, "it could not begin")
+            raise
+        finally:
+            del self._beginning[key]
+            beginning.set_result(None)
+        return made
+
+    async def fork(
+        self, key: ResourceKey, incarnation: str, step: int | None, fork: ResourceKey, lifetime: Lifetime
+    ) -> Parameters:
+        """Returns parameters that begin with a version of others, whose memory they share until their first round.
+
+        Args:
+            key: The others.
+            incarnation: Their incarnation; empty for any.
+            step: The step of the version; None for the newest, with the state of its optimizer.
+            fork: The name of the new ones.
+            lifetime: Their lifetime.
+
+        Raises:
+            OutOfRangeError: The version is no longer kept, or does not exist yet.
+            AlreadyExistsError: The name is taken.
+        """
+        with self.use(key, incarnation) as source:
+            if step is not None and step > source.rounds.global_step:
+                raise OutOfRangeError(
+                    f"expected a step of at most {source.rounds.global_step}, the present one of parameters "
+                    f"{str(key)!r}, got {step}",
+                    field="step",
+                )
+            if step in (None, source.rounds.global_step):
+                async with source.reading_state() as (version, state):
+                    if step in (None, version.step):  # no round has ended meanwhile
+                        return await self._forked(source.spec, fork, lifetime, version, state)
+            version = await source.read(step, 0.0)
+            return await self._forked(source.spec, fork, lifetime, version, None)
+
+    async def _forked(
+        self,
+        spec: ParametersSpec,
+        fork: ResourceKey,
+        lifetime: Lifetime,
+        version: Version,
+        state: OptimizerState | None,
+    ) -> Parameters:
+        loaded = Loaded(cast(Mapping[str, Array], version.values), version.step, state, is_immutable=True)
+        made, created = await self.create(fork, spec, lifetime, loaded)
+        if not created and made.state.step < loaded.step:
+            raise AlreadyExistsError(f"parameters {str(fork)!r} exist already, at step {made.state.step}", field="fork")
+        return made
+
+    async def restore(
+        self,
+        key: ResourceKey,
+        spec: ParametersSpec,
+        lifetime: Lifetime,
+        incarnation: str,
+        ledger_of: Callable[[UpdateLedger], ParametersJournal | None],
+        versions: Sequence[tuple[Average, Sequence[RequestId]]],
+        state: OptimizerState,
+        records: Sequence[RoundRecord],
+    ) -> Parameters:
+        """Restores parameters of an earlier run, without the updates of their current round.
+
+        Args:
+            key: Their name.
+            spec: Their properties, with their first rules.
+            lifetime: Their lifetime.
+            incarnation: Their incarnation.
+            ledger_of: Fills the ledger, and returns the journal; None if it writes nothing.
+            versions: See `Parameters.begin_again`, like the following.
+            state: The state of the optimizer.
+            records: The records of rounds.
+
+        Raises:
+            InvalidArgumentError: The name belongs to another server of the cluster, or they do not fit together.
+            ResourceExhaustedError: The server has reached its limits.
+        """
+        check_place(self._member, key, 0, "parameters")
+        own = self.factory.reserve(key, spec.updates, self.factory.places.host)
+        ledger = self._new_ledger(key, spec, own)
+        journal = ledger_of(ledger)
+        made = self._add(key, spec, lifetime, incarnation, ledger, journal, own)
+        await made.begin_again(versions, state, records)
+        return made
+
+    async def settle(self) -> None:
+        """Returns once created and deleted parameters are durable, so that others may see the change."""
+        if self._journals is not None:
+            await self._journals.settle()
+
+    def has(self, key: ResourceKey) -> bool:
+        """Returns True if parameters of this name exist and may be opened.
+
+        Raises:
+            InvalidArgumentError: The name is empty.
+            AlreadyExistsError: The name belongs to somebody else.
+        """
+        return self._parameters.find(key) is not None and key not in self._beginning
+
+    def get(self, key: ResourceKey, incarnation: str = "") -> Parameters:
+        """Returns the parameters of this name, and of this incarnation if one is given.
+
+        Raises:
+            InvalidArgumentError: The name is empty.
+            NotFoundError: They do not exist, or not yet.
+        """
+        found = self._parameters.get(key, incarnation)
+        self._check_begun(key)
+        return found
+
+    def use(self, key: ResourceKey, incarnation: str = "") -> AbstractContextManager[Parameters]:
+        """Finds parameters as `get` does, and prevents their expiry while a call uses them."""
+        using = self._parameters.use(key, incarnation)
+        self._check_begun(key)
+        return using
+
+    def _check_begun(self, key: ResourceKey) -> None:
+        if key in self._beginning:
+            raise NotFoundError(f"parameters {str(key)!r} are being created", field="parameters.name")
+
+    def lifetime(self, key: ResourceKey) -> Lifetime:
+        """Returns the lifetime of existing parameters."""
+        return self._parameters.lifetime(key)
+
+    def delete(self, key: ResourceKey, incarnation: str = "") -> bool:
+        """Deletes parameters; returns whether they existed.
+
+        Raises:
+            InvalidArgumentError: The name is empty.
+        """
+        return self._end(key, incarnation)
+
+    def page(
+        self, container: str, after: str, size: int, *, user: Identity = ANONYMOUS
+    ) -> list[tuple[ResourceKey, Parameters]]:
+        """Returns up to `size` parameters of a container with names greater than `after`, sorted by name."""
+        found: list[tuple[ResourceKey, Parameters]] = []
+        while len(found) < size:
+            page = self._parameters.page(container, after, size - len(found), user=user)
+            if not page:
+                break
+            after = page[-1][0].name
+            found += [each for each in page if each[0] not in self._beginning]
+        return found
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def all(self) -> Iterator[tuple[ResourceKey, Parameters]]:
+        """Returns all parameters but those that are being created."""
+        return (each for each in self._parameters if each[0] not in self._beginning)
+
+    def all_owned(self) -> Iterator[tuple[ResourceKey, str, Parameters]]:
+        """Returns the same with their owners; see `Directory.all_owned`."""
+        return (each for each in self._parameters.all_owned() if each[0] not in self._beginning)
+
+    def close(self) -> None:
+        """Fails all waiting calls because the server is shutting down."""
+        for key, parameters in self._parameters:
+            parameters.close(UnavailableError(f"the server is shutting down; parameters {str(key)!r} end"))
+
+    def _end(self, key: ResourceKey, incarnation: str, reason: str | None = None) -> bool:
+        parameters = self._parameters.remove(key, incarnation, reason)
+        if parameters is None:
+            return False
+        self._reservations.pop(key).close()
+        if self._journals is not None:
+            self._journals.end(key)
+        why = "" if reason is None else f": {reason}"
+        parameters.close(AbortedError(f"parameters {str(key)!r} were deleted{why}"))
+        return True
+
+    def _new_ledger(self, key: ResourceKey, spec: ParametersSpec, own: OwnReservations) -> UpdateLedger:
+        return UpdateLedger(
+            self.factory.new_call_memory(own.bookkeeping),
+            spec,
+            self.factory.clock,
+            self._wall_clock,
+            self._lifetimes.client_lease_seconds,
+        )
+
+    def _add(
+        self,
+        key: ResourceKey,
+        spec: ParametersSpec,
+        lifetime: Lifetime,
+        incarnation: str,
+        ledger: UpdateLedger,
+        journal: ParametersJournal | None,
+        own: OwnReservations,
+    ) -> Parameters:
+        place = self.factory.places.host
+        variables = Variables(spec, place, self._stepper)
+        if journal is not None:
+            journal.variables = variables
+        records = RoundRecords(spec.keep_rounds)
+        queue = UpdateQueue(str(key), ledger)
+        kind = RoundKind(
+            ledger,
+            queue,
+            lambda _spec, place: update_sum(variables, lambda: ledger.round_rules, place),
+            partial(Versions, ledger=ledger, variables=variables, records=records, journal=journal),
+            WORDING,
+            lambda key: self._observe(key, ledger),
+            spec.holds_updates,
+        )
+        changes = self.factory.make_changes(key, spec.updates, place, incarnation, kind, journal, own)
+        machine = Machine(changes, ledger, queue, variables, records, journal, own.memory, own.waiters)
+        parameters = Parameters(str(key), spec, incarnation, machine)
+        self._reservations[key] = own
+        self._parameters.add(key, parameters, lifetime)
+        return parameters

@@ -1,0 +1,289 @@
+"""Restores the parameters of a state directory when a server starts; inspects and repairs them without one."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradserve_server.accumulators.durable.restoring import reason_of, unlimited_calls, unlimited_factory
+from gradserve_server.accumulators.gradient import Average, Gradient
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.records import average_of, contribution_of, joined
+from gradserve_server.devices.host.kernels import ForkJoin
+from gradserve_server.devices.host.reduction import Reducer
+from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.parameters.journal import (
+    PARAMETERS,
+    ParametersJournal,
+    ParametersJournals,
+    parameters_spec_of,
+    round_record_of,
+    state_of,
+)
+from gradserve_server.parameters.ledger import UpdateLedger
+from gradserve_server.parameters.optimizers.stepping import Stepper
+from gradserve_server.parameters.parameters import Parameters
+from gradserve_server.parameters.record import RoundRecord
+from gradserve_server.parameters.registry import ParametersRegistry
+from gradserve_server.parameters.spec import ParametersSpec
+from gradserve_server.parameters.variables import OptimizerState
+from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.cluster import MisplacedError
+from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.security.identity import owner_named
+from gradserve_server.storage.directory import DAMAGES, StateError
+from gradserve_server.storage.journal import Durability
+from gradserve_server.storage.segments import Allocate
+from gradserve_server.storage.store import Change, StateStore
+
+_ENDLESS = 1 << 62
+SELECT_PARAMETERS = "SELECT id, container, name, owner, incarnation, spec, lifetime FROM parameters ORDER BY id"
+
+_Kept = tuple[Average, Sequence[RequestId]]
+"""A version, and the calls that it answered."""
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The row of parameters."""
+
+    number: int
+    key: ResourceKey
+    incarnation: str
+    spec: ParametersSpec
+    lifetime: Lifetime
+    durability: Durability
+
+    @classmethod
+    def of_row(
+        cls, number: int, container: str, name: str, owner: str, incarnation: str, spec: str, lifetime: str
+    ) -> "_Stored":
+        """Reads the columns of `SELECT_PARAMETERS`.
+
+        Raises:
+            DAMAGES: They are damaged.
+        """
+        key = ResourceKey(container, name, owner_named(owner))
+        found = parameters_spec_of(json.loads(spec))
+        if found.durability in (None, Durability.NONE):
+            raise ValueError("their durability is NONE")
+        assert found.durability is not None
+        return cls(number, key, incarnation, found, Lifetime(**json.loads(lifetime)), found.durability)
+
+
+async def restore_parameters(journals: ParametersJournals, registry: ParametersRegistry, allocate: Allocate) -> int:
+    """Restores all parameters of a state directory; returns their number.
+
+    Args:
+        journals: The journals of the state directory.
+        registry: Gets the parameters.
+        allocate: Allocates memory for their values.
+
+    Raises:
+        DamagedError: Something is damaged.
+        StateError: Parameters belong to another server.
+        ResourceExhaustedError: They exceed the limits of the server.
+    """
+    store = journals.store
+    # Short-lived and in another thread, so it counts in no budget.
+    journals.new_calls = lambda: registry.factory.new_call_memory(Budget(_ENDLESS, "bytes").reserve())
+    rows = store.rows(SELECT_PARAMETERS)
+    for number, container, name, *columns in rows:
+        try:
+            row = _Stored.of_row(number, container, name, *columns)
+            versions = [_version_in(store, allocate, *each) for each in _version_rows(store, number)]
+            await _make_again(store, row, registry, journals.begin_again, versions, allocate)
+        except ResourceExhaustedError:
+            raise
+        except MisplacedError as error:
+            raise StateError(
+                f"{store.path}: {error}; the directory is whole: start each server on its own directory"
+            ) from error
+        except DAMAGES as error:
+            raise journals.damaged(ResourceKey(container, name), error) from error
+    return len(rows)
+
+
+_BeginAgain = Callable[[ResourceKey, int, Durability, int, int], ParametersJournal | None]
+
+
+async def _make_again(
+    store: StateStore,
+    row: _Stored,
+    registry: ParametersRegistry,
+    begin_again: _BeginAgain,
+    versions: Sequence[_Kept],
+    allocate: Allocate,
+) -> Parameters:
+    """Restores parameters of a state directory.
+
+    Args:
+        store: The state directory.
+        row: Their row.
+        registry: Gets them.
+        begin_again: Makes their journal, see `ParametersJournals.begin_again`; or returns None to write nothing.
+        versions: Their versions, oldest first.
+        allocate: Allocates memory for other values.
+
+    Raises:
+        StateError: A value cannot be read.
+        DAMAGES: A record is damaged.
+    """
+    number = row.number
+    if not versions:
+        raise ValueError("there is no version")
+    state, state_blob = _state(store, number, allocate)
+
+    def fill(ledger: UpdateLedger) -> ParametersJournal | None:
+        position = PARAMETERS.replay(store.rows, number, ledger)
+        newest, rounds = versions[-1][0], ledger.rounds
+        if (newest.step, newest.round_number) != (rounds.global_step, rounds.current.number - 1):
+            raise ValueError(f"expected a version of step {rounds.global_step}, got step {newest.step} as the newest")
+        return begin_again(row.key, number, row.durability, position, state_blob)
+
+    records = _records(store, number)
+    made = await registry.restore(row.key, row.spec, row.lifetime, row.incarnation, fill, versions, state, records)
+    updates = store.rows(
+        "SELECT contribution, names, blob FROM parameters_update WHERE parameters = ? ORDER BY position", number
+    )
+    for record, names, blob in updates:
+        values = joined(json.loads(names), store.read(blob, allocate))
+        gradient = Gradient(values, owned=True, finite=frozenset(values))
+        await made.add_again(gradient, contribution_of(json.loads(record)))
+    if len(updates) != made.rounds.num_accumulated:
+        raise ValueError(f"expected {made.rounds.num_accumulated} updates of the current round, got {len(updates)}")
+    made.go_on()
+    return made
+
+
+def _state(store: StateStore, number: int, allocate: Allocate) -> tuple[OptimizerState, int]:
+    rows = store.rows("SELECT record, blob FROM parameters_state WHERE parameters = ?", number)
+    if not rows:
+        raise ValueError("the state of the optimizer is missing")
+    ((record, blob),) = rows
+    return state_of(json.loads(record), store.read(blob, allocate)), int(blob)
+
+
+def _version_rows(store: StateStore, number: int) -> list[tuple[Any, ...]]:
+    """Returns the rows of versions: round, record, names and blob, by round."""
+    return store.rows(
+        "SELECT round, record, names, blob FROM parameters_version WHERE parameters = ? ORDER BY round", number
+    )
+
+
+def _version_in(store: StateStore, allocate: Allocate, number: int, record: str, names: str, blob: int) -> _Kept:
+    """Returns the version of a row.
+
+    Raises:
+        StateError: Its values cannot be read.
+        DAMAGES: Its record is damaged.
+    """
+    version, answered = average_of(json.loads(record), joined(json.loads(names), store.read(blob, allocate)))
+    if version.round_number != number:
+        raise ValueError(f"expected the version of round {number}, got that of round {version.round_number}")
+    return version, answered
+
+
+def _records(store: StateStore, number: int) -> list[RoundRecord]:
+    rows = store.rows("SELECT record FROM parameters_round WHERE parameters = ? ORDER BY step", number)
+    records = [round_record_of(json.loads(record)) for (record,) in rows]
+    for before, record in itertools.pairwise(records):
+        if record.chained(before.hash).hash != record.hash:
+            raise ValueError(f"the hash of the record of step {record.step} does not follow from the one before")
+    return records
+
+
+# Inspection
+
+
+@dataclass(frozen=True)
+class FoundParameters:
+    """Parameters of a state directory.
+
+    Attributes:
+        number: Their number there.
+        key: Their name.
+        durability: Their durability.
+        step: Their step; None if it cannot be read.
+        num_updates: The updates of their current round.
+        versions: The rounds whose versions can be read.
+        damaged_versions: The rounds whose versions cannot be read, each with the reason.
+        damage: The reason why the parameters cannot be used, None if they can.
+    """
+
+    number: int
+    key: ResourceKey
+    durability: str
+    step: int | None
+    num_updates: int
+    versions: tuple[int, ...]
+    damaged_versions: Mapping[int, str]
+    damage: str | None
+
+
+def inspect_parameters(store: StateStore) -> Iterator[FoundParameters]:
+    """Restores all parameters as a starting server does, and yields them with any damage."""
+    rows = sorted(store.rows(SELECT_PARAMETERS), key=lambda row: (row[1], row[2]))
+    levels = dict(store.rows("SELECT id, durability FROM parameters"))
+    for row in rows:
+        yield _inspect_one(store, levels[row[0]], row)
+
+
+def _inspect_one(store: StateStore, durability: str, row: tuple[Any, ...]) -> FoundParameters:
+    number, container, name, *_ = row
+    versions, damaged = {}, {}
+    for version in _version_rows(store, number):
+        try:
+            versions[version[0]] = _version_in(store, np.empty, *version)
+        except (StateError, *DAMAGES) as error:
+            damaged[version[0]] = reason_of(error)
+    step, num_updates, damage = None, 0, None
+    with suppress(StateError, *DAMAGES):
+        ledger = UpdateLedger(unlimited_calls(), _Stored.of_row(*row).spec)
+        PARAMETERS.replay(store.rows, number, ledger)
+        step, num_updates = ledger.rounds.global_step, ledger.rounds.num_accumulated
+    try:
+        asyncio.run(_try_again(store, _Stored.of_row(*row), list(versions.values())))
+    except (StateError, *DAMAGES) as error:
+        damage = reason_of(error)
+    key = ResourceKey(container, name)
+    return FoundParameters(number, key, durability, step, num_updates, tuple(versions), damaged, damage)
+
+
+async def _try_again(store: StateStore, row: _Stored, versions: Sequence[_Kept]) -> None:
+    """Restores parameters on a server without limits that writes nothing.
+
+    Raises:
+        StateError, DAMAGES: A server cannot make them again.
+    """
+    parallel = ForkJoin(1)
+    factory, lifetimes = unlimited_factory(Reducer(parallel))
+    registry = ParametersRegistry(factory, lifetimes, Stepper(parallel), new_incarnation=str)
+    await _make_again(store, row, registry, lambda *_: None, versions, np.empty)
+
+
+def parameters_removal(store: StateStore, found: FoundParameters) -> Change | None:
+    """Returns the change that removes damaged versions of parameters, or all of them if they are unusable."""
+    change = Change()
+    if found.damage is not None:
+        rows = store.rows(
+            "SELECT blob FROM parameters_version WHERE parameters = ?1 UNION SELECT blob FROM parameters_update "
+            "WHERE parameters = ?1 UNION SELECT blob FROM parameters_state WHERE parameters = ?1",
+            found.number,
+        )
+        change.execute("DELETE FROM parameters WHERE id = ?", found.number)
+        change.remove(blob for (blob,) in rows)
+    elif found.damaged_versions:
+        for round_number in found.damaged_versions:
+            where = "FROM parameters_version WHERE parameters = ? AND round = ?"
+            change.remove(blob for (blob,) in store.rows(f"SELECT blob {where}", found.number, round_number))
+            change.execute(f"DELETE {where}", found.number, round_number)
+    else:
+        return None
+    return change

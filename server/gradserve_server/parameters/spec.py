@@ -1,0 +1,268 @@
+"""The properties of parameters, some of which are rules that can change."""
+
+import math
+from collections.abc import Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, DType
+from gradserve_server.devices.compute import PIECE_BYTES
+from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.limits import listed, quoted
+from gradserve_server.parameters.optimizers.optimizer import Optimizer
+from gradserve_server.parameters.optimizers.schedule import Schedule
+from gradserve_server.parameters.reductions.spec import Mean, Reduction
+from gradserve_server.parameters.round_rules import RoundRules
+from gradserve_server.parameters.staleness import Staleness
+from gradserve_server.storage.journal import Durability
+
+
+class UpdateKind(Enum):
+    """The kind of update that workers push."""
+
+    DELTA = "DELTA"
+    """The worker's parameters minus the version from which it started. Their negated mean is the gradient."""
+    GRADIENT = "GRADIENT"
+    """The gradient of the loss."""
+
+
+class Normalization(Enum):
+    """The divisor of a mean, for each component."""
+
+    WEIGHTS = "WEIGHTS"
+    """The sum of the weights of the updates that have it."""
+    COUNT = "COUNT"
+    """The number of these updates, as in FedBuff."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The properties that may change while parameters exist.
+
+    Attributes:
+        optimizer: Makes the next version.
+        rounds: Say when a round ends.
+        schedule: The factor of the learning rate.
+    """
+
+    optimizer: Optimizer
+    rounds: RoundRules
+    schedule: Schedule = field(default_factory=Schedule)
+
+
+@dataclass(frozen=True)
+class ParametersSpec:
+    """The properties of parameters.
+
+    Attributes:
+        components: One or more dense components with known shapes, in the order of the creator.
+        rules: The present rules.
+        update: What workers push.
+        staleness: How updates count that were computed from an older version.
+        normalization: The divisor of a mean.
+        reduction: How the updates of a round become one.
+        clip_norm: The greatest norm of an update over all components; None for any.
+        keep_versions: The number of versions that can be read, the newest included.
+        deterministic: Whether to sum in the order of workers rather than of arrival.
+        refuse_non_finite: Whether to refuse updates with infinite values or NaN.
+        one_per_worker: Whether to count only the first update of each worker in a round.
+        durability: How much survives the end of the server; None for the server's default.
+        agreement: Opaque labels that every client must agree on, by name.
+        keep_rounds: The number of rounds whose records are kept.
+
+    Raises:
+        InvalidArgumentError: A property is not valid.
+    """
+
+    components: tuple[ComponentSpec, ...]
+    rules: Rules
+    update: UpdateKind = UpdateKind.DELTA
+    staleness: Staleness = field(default_factory=Staleness)
+    normalization: Normalization = Normalization.WEIGHTS
+    reduction: Reduction = field(default_factory=Mean)
+    clip_norm: float | None = None
+    keep_versions: int = 2
+    deterministic: bool = False
+    refuse_non_finite: bool = True
+    one_per_worker: bool = True
+    durability: Durability | None = None
+    agreement: Mapping[str, str] = field(default_factory=dict)
+    keep_rounds: int = 1000
+
+    def __post_init__(self) -> None:
+        for index, component in enumerate(self.components):
+            _check_component(component, f"spec.components[{index}]")
+        for name in ("keep_versions", "keep_rounds"):
+            value = getattr(self, name)
+            if value < 1:
+                raise InvalidArgumentError(f"expected {name} of at least 1, got {value}", field=f"spec.{name}")
+        self.reduction.check_options(by_count=self.normalization is Normalization.COUNT, clip_norm=self.clip_norm)
+        if self.clip_norm is not None and not self.refuse_non_finite:
+            raise InvalidArgumentError(
+                "expected clip_norm without accept_non_finite: an infinite norm cannot be clipped",
+                field="spec.clip_norm",
+            )
+        self.reduction.check_rounds(self.rules.rounds)
+        self.updates  # noqa: B018 - checks what accumulators check
+
+    @cached_property
+    def updates(self) -> AccumulatorSpec:
+        """The spec of the rounds, in which versions are the averages."""
+        return AccumulatorSpec(
+            self.components,
+            deterministic=self.deterministic,
+            keep_averages=self.keep_versions,
+            one_per_worker=self.one_per_worker,
+            refuse_non_finite=self.refuse_non_finite,
+            durability=self.durability,
+            device="cpu",
+            agreement=self.agreement,
+        )
+
+    @property
+    def holds_updates(self) -> bool:
+        """True if the updates of a round are held until it ends."""
+        return self.deterministic or self.reduction.holds_updates
+
+    @cached_property
+    def by_name(self) -> dict[str, ComponentSpec]:
+        """The components by name."""
+        return {component.name: component for component in self.components}
+
+    @cached_property
+    def masters(self) -> dict[str, DType]:
+        """The dtype of the master of each component: float64 for float64, float32 for all others."""
+        wide = np.dtype(np.float64)
+        return {each.name: wide if each.dtype == wide else np.dtype(np.float32) for each in self.components}
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each component."""
+        return {each.name: each.shape.dims or () for each in self.components}
+
+    def derive(self) -> None:
+        """Computes the cached properties now, in this thread: that takes long for many components."""
+        self.updates.derive()
+        self.by_name, self.masters, self.shapes, self.version_bytes, self._all_master_bytes  # noqa: B018 - they are kept
+
+    def master_bytes(self, names: Mapping[str, object] | None = None) -> int:
+        """Returns the memory of one array in the dtype of the masters, for each component or for these."""
+        return self._all_master_bytes if names is None else self._bytes_of_masters(names)
+
+    @cached_property
+    def _all_master_bytes(self) -> int:
+        return self._bytes_of_masters(self.masters)
+
+    def _bytes_of_masters(self, names: Iterable[str]) -> int:
+        return sum([math.prod(self.shapes[name]) * self.masters[name].itemsize for name in names])
+
+    @cached_property
+    def version_bytes(self) -> int:
+        """The memory of a version as it is read."""
+        return sum([math.prod(self.shapes[each.name]) * each.dtype.itemsize for each in self.components])
+
+    @property
+    def work(self) -> int:
+        """The work of something that is done once for each element, in bytes; at least that for each array."""
+        return max(self.version_bytes, PIECE_BYTES * len(self.components))
+
+    def resolved(self, durability: Durability) -> Self:
+        """Returns a copy with a durability."""
+        other = copy(self)  # rather than `replace`, which would check all components again
+        object.__setattr__(other, "durability", durability)
+        vars(other)["updates"] = self.updates.resolved(durability, self.updates.device)
+        return other
+
+    def with_rules(self, rules: Rules) -> Self:
+        """Returns a copy with other rules.
+
+        Raises:
+            InvalidArgumentError: They do not go with the other properties.
+        """
+        self.reduction.check_rounds(rules.rounds)
+        other = copy(self)
+        object.__setattr__(other, "rules", rules)
+        return other
+
+    def differences(self, other: "ParametersSpec") -> list[str]:
+        """Returns the differences from what somebody else asks for, in words: names first, then shapes, then the rest.
+
+        Rules are not compared, nor is a durability that was not asked for, and components may come in any order.
+        """
+        return (
+            _names_that_differ(self, other) or _components_that_differ(self, other) or _others_that_differ(self, other)
+        )
+
+
+_COMPARED = (
+    "update",
+    "staleness",
+    "normalization",
+    "reduction",
+    "clip_norm",
+    "keep_versions",
+    "deterministic",
+    "refuse_non_finite",
+    "one_per_worker",
+    "keep_rounds",
+)
+
+
+def _names_that_differ(one: ParametersSpec, other: ParametersSpec) -> list[str]:
+    missing, more = one.by_name.keys() - other.by_name.keys(), other.by_name.keys() - one.by_name.keys()
+    found = []
+    if missing:
+        found.append(f"it has {listed(sorted(missing))}, which are not among yours")
+    if more:
+        found.append(f"it lacks {listed(sorted(more))}")
+    return found
+
+
+def _components_that_differ(one: ParametersSpec, other: ParametersSpec) -> list[str]:
+    if one.by_name == other.by_name:
+        return []
+    return [difference for each in one.components for difference in each.differences(other.by_name[each.name])]
+
+
+def _others_that_differ(one: ParametersSpec, other: ParametersSpec) -> list[str]:
+    found = [
+        f"{name} is {_text(getattr(one, name))}, not {_text(getattr(other, name))}"
+        for name in _COMPARED
+        if getattr(one, name) != getattr(other, name)
+    ]
+    if other.durability not in (None, one.durability) and one.durability is not None:
+        assert other.durability is not None
+        found.append(f"durability is {one.durability.value}, not {other.durability.value}")
+    for name in sorted(one.agreement.keys() | other.agreement.keys()):
+        mine, yours = one.agreement.get(name), other.agreement.get(name)
+        if mine != yours:
+            found.append(f"agreement on {quoted(name)} is {_label(mine)}, not {_label(yours)}")
+    return found
+
+
+def _label(text: str | None) -> str:
+    return "missing" if text is None else quoted(text)
+
+
+def _text(value: object) -> str:
+    return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+def _check_component(component: ComponentSpec, field: str) -> None:
+    if component.is_sparse:
+        raise InvalidArgumentError(
+            f"expected dense components, got sparse {quoted(component.name)}", field=f"{field}.layout"
+        )
+    dims = component.shape.dims
+    if dims is None or -1 in dims:
+        raise InvalidArgumentError(
+            f"expected a known shape of component {quoted(component.name)}, got {component.shape}",
+            field=f"{field}.shape",
+        )
+    if component.pieces:
+        raise InvalidArgumentError("expected no pieces: parameters are on one server", field=f"{field}.pieces")

@@ -1,0 +1,318 @@
+"""The arithmetic of a round of parameters: updates are added up or held, and the optimizer makes the next version."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+
+from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, Value
+from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.sums.summation import Staged
+from gradserve_server.devices.compute import PIECE_BYTES
+from gradserve_server.parameters.reductions.reduce import clipped_factor, reduce_updates
+from gradserve_server.parameters.reductions.spec import Sum
+from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules
+from gradserve_server.parameters.variables import ReducedUpdate, Variables
+
+
+@dataclass(frozen=True, slots=True)
+class _Addition:
+    """An addition that is decided, but not carried out yet."""
+
+    values: Mapping[str, Array]
+    factor: float
+
+
+@dataclass(slots=True)
+class _Divisor:
+    """The divisor of one component's mean, so far."""
+
+    weight: float = 0.0
+    count: int = 0
+
+    def of(self, spec: ParametersSpec) -> float:
+        if isinstance(spec.reduction, Sum):
+            return 1.0
+        return self.weight if spec.normalization is Normalization.WEIGHTS else float(self.count)
+
+
+class RunningUpdates:
+    """Adds each update to the sum when it arrives, as a `Summation`. Each component has the updates that have it.
+
+    The latest update is added by `finish`, or together with the division and the optimizer's step if it ends the round.
+    """
+
+    def __init__(self, variables: Variables, rules: Callable[[], Rules], place: Place) -> None:
+        """`rules` returns the rules of the present round."""
+        self._variables = variables
+        self._spec = variables.spec
+        self._rules = rules
+        self._place = place
+        self._sums: dict[str, Array] = {}
+        self._divisors: dict[str, _Divisor] = {}
+        self._nbytes = 0
+        self._pending: _Addition | None = None
+        self._first: frozenset[str] = frozenset()
+        """The components of the pending addition whose sums are empty."""
+
+    divides_in_place = False
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each component."""
+        return self._spec.shapes
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the sums, of the optimizer's state, and of masters beside the newest version."""
+        return self._nbytes + self._variables.nbytes
+
+    @property
+    def result_nbytes(self) -> int:
+        """The memory that the next version takes in addition, with new masters beside it."""
+        return self._spec.version_bytes + self._spec.master_bytes(self._variables.narrow)
+
+    def growth(self, gradient: Gradient) -> int:
+        """Returns the most bytes of the memory budget that adding an update takes."""
+        return sum(
+            [
+                value.size * self._spec.masters[name].itemsize
+                for name, value in gradient.dense.items()
+                if name not in self._sums and not self._is_adoptable(name, value, owned=gradient.is_adoptable)
+            ]
+        )
+
+    def adopted(self, gradient: Gradient) -> int:
+        """Returns the bytes of an adoptable update's memory that adding it takes over."""
+        return sum(
+            [
+                value.nbytes
+                for name, value in gradient.dense.items()
+                if name not in self._sums and self._is_adoptable(name, value, owned=True)
+            ]
+        )
+
+    def stage(
+        self, gradient: Gradient, contribution: Contribution, memory: Sequence[Array] | None = None
+    ) -> Staged[None]:
+        """Prepares the addition of a checked update, which must not change until `finish`.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        self.finish()
+        masters = self._spec.masters
+        values = gradient.dense
+        self._place.reducer.make_ready((value.dtype, masters[name]) for name, value in values.items())
+        begun: dict[str, Array] = {}
+        for name, value in values.items():
+            if name not in self._sums:
+                is_adopted = self._is_adoptable(name, value, owned=gradient.is_adoptable)
+                begun[name] = value if is_adopted else self._place.allocate(value.shape, masters[name])
+        factor = contribution.factor
+        if self._spec.clip_norm is not None:
+            factor *= clipped_factor(values, self._spec.clip_norm)
+        if not factor:  # its norm is infinite or NaN, and so would be the sum
+            return Staged(lambda: None)
+
+        def commit() -> None:
+            self._sums |= begun
+            self._nbytes += sum([each.nbytes for each in begun.values()])
+            self._pending, self._first = _Addition(values, factor), frozenset(begun)
+            for name in values:
+                divisor = self._divisors.setdefault(name, _Divisor())
+                divisor.weight += contribution.weight
+                divisor.count += contribution.num_gradients
+
+        return Staged(commit)
+
+    @property
+    def pending_work(self) -> int:
+        """The number of bytes that `finish` processes."""
+        return 0 if self._pending is None else sum([self._sums[name].nbytes for name in self._pending.values])
+
+    def finish(self) -> None:
+        """Adds the latest update to the sums, unless the end of the round did. Cannot fail."""
+        addition, self._pending = self._pending, None
+        if addition is None:
+            return
+        reducer = self._place.reducer
+        for is_first in (True, False):
+            names = [name for name in addition.values if (name in self._first) is is_first]
+            if not names:
+                continue
+            values, sums = [addition.values[name] for name in names], [self._sums[name] for name in names]
+            if is_first:
+                reducer.scale(values, addition.factor, sums)
+            else:
+                reducer.add_scaled(sums, values, addition.factor)
+
+    @property
+    def averaging_work(self) -> int:
+        """The number of bytes that `stage_average` processes: none."""
+        return 0
+
+    def stage_average(self, total_weight: float, memory: Sequence[Array] | None = None) -> Staged[dict[str, Value]]:
+        """Prepares the optimizer's step, whose result is the next version; committing it begins the next round.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        step = self._variables.stage_step(memory)
+
+        def end() -> dict[str, Value]:
+            addition, self._pending = self._pending, None
+            rules, variables = self._rules(), self._variables
+            updates = {}
+            for name, begun in self._sums.items():
+                addend = None if addition is None else addition.values.get(name)
+                updates[name] = ReducedUpdate(
+                    total=None if addend is not None and name in self._first else begun,
+                    addend=addend,
+                    factor=1.0 if addition is None else addition.factor,
+                    divisor=self._divisors[name].of(self._spec),
+                )
+            version = step(updates, rules.optimizer, rules.schedule.factor(variables.rounds))
+            variables.reports = ()
+            self._clear()
+            return dict(version)
+
+        return Staged(end, 2 * self._nbytes + self._variables.nbytes + self._spec.version_bytes)
+
+    def drop(self) -> None:
+        """Drops the sums, as other values were loaded."""
+        self._pending = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sums, self._divisors, self._nbytes, self._first = {}, {}, 0, frozenset()
+
+    def _is_adoptable(self, name: str, value: Array, *, owned: bool) -> bool:
+        return owned and value.dtype == self._spec.masters[name] and self._place.may_be_written(value)
+
+
+@dataclass(slots=True)
+class _Held:
+    contribution: Contribution
+    values: Mapping[str, Array]
+    nbytes: int = field(default=0)
+
+
+class HeldUpdates:
+    """Holds the updates of a round, as a `Summation`, and reduces them at its end.
+
+    With `deterministic`, in the order of (worker_id, sequence), so the same updates give the same bits in whatever
+    order they arrive.
+    """
+
+    def __init__(self, variables: Variables, rules: Callable[[], Rules], place: Place) -> None:
+        """`rules` returns the rules of the present round."""
+        self._variables = variables
+        self._spec = variables.spec
+        self._rules = rules
+        self._place = place
+        self._held: list[_Held] = []
+
+    divides_in_place = False
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each component."""
+        return self._spec.shapes
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the updates, of the optimizer's state, and of masters beside the newest version."""
+        return sum([each.nbytes for each in self._held]) + self._variables.nbytes
+
+    @property
+    def result_nbytes(self) -> int:
+        """The memory of the next version, of new masters beside it, and of the reduced update if there is one."""
+        spec = self._spec
+        reduced = spec.master_bytes() if self._held else 0
+        return spec.version_bytes + spec.master_bytes(self._variables.narrow) + reduced
+
+    def growth(self, gradient: Gradient) -> int:
+        """Returns the bytes of the memory budget that holding an update takes."""
+        return 0 if gradient.is_adoptable else gradient.nbytes
+
+    def adopted(self, gradient: Gradient) -> int:
+        """Returns the bytes of an adoptable update's memory that holding it takes over: all of them."""
+        return gradient.nbytes
+
+    def stage(
+        self, gradient: Gradient, contribution: Contribution, memory: Sequence[Array] | None = None
+    ) -> Staged[None]:
+        """Prepares to hold a checked update, or a copy of it if others may change it.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        held = _Held(contribution, gradient.dense, gradient.nbytes)
+        if not gradient.live:
+            return Staged(partial(self._held.append, held))
+        copied, fill = self._place.stage_copy(gradient)
+        held.values = copied.dense
+
+        def fill_and_hold() -> None:
+            fill()
+            self._held.append(held)
+
+        return Staged(fill_and_hold, gradient.nbytes)
+
+    @property
+    def pending_work(self) -> int:
+        """The number of bytes that `finish` processes: none."""
+        return 0
+
+    def finish(self) -> None:
+        """Does nothing: updates are held as they are."""
+
+    @property
+    def averaging_work(self) -> int:
+        """The number of bytes that `stage_average` processes, which includes the reduction."""
+        return 2 * sum([each.nbytes for each in self._held]) + PIECE_BYTES * len(self._held)
+
+    def stage_average(self, total_weight: float, memory: Sequence[Array] | None = None) -> Staged[dict[str, Value]]:
+        """Reduces the updates, and prepares the optimizer's step; committing it begins the next round.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        spec, variables = self._spec, self._variables
+        order = sorted(range(len(self._held)), key=self._place_of) if spec.deterministic else range(len(self._held))
+        held = [self._held[index] for index in order]
+        reduced, report = reduce_updates(
+            spec.reduction,
+            tuple(spec.by_name),
+            [each.values for each in held],
+            [each.contribution.weight for each in held],
+            by_count=spec.normalization is Normalization.COUNT,
+            clip_norm=spec.clip_norm,
+        )
+        step = variables.stage_step(memory)
+
+        def end() -> dict[str, Value]:
+            rules = self._rules()
+            updates = {name: ReducedUpdate(value, None, 1.0, 1.0) for name, value in reduced.items()}
+            version = step(updates, rules.optimizer, rules.schedule.factor(variables.rounds))
+            in_order = sorted(zip(order, report.updates, strict=True), key=itemgetter(0))
+            variables.reports = tuple([each for _, each in in_order])
+            self._held = []
+            return dict(version)
+
+        return Staged(end, variables.nbytes + spec.version_bytes)
+
+    def drop(self) -> None:
+        """Drops the updates, as other values were loaded."""
+        self._held = []
+
+    def _place_of(self, index: int) -> tuple[str, int]:
+        contribution = self._held[index].contribution
+        return contribution.worker_id, contribution.sequence
+
+
+def update_sum(variables: Variables, rules: Callable[[], Rules], place: Place) -> RunningUpdates | HeldUpdates:
+    """Returns the arithmetic that the spec of variables asks for; `rules` returns the rules of the present round."""
+    kind = HeldUpdates if variables.spec.holds_updates else RunningUpdates
+    return kind(variables, rules, place)

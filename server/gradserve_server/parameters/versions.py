@@ -1,0 +1,132 @@
+"""The versions of parameters that are kept, for readers and for calls that may not have received them yet."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
+
+from gradserve_protocol.digest import digest_of
+from gradserve_server.accumulators.averages import KeptAverages
+from gradserve_server.accumulators.gradient import Array, Average, Value
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.rounds import Rounds
+from gradserve_server.parameters.ledger import UpdateLedger
+from gradserve_server.parameters.record import RoundRecord, RoundRecords
+from gradserve_server.parameters.variables import Variables
+
+
+@dataclass(frozen=True)
+class Version(Average):
+    """The parameters at one step.
+
+    Attributes:
+        digest: The digest of its values.
+        record: The record of the round that made it; None for one that was loaded.
+    """
+
+    digest: bytes = b""
+    record: RoundRecord | None = None
+
+
+def version_of(average: Average, *, digest: bytes = b"", record: RoundRecord | None = None) -> Version:
+    """Returns an average as a version, with its digest, and the record of its round if there is one.
+
+    Raises:
+        ValueError: The record is that of a round with another result.
+    """
+    fields: dict[str, Any] = dict(vars(average))
+    fields.pop("nbytes", None)
+    values = cast(Mapping[str, Array], average.values)
+    digest = digest or digest_of(values.values())
+    if record is not None and record.digest_after != digest:
+        raise ValueError(f"the values of step {average.step} are not those of the record of its round")
+    return Version(**fields | {"digest": digest, "record": record})
+
+
+class ForgetsRounds(Protocol):
+    """A journal that forgets the records of rounds."""
+
+    def forget_rounds(self, steps: Sequence[int]) -> None:
+        """Removes the records of the rounds that led to these steps."""
+        ...
+
+
+class Versions(KeptAverages):
+    """All versions that are kept, and the records of the rounds that made them."""
+
+    def __init__(
+        self,
+        *kept: Any,
+        ledger: UpdateLedger,
+        variables: Variables,
+        records: RoundRecords,
+        journal: ForgetsRounds | None,
+    ) -> None:
+        """Begins without versions.
+
+        Args:
+            kept: The arguments of `KeptAverages`.
+            ledger: The ledger, which has the updates of the round.
+            variables: The variables.
+            records: Takes the records of rounds.
+            journal: Told which records are no longer kept; None if nothing is durable.
+        """
+        super().__init__(*kept)
+        self._journal = journal
+        self._ledger = ledger
+        self._variables = variables
+        self._records = records
+        self._digest = variables.digest
+
+    @property
+    def newest(self) -> Version:
+        """The newest version."""
+        newest = self.history.newest()
+        assert isinstance(newest, Version), "there is one from the beginning"
+        return newest
+
+    def begin(self) -> None:
+        """Notes that the variables have other values than a round has made."""
+        self._digest = self._variables.digest
+
+    def of_current(self, rounds: Rounds, values: Mapping[str, Value]) -> Version:
+        """Returns the version of the round that is about to end, with its record, without keeping it yet."""
+        self._ledger.applied()
+        average = super().of_current(rounds, values)
+        record = self._record(average.step)
+        self._digest = record.digest_after
+        return version_of(average, digest=record.digest_after, record=record)
+
+    async def keep_again(self, average: Average, answered: Sequence[RequestId]) -> None:
+        """Keeps a version of an earlier run of the server, of whose rounds the records are known."""
+        super().add(average, answered)
+
+    def add(self, average: Average, answered: Sequence[RequestId]) -> None:
+        """Keeps a version for readers and for the calls that it answers, and the record of its round."""
+        super().add(average, answered)
+        record = average.record if isinstance(average, Version) else None
+        if record is not None:
+            dropped = self._records.add(record)
+            if self._journal is not None:
+                self._journal.forget_rounds(dropped)
+
+    def _record(self, step: int) -> RoundRecord:
+        ledger, variables = self._ledger, self._variables
+        ended, rules = ledger.ended, ledger.round_rules
+        assert ended is not None, "the round is about to end"
+        updates = ledger.updates
+        if variables.reports:
+            updates = [
+                replace(update, norm=report.norm, cosine=report.cosine, dropped=report.is_dropped)
+                for update, report in zip(updates, variables.reports, strict=True)
+            ]
+        return RoundRecord(
+            step=step,
+            reason=ended.reason,
+            end_time=ended.end_time,
+            updates=tuple(updates),
+            refusals=tuple(ledger.refusals),
+            digest_before=self._digest,
+            digest_after=variables.digest,
+            lr=rules.optimizer.learning_rate * rules.schedule.factor(variables.rounds - 1),
+            optimizer=rules.optimizer,
+        ).chained(self._records.last_hash)

@@ -1,0 +1,224 @@
+"""The common parts of calls with gradients: components, weights and senders, and the ids that make each count once.
+
+Gradients of accumulators and updates of parameters come in the same messages, under other names.
+"""
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Protocol
+
+import numpy as np
+
+from gradserve_protocol.tensors import to_data_type
+from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
+from gradserve_server.accumulators.gradient import Contribution, Summand, sum_of_weights
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.incoming import IncomingComponent, IncomingGradient
+from gradserve_server.limits import (
+    MAX_COMPONENTS,
+    MAX_DIMENSIONS,
+    MAX_ID_BYTES,
+    MAX_UNANSWERED,
+    MAX_WORKER_ID_BYTES,
+    check_count,
+    check_length,
+)
+from gradserve_server.rpc.tensors.messages import decode_tensors
+from gradserve_server.security.identity import ANONYMOUS, Identity
+from gradserve_server.tensors.incoming import IncomingTensor
+from gradserve_server.tensors.payload import Payload
+
+_SUMMARY_BYTES = 4096
+
+
+_LONGEST_CONTENTS = 3 << 20
+"""The most bytes whose contents tell calls apart. A larger gradient may arrive beside the message, and again as an
+upload, of which only dtypes and shapes are known."""
+
+
+class _Weighted(Protocol):
+    """A request with a weight."""
+
+    weight: float
+
+    def HasField(self, field_name: str) -> bool:  # noqa: N802
+        """Returns True if a field is set."""
+        ...
+
+
+class _Sent(_Weighted, Protocol):
+    """A request of a worker that sends a gradient."""
+
+    local_step: int
+    worker_id: str
+
+    @property
+    def request_id(self) -> accumulator_pb2.RequestId:
+        """The id of the call."""
+        ...
+
+
+def weight_of(request: _Weighted) -> float:
+    """Returns the weight of a gradient, which is 1 unless the request says otherwise."""
+    return request.weight if request.HasField("weight") else 1.0
+
+
+def contribution_of(
+    request: _Sent, *, was_accepted: bool = False, sum_of: tuple[Summand, ...] = (), epoch: int | None = None
+) -> Contribution:
+    """Reads the step, weight and sender of a gradient.
+
+    Args:
+        request: The request.
+        was_accepted: Whether an earlier run of the server has accepted the gradient, so that its step does not matter.
+        sum_of: The gradients of a sum.
+        epoch: The epoch of a gradient for a sharded accumulator, if the request says it.
+
+    Raises:
+        InvalidArgumentError: The sender's id is too long.
+    """
+    check_length(request.worker_id, MAX_WORKER_ID_BYTES, "worker_id")
+    return Contribution(
+        local_step=request.local_step,
+        weight=sum_of_weights([each.weight for each in sum_of]) if sum_of else weight_of(request),
+        worker_id=request.worker_id,
+        sequence=request.request_id.sequence,
+        sum_of=sum_of,
+        epoch=epoch,
+        was_accepted=was_accepted,
+    )
+
+
+def incoming_gradient(
+    parts: Sequence[accumulator_pb2.ComponentGradient],
+    payload: Payload,
+    user: Identity = ANONYMOUS,
+    *,
+    release: bool = False,
+    path: str = "gradient",
+) -> IncomingGradient:
+    """Reads the components of a gradient.
+
+    Args:
+        parts: Their messages.
+        payload: The payload beside the request.
+        user: The caller, who can only refer to tensors within reach.
+        release: Whether to delete its stored tensors once it is accepted or dropped.
+        path: The field of the components in the request.
+
+    Raises:
+        InvalidArgumentError: They are too many, or one has too many dimensions.
+    """
+    check_count(parts, MAX_COMPONENTS, "components", path)
+    described: list[tuple[str, tensor_pb2.Tensor]] = []
+    kinds: list[tuple[str, str | None, tuple[int, ...] | None]] = []
+    for index, part in enumerate(parts):
+        kind, dense_shape = part.WhichOneof("value"), None
+        if kind == "dense":
+            described.append((f"{path}[{index}].dense", part.dense))
+        elif kind == "sparse":
+            sparse, field = part.sparse, f"{path}[{index}].sparse"
+            described += [(f"{field}.indices", sparse.indices), (f"{field}.values", sparse.values)]
+            if sparse.HasField("dense_shape"):
+                dims = sparse.dense_shape.dims
+                check_count(dims, MAX_DIMENSIONS, "dimensions", f"{field}.dense_shape.dims")
+                dense_shape = tuple(dims)
+        kinds.append((part.name, kind, dense_shape))
+    tensors = decode_tensors(described, payload, user)
+    rest = iter(tensors)
+    components = [
+        IncomingComponent(
+            name,
+            indices=next(rest) if kind == "sparse" else None,
+            value=None if kind is None else next(rest),
+            dense_shape=dense_shape,
+        )
+        for name, kind, dense_shape in kinds
+    ]
+    return IncomingGradient(components, tensors, release, path)
+
+
+# Ids of calls
+
+
+def gradient_id(
+    message: accumulator_pb2.RequestId,
+    what: tuple[object, ...],
+    given: IncomingGradient,
+    user: Identity = ANONYMOUS,
+    *,
+    unread: bool = False,
+    more: Iterable[bytes] = (),
+) -> RequestId:
+    """Returns the id of a call with a gradient.
+
+    Its fingerprint covers everything that a caller repeats when it sends a gradient again; not handles, which change
+    when the gradient is uploaded again.
+
+    Args:
+        message: The id in the request.
+        what: The other fields that are repeated, whose texts tell calls apart.
+        given: The gradient.
+        user: The caller.
+        unread: Whether the elements of the gradient do not count.
+        more: More of what is repeated.
+    """
+    digest = blake2b(repr(what).encode(), digest_size=16)
+    for each in more:
+        digest.update(each)
+    _add_gradient(digest, given, unread=unread)
+    return decode_request_id(message, digest.digest(), user)
+
+
+def _add_gradient(digest: blake2b, gradient: IncomingGradient, *, unread: bool) -> None:
+    # What came with the request, beside the message or in it.
+    num_bytes = sum([each.array.nbytes for each in gradient.tensors if each.array is not None and not each.is_on_gpu])
+    by_contents = not unread and num_bytes <= _LONGEST_CONTENTS
+    for component in gradient.components:
+        digest.update(component.name.encode() + b"\0")
+        if component.indices is not None:
+            _add_tensor(digest, component.indices, by_contents=by_contents)
+        if component.value is not None:
+            _add_tensor(digest, component.value, by_contents=by_contents)
+        if component.indices is not None:
+            digest.update(repr(component.dense_shape).encode())
+
+
+def _add_tensor(digest: blake2b, tensor: IncomingTensor, *, by_contents: bool) -> None:
+    """Adds what very probably differs for different contents, fast even for megabytes: both ends, and all folded."""
+    array = tensor.array
+    if array is None:
+        digest.update(repr(tensor.spec if tensor.fault is None else tensor.fault).encode())
+        return
+    digest.update(repr((int(to_data_type(array.dtype)), array.shape)).encode())
+    if not by_contents or tensor.is_on_gpu:
+        return
+    content = array.reshape(-1).view(np.uint8)
+    if content.size <= 2 * _SUMMARY_BYTES:
+        digest.update(content.data)
+        return
+    words = content.size // 8
+    digest.update(content[:_SUMMARY_BYTES].data)
+    digest.update(content[-_SUMMARY_BYTES:].data)
+    digest.update(np.bitwise_xor.reduce(content[: words * 8].view(np.uint64)).tobytes())
+
+
+def decode_request_id(
+    message: accumulator_pb2.RequestId, fingerprint: bytes, user: Identity = ANONYMOUS, within: str = ""
+) -> RequestId:
+    """Reads the id of a call.
+
+    Args:
+        message: The id in the request.
+        fingerprint: The digest of the call's content.
+        user: The caller.
+        within: The field of the message that has the id; empty for the request itself.
+
+    Raises:
+        InvalidArgumentError: It is empty or too long, or names too many other calls.
+    """
+    field = f"{within}.request_id" if within else "request_id"
+    check_length(message.client_id, MAX_ID_BYTES, f"{field}.client_id")
+    check_count(message.unanswered, MAX_UNANSWERED, "numbers", f"{field}.unanswered")
+    since = message.unanswered_since if message.HasField("unanswered_since") else None
+    return RequestId(user.own(message.client_id), message.sequence, fingerprint, frozenset(message.unanswered), since)

@@ -1,0 +1,265 @@
+"""ParameterService: decode, call the domain, encode."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import TypeVar
+
+from gradserve_protocol.tensors import Contents, WithContents
+from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import parameters_pb2
+from gradserve_server.accumulators.gradient import Contribution, OpenGradient
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.incoming import GradientReceiver, IncomingGradient, components_named
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
+from gradserve_server.devices.compute import PIECE_BYTES, Compute
+from gradserve_server.errors import AbortedError, InvalidArgumentError, request_fields
+from gradserve_server.parameters.parameters import Parameters
+from gradserve_server.parameters.record import RoundRecord
+from gradserve_server.parameters.registry import ParametersRegistry
+from gradserve_server.parameters.variables import Loaded
+from gradserve_server.resources.cluster import Member, check_member
+from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
+from gradserve_server.rpc.accumulators.replies import ServerId
+from gradserve_server.rpc.boundary.chain import Call
+from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of, wait_timeout
+from gradserve_server.rpc.boundary.messages import Entries, Serialized, assembled
+from gradserve_server.rpc.parameters.replies import (
+    encode_pulled,
+    encode_pushed,
+    encode_read,
+    encode_read_state,
+    encode_record,
+    encode_version,
+    info_pieces,
+    num_parts,
+)
+from gradserve_server.rpc.parameters.requests import (
+    IncomingVersion,
+    UpdateRequest,
+    decode_change_id,
+    decode_changes,
+    decode_key,
+    decode_parameters_spec,
+    decode_records_page,
+    decode_update,
+    decode_version,
+    names_in,
+)
+from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
+from gradserve_server.tensors.incoming import TensorOpener
+
+_FIELD = "parameters"
+"""The field that names the parameters of a request."""
+
+_WithInfo = TypeVar(
+    "_WithInfo",
+    messages_pb2.CreateParametersResponse,
+    messages_pb2.GetParametersResponse,
+    messages_pb2.ChangeParametersResponse,
+    messages_pb2.ForkParametersResponse,
+)
+
+
+class ParameterServicer:
+    """Serves the parameters of a registry. The protos say what each method does."""
+
+    def __init__(
+        self,
+        registry: ParametersRegistry,
+        opener: TensorOpener,
+        receiver: GradientReceiver,
+        deliverer: TensorDeliverer,
+        compute: Compute,
+        incarnation: str,
+        member: Member | None,
+    ) -> None:
+        """Takes, among others, the id of this run of the server, and its place in a cluster, if it is in one."""
+        self._incarnation = incarnation
+        self._member = member
+        self._id = ServerId(incarnation, "" if member is None else member.text)
+        self._registry = registry
+        self._opener = opener
+        self._receiver = receiver
+        self._deliverer = deliverer
+        self._compute = compute
+
+    async def CreateParameters(
+        self, request: messages_pb2.CreateParametersRequest, call: Call
+    ) -> messages_pb2.CreateParametersResponse | Serialized:
+        key = self._key(request.parameters, call)
+        lifetime = decode_lifetime(request.lifetime, call.identity)
+        work = PIECE_BYTES * len(request.spec.components)
+        spec = await self._compute.run(work, decode_parameters_spec, request.spec)
+        version = await self._decoded_version(request, call)
+        # Without values, the call only finds parameters: it learns whether they exist.
+        if call.may_only_open is not None and version is not None and not self._registry.has(key):
+            raise call.may_only_open
+        async with self._opened(version, spec.components, release=request.release_handles) as loaded:
+            parameters, created = await self._registry.create(key, spec, lifetime, loaded)
+        await self._registry.settle()
+        return await self._with_info(messages_pb2.CreateParametersResponse(created=created), key, parameters)
+
+    async def GetParameters(
+        self, request: messages_pb2.GetParametersRequest, call: Call
+    ) -> messages_pb2.GetParametersResponse | Serialized:
+        with self._using(request.parameters, call) as parameters:
+            key = decode_key(request.parameters, call.identity)
+            return await self._with_info(messages_pb2.GetParametersResponse(), key, parameters)
+
+    async def ListParameters(
+        self, request: messages_pb2.ListParametersRequest, call: Call
+    ) -> messages_pb2.ListParametersResponse | Serialized:
+        page = page_of(request.page_size, request.page_token, default_size=100)
+        container = request.container or DEFAULT_CONTAINER
+        found = self._registry.page(container, page.after, page.size + 1, user=call.identity)
+        shown = page.filled(found, lambda entry: num_parts(entry[1]))
+        described = [(self._id, key, each, each.state, self._registry.lifetime(key)) for key, each in shown]
+        response = messages_pb2.ListParametersResponse(
+            next_page_token=page.next_token(shown[-1][0].name if shown else "", is_last=len(shown) == len(found))
+        )
+        parts = sum([num_parts(each) for _, each in shown])
+        return await assembled(
+            self._compute, parts, response, [("parameters", info_pieces(*each)) for each in described]
+        )
+
+    async def DeleteParameters(
+        self, request: messages_pb2.DeleteParametersRequest, call: Call
+    ) -> messages_pb2.DeleteParametersResponse:
+        deleted = self._registry.delete(self._key(request.parameters, call), request.parameters.incarnation)
+        await self._registry.settle()
+        return messages_pb2.DeleteParametersResponse(deleted=deleted)
+
+    async def ReadParameters(self, request: messages_pb2.ReadParametersRequest, call: Call) -> WithContents:
+        step = request.step if request.HasField("step") else None
+        if request.with_state and step is not None:
+            raise InvalidArgumentError(
+                f"expected with_state without a step, got step {step}: the state is kept for the newest version",
+                field="with_state",
+            )
+        with (
+            self._using(request.parameters, call) as parameters,
+            self._registry.factory.waiting(call.identity),
+            self._deliverer.begin(request.placement, call) as outgoing,
+        ):
+            if request.with_state:
+                async with parameters.reading_state() as (version, state):
+                    return await encode_read_state(version, state, outgoing, with_values=not request.without_values)
+            version = await parameters.read(step, wait_timeout(request, call))
+            if request.without_values:
+                return WithContents(messages_pb2.ReadParametersResponse(version=encode_version(version)), Contents())
+            return await encode_read(version, outgoing)
+
+    async def Push(self, request: messages_pb2.PushRequest, call: Call) -> messages_pb2.PushResponse:
+        with self._using(request.parameters, call) as parameters:
+            request_id, contribution, opening = await self._received(parameters, request, call)
+            pushed, duplicate = await parameters.push(request_id, contribution, opening)
+            return encode_pushed(pushed, duplicate=duplicate, num_rounds=parameters.rounds.current.number)
+
+    async def PushPullParameters(self, request: messages_pb2.PushPullParametersRequest, call: Call) -> WithContents:
+        with (
+            self._using(request.parameters, call) as parameters,
+            self._registry.factory.waiting(call.identity),
+            self._deliverer.begin(request.placement, call) as outgoing,
+        ):
+            request_id, contribution, opening = await self._received(parameters, request, call)
+            pushed, version, duplicate = await parameters.push_pull(
+                request_id, contribution, opening, wait_timeout(request, call)
+            )
+            return await encode_pulled(pushed, version, outgoing, duplicate=duplicate)
+
+    async def ChangeParameters(
+        self, request: messages_pb2.ChangeParametersRequest, call: Call
+    ) -> messages_pb2.ChangeParametersResponse | Serialized:
+        with self._using(request.parameters, call) as parameters:
+            version = await self._decoded_version(request, call)
+            work = 0 if version is None else PIECE_BYTES * len(version.tensors)
+            request_id = await self._compute.run(work, decode_change_id, request, version, call.identity)
+            async with self._opened(version, parameters.spec.components, release=request.release_handles) as loaded:
+                await parameters.change(request_id, decode_changes(request, loaded))
+            key = decode_key(request.parameters, call.identity)
+            return await self._with_info(messages_pb2.ChangeParametersResponse(), key, parameters)
+
+    async def ListRounds(
+        self, request: messages_pb2.ListRoundsRequest, call: Call
+    ) -> messages_pb2.ListRoundsResponse | Serialized:
+        since, page = decode_records_page(request)
+        with self._using(request.parameters, call) as parameters:
+            records, has_more = parameters.records(since, page.size)
+        shown = page.filled(records, _num_entries)
+        response = messages_pb2.ListRoundsResponse(has_more=has_more or len(shown) < len(records))
+        parts = sum([1 + _num_entries(each) for each in shown])
+        return await assembled(self._compute, parts, response, [Entries("rounds", map(encode_record, shown))])
+
+    async def ForkParameters(
+        self, request: messages_pb2.ForkParametersRequest, call: Call
+    ) -> messages_pb2.ForkParametersResponse | Serialized:
+        lifetime = decode_lifetime(request.lifetime, call.identity)
+        step = request.step if request.HasField("step") else None
+        with self._using(request.parameters, call) as parameters, request_fields({_FIELD: "fork"}):
+            key = self._key(request.fork, call)
+            source = decode_key(request.parameters, call.identity)
+            fork = await self._registry.fork(source, parameters.incarnation, step, key, lifetime)
+        await self._registry.settle()
+        return await self._with_info(messages_pb2.ForkParametersResponse(), key, fork)
+
+    async def _with_info(self, response: _WithInfo, key: ResourceKey, parameters: Parameters) -> _WithInfo | Serialized:
+        """Returns a response with the state of parameters; serialized if they have many components."""
+        info = info_pieces(self._id, key, parameters, parameters.state, self._registry.lifetime(key))
+        return await assembled(self._compute, num_parts(parameters), response, [("info", info)])
+
+    async def _received(
+        self, parameters: Parameters, request: UpdateRequest, call: Call
+    ) -> tuple[RequestId | None, Contribution, OpenGradient]:
+        """Returns an update once it has arrived."""
+        work = PIECE_BYTES * len(request.update)
+        sent = (request, call.payload, call.identity)
+        request_id, contribution, given = await self._compute.run(work, decode_update, *sent)
+        spec = await self._compute.run(work, _update_spec, parameters, given)
+        return request_id, contribution, await self._receiver.receive(spec, parameters.place, given)
+
+    async def _decoded_version(
+        self, request: messages_pb2.CreateParametersRequest | messages_pb2.ChangeParametersRequest, call: Call
+    ) -> IncomingVersion | None:
+        work = PIECE_BYTES * (len(request.values) + len(request.state.slots))
+        return await self._compute.run(work, decode_version, request, call.payload, call.identity)
+
+    @asynccontextmanager
+    async def _opened(
+        self, version: IncomingVersion | None, components: Sequence[ComponentSpec], *, release: bool
+    ) -> AsyncIterator[Loaded | None]:
+        """Holds the tensors of a saved version, on the host, until the end of the block."""
+        if version is None:
+            yield None
+            return
+        with components_named("values", version.values):
+            async with self._opener.open(version.tensors, release=release, on_host=True):
+                yield await self._compute.run(PIECE_BYTES * len(version.tensors), version.loaded, components)
+
+    def _using(self, ref: parameters_pb2.ParametersRef, call: Call) -> AbstractContextManager[Parameters]:
+        return self._registry.use(self._key(ref, call), ref.incarnation)
+
+    def _key(self, ref: parameters_pb2.ParametersRef, call: Call) -> ResourceKey:
+        """Returns the key of parameters that a request names, if the call is for this server and this run of it.
+
+        Raises:
+            InvalidArgumentError: The call is for another server of the cluster, or the parameters belong to one.
+            AbortedError: It is for an earlier run of the server.
+        """
+        check_member(self._member, ref.member, _FIELD)
+        if ref.server_incarnation not in ("", self._incarnation):
+            raise AbortedError(
+                f"the server was started again since parameters {ref.name!r} were opened",
+                field=f"{_FIELD}.server_incarnation",
+            )
+        key = decode_key(ref, call.identity)
+        if self._member is not None and ref.name:
+            self._member.check_home(key, _FIELD)
+        return key
+
+
+def _update_spec(parameters: Parameters, given: IncomingGradient) -> AccumulatorSpec:
+    return parameters.update_spec(names_in(given, parameters.spec.components))
+
+
+def _num_entries(record: RoundRecord) -> int:
+    return len(record.updates) + len(record.refusals)

@@ -1,0 +1,1 @@
+"""`gradserve.optim`: values, messages, and translations of other libraries' optimizers."""

@@ -1,0 +1,1 @@
+"""Parameters on the server."""

@@ -1,0 +1,1 @@
+"""Optimizers of parameters: settings, equations, and the step of a round."""
