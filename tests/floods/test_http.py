@@ -240,7 +240,7 @@ class Snapshots:
     def new(self) -> Any:
         async def picture(request: StatusRequest) -> Any:
             self.num_pictures += 1
-            return SimpleNamespace(accumulators=(), name=request.name_contains)
+            return SimpleNamespace(accumulators=(), parameters=(), name=request.name_contains)
 
         return SimpleNamespace(picture=picture)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradserve_server.accumulators.durable.restoring import unlimited_calls
-from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.rounds import Outcome, Round
 from gradserve_server.accumulators.spec import ComponentSpec, PartialShape
 from gradserve_server.observe.rounds import KEPT_ROUNDS, MOST_LATE, MOST_WORKERS, OTHERS, Histories, History
@@ -178,8 +178,9 @@ class WatchedParameters(Watched):
 
     def push(self, worker_id: str, local_step: int, weight: float = 1.0) -> None:
         """Judges an update, as parameters do."""
+        update = Gradient({"w": np.zeros(1, np.float32)})
         event = self.ledger.judge(
-            None, Contribution(local_step, weight, worker_id), 4, one_per_worker=True, awaits_average=False
+            None, Contribution(local_step, weight, worker_id), update, one_per_worker=True, awaits_average=False
         )
         self.ledger.answer(event)
         self.history.on_answer(event.contribution, event.outcome, 4)

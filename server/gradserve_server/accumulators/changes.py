@@ -268,7 +268,7 @@ class RoundChanges:
         one_per_worker: bool,
     ) -> tuple[Applied, asyncio.Future[None] | None]:
         event = self.ledger.judge(
-            call, contribution, given.nbytes, one_per_worker=one_per_worker, awaits_average=pull is not None
+            call, contribution, given, one_per_worker=one_per_worker, awaits_average=pull is not None
         )
         outcome, contribution = event.outcome, event.contribution
         if contribution.sum_of and outcome is Outcome.ALREADY_COUNTED:

@@ -10,7 +10,7 @@ from gradserve_server.accumulators.events import (
     RoundEnded,
     StepSet,
 )
-from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.rounds import Applied, Outcome, Round, Rounds
 
@@ -70,7 +70,7 @@ class Ledger:
         self,
         call: RequestId | None,
         contribution: Contribution,
-        num_bytes: int,
+        gradient: Gradient,
         *,
         one_per_worker: bool,
         awaits_average: bool,
@@ -80,7 +80,7 @@ class Ledger:
         Args:
             call: The id of the call that brings it, if it has one.
             contribution: The sender, step and weight of the gradient.
-            num_bytes: The size of its values, for those that keep records of it.
+            gradient: Its values, for those that keep records of their size.
             one_per_worker: Whether only the first gradient of each worker counts.
             awaits_average: Whether the call is a push_pull.
         """

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gradserve_server.accumulators.events import Event, GradientAnswered, OtherChange, RoundEnded
-from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.incoming import check_weight
 from gradserve_server.accumulators.ledger import Answer, Ledger, Taken
@@ -194,7 +194,7 @@ class UpdateLedger(Ledger):
         self,
         call: RequestId | None,
         contribution: Contribution,
-        num_bytes: int,
+        gradient: Gradient,
         *,
         one_per_worker: bool,
         awaits_average: bool,
@@ -233,7 +233,7 @@ class UpdateLedger(Ledger):
             at=self.now,
             weight_asked=contribution.weight,
             staleness=staleness,
-            num_bytes=num_bytes,
+            num_bytes=gradient.nbytes,
         )
 
     def ending(self, call: RequestId | None) -> StepTaken:
