@@ -30,7 +30,7 @@ FIRST_WORLDS = {
     "remember one forward too few": 18,
     "count a forward again after its lease": 6,
     "repeat a forward without renewing its lease": 2,
-    "a sum takes over what others read": 38,
+    "a sum takes over what others read": 211,
     "carry out both copies of a push": 7,
     "updates of the old round stay": 45,
     "round masters at a crash": 8,
