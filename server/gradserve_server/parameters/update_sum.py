@@ -1,13 +1,12 @@
 """The arithmetic of a round of parameters: updates are added up or held, and the optimizer makes the next version."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from operator import itemgetter
 
 from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, Value
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.sums.summation import Staged
+from gradserve_server.accumulators.sums.summation import HeldGradients, Staged, worker_order
 from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.parameters.reductions.reduce import clipped_factor, reduce_updates
 from gradserve_server.parameters.reductions.spec import Sum
@@ -191,14 +190,7 @@ class RunningUpdates:
         return owned and value.dtype == self._spec.masters[name] and self._place.may_be_written(value)
 
 
-@dataclass(slots=True)
-class _Held:
-    contribution: Contribution
-    values: Mapping[str, Array]
-    nbytes: int = field(default=0)
-
-
-class HeldUpdates:
+class HeldUpdates(HeldGradients):
     """Holds the updates of a round, as a `Summation`, and reduces them at its end.
 
     With `deterministic`, in the order of (worker_id, sequence), so the same updates give the same bits in whatever
@@ -207,13 +199,10 @@ class HeldUpdates:
 
     def __init__(self, variables: Variables, rules: Callable[[], Rules], place: Place) -> None:
         """`rules` returns the rules of the present round."""
+        super().__init__(place)
         self._variables = variables
         self._spec = variables.spec
         self._rules = rules
-        self._place = place
-        self._held: list[_Held] = []
-
-    divides_in_place = False
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -223,7 +212,7 @@ class HeldUpdates:
     @property
     def nbytes(self) -> int:
         """The memory of the updates, of the optimizer's state, and of masters beside the newest version."""
-        return sum([each.nbytes for each in self._held]) + self._variables.nbytes
+        return super().nbytes + self._variables.nbytes
 
     @property
     def result_nbytes(self) -> int:
@@ -232,46 +221,10 @@ class HeldUpdates:
         reduced = spec.master_bytes() if self._held else 0
         return spec.version_bytes + spec.master_bytes(self._variables.narrow) + reduced
 
-    def growth(self, gradient: Gradient) -> int:
-        """Returns the bytes of the memory budget that holding an update takes."""
-        return 0 if gradient.is_adoptable else gradient.nbytes
-
-    def adopted(self, gradient: Gradient) -> int:
-        """Returns the bytes of an adoptable update's memory that holding it takes over: all of them."""
-        return gradient.nbytes
-
-    def stage(
-        self, gradient: Gradient, contribution: Contribution, memory: Sequence[Array] | None = None
-    ) -> Staged[None]:
-        """Prepares to hold a checked update, or a copy of it if others may change it.
-
-        Raises:
-            MemoryError: There is not enough memory.
-        """
-        held = _Held(contribution, gradient.dense, gradient.nbytes)
-        if not gradient.live:
-            return Staged(partial(self._held.append, held))
-        copied, fill = self._place.stage_copy(gradient)
-        held.values = copied.dense
-
-        def fill_and_hold() -> None:
-            fill()
-            self._held.append(held)
-
-        return Staged(fill_and_hold, gradient.nbytes)
-
-    @property
-    def pending_work(self) -> int:
-        """The number of bytes that `finish` processes: none."""
-        return 0
-
-    def finish(self) -> None:
-        """Does nothing: updates are held as they are."""
-
     @property
     def averaging_work(self) -> int:
         """The number of bytes that `stage_average` processes, which includes the reduction."""
-        return 2 * sum([each.nbytes for each in self._held]) + PIECE_BYTES * len(self._held)
+        return 2 * super().nbytes + PIECE_BYTES * len(self._held)
 
     def stage_average(self, total_weight: float, memory: Sequence[Array] | None = None) -> Staged[dict[str, Value]]:
         """Reduces the updates, and prepares the optimizer's step; committing it begins the next round.
@@ -280,13 +233,15 @@ class HeldUpdates:
             MemoryError: There is not enough memory.
         """
         spec, variables = self._spec, self._variables
-        order = sorted(range(len(self._held)), key=self._place_of) if spec.deterministic else range(len(self._held))
+        order: Sequence[int] = range(len(self._held))
+        if spec.deterministic:
+            order = sorted(order, key=lambda index: worker_order(self._held[index][0]))
         held = [self._held[index] for index in order]
         reduced, report = reduce_updates(
             spec.reduction,
             tuple(spec.by_name),
-            [each.values for each in held],
-            [each.contribution.weight for each in held],
+            [update.dense for _, update in held],
+            [contribution.weight for contribution, _ in held],
             by_count=spec.normalization is Normalization.COUNT,
             clip_norm=spec.clip_norm,
         )
@@ -298,18 +253,14 @@ class HeldUpdates:
             version = step(updates, rules.optimizer, rules.schedule.factor(variables.rounds))
             in_order = sorted(zip(order, report.updates, strict=True), key=itemgetter(0))
             variables.reports = tuple([each for _, each in in_order])
-            self._held = []
+            self._clear()
             return dict(version)
 
         return Staged(end, variables.nbytes + spec.version_bytes)
 
     def drop(self) -> None:
         """Drops the updates, as other values were loaded."""
-        self._held = []
-
-    def _place_of(self, index: int) -> tuple[str, int]:
-        contribution = self._held[index].contribution
-        return contribution.worker_id, contribution.sequence
+        self._clear()
 
 
 def update_sum(variables: Variables, rules: Callable[[], Rules], place: Place) -> RunningUpdates | HeldUpdates:

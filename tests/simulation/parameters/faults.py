@@ -14,6 +14,7 @@ from gradserve_server.accumulators.ledger import Ledger
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.accumulators.waits import TakeQueue
 from gradserve_server.parameters import journal as journal_module
+from gradserve_server.parameters import update_sum
 from gradserve_server.parameters.changes import Changer
 from gradserve_server.parameters.closing import Closer
 from gradserve_server.parameters.journal import ParametersJournal
@@ -191,7 +192,7 @@ def hold_updates_where_their_clients_have_them(patch: pytest.MonkeyPatch) -> Non
 
 def report_in_the_order_of_workers(patch: pytest.MonkeyPatch) -> None:
     def stage_average(self: Any, *given: Any) -> Any:
-        self._held.sort(key=lambda each: each.contribution.worker_id)
+        self._held.sort(key=lambda each: each[0].worker_id)
         return real(self, *given)
 
     real = HeldUpdates.stage_average
@@ -288,7 +289,7 @@ FAULTS: dict[str, Fault] = {
     "begin times again after a crash": begin_times_again_after_a_crash,
     "forget to wake up": forget_to_wake_up,
     "hold updates where their clients have them": hold_updates_where_their_clients_have_them,
-    "add in the order of arrival": replaced(HeldUpdates, "_place_of", lambda _: lambda self, index: ("", index)),
+    "add in the order of arrival": replaced(update_sum, "worker_order", lambda _: lambda contribution: ("", 0)),
     "report in the order of workers": report_in_the_order_of_workers,
     "forget the newest hash": forget_the_newest_hash,
     "leave records that a crash has left": leave_records_that_a_crash_has_left,

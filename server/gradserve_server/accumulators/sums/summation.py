@@ -270,32 +270,15 @@ def _have_other_dtypes(values: Sequence[Array], results: Sequence[Array]) -> boo
     return any(value.dtype != result.dtype for value, result in zip(values, results, strict=True))
 
 
-class WorkerOrderSum:
-    """Holds the gradients of a round, and at its end adds them in the order of (worker_id, sequence).
+class HeldGradients:
+    """Holds the gradients of a round until its end: the part of a `Summation` that says how they come and stay."""
 
-    The same gradients give the same bits, in whatever order they arrive.
-    """
+    divides_in_place = False
 
-    def __init__(self, spec: AccumulatorSpec, place: Place) -> None:
-        self._spec = spec
+    def __init__(self, place: Place) -> None:
         self._place = place
         self._held: list[tuple[Contribution, Gradient]] = []
         self._nbytes = 0
-
-    @property
-    def divides_in_place(self) -> bool:
-        """False: the gradients stay as they are."""
-        return False
-
-    @property
-    def shapes(self) -> None:
-        """None: the first gradient of a round decides."""
-        return
-
-    @property
-    def result_nbytes(self) -> int:
-        """0: the result takes no more memory than a gradient that was held."""
-        return 0
 
     @property
     def nbytes(self) -> int:
@@ -328,18 +311,12 @@ class WorkerOrderSum:
 
         return Staged(fill_and_hold, gradient.dense_nbytes)
 
-    @property
-    def held(self) -> Sequence[Gradient]:
-        """The gradients held."""
-        return [gradient for _, gradient in self._held]
-
-    def borrow(self, gradients: Sequence[Gradient], contributions: Iterable[Contribution]) -> None:
-        """Holds gradients whose memory others count; the sequences of what they contribute say in which order."""
-        self._held = list(zip(contributions, gradients, strict=True))
-
     def _hold(self, contribution: Contribution, gradient: Gradient) -> None:
         self._held.append((contribution, gradient))
         self._nbytes += gradient.nbytes
+
+    def _clear(self) -> None:
+        self._held, self._nbytes = [], 0
 
     @property
     def pending_work(self) -> int:
@@ -348,6 +325,36 @@ class WorkerOrderSum:
 
     def finish(self) -> None:
         """Does nothing: gradients are held as they are."""
+
+
+class WorkerOrderSum(HeldGradients):
+    """Holds the gradients of a round, and at its end adds them in the order of (worker_id, sequence).
+
+    The same gradients give the same bits, in whatever order they arrive.
+    """
+
+    def __init__(self, spec: AccumulatorSpec, place: Place) -> None:
+        super().__init__(place)
+        self._spec = spec
+
+    @property
+    def shapes(self) -> None:
+        """None: the first gradient of a round decides."""
+        return
+
+    @property
+    def result_nbytes(self) -> int:
+        """0: the result takes no more memory than a gradient that was held."""
+        return 0
+
+    @property
+    def held(self) -> Sequence[Gradient]:
+        """The gradients held."""
+        return [gradient for _, gradient in self._held]
+
+    def borrow(self, gradients: Sequence[Gradient], contributions: Iterable[Contribution]) -> None:
+        """Holds gradients whose memory others count; the sequences of what they contribute say in which order."""
+        self._held = list(zip(contributions, gradients, strict=True))
 
     @property
     def averaging_work(self) -> int:
@@ -360,7 +367,7 @@ class WorkerOrderSum:
         Raises:
             MemoryError: There is not enough memory.
         """
-        held = sorted(self._held, key=lambda held: _worker_order(held[0]))
+        held = sorted(self._held, key=lambda held: worker_order(held[0]))
         # In this order, too: the sum of weights depends on it.
         total_weight = sum_of_weights([contribution.weight for contribution, _ in held])
         sparse = SparseSums(self._spec)
@@ -372,7 +379,7 @@ class WorkerOrderSum:
         result = _in_order(self._spec, {name: end_sparse() for name, end_sparse in ends.items()}, dense)
 
         def end() -> dict[str, Value]:
-            self._held, self._nbytes = [], 0
+            self._clear()
             return result
 
         return Staged(end)
@@ -418,7 +425,8 @@ def _in_order(spec: AccumulatorSpec, sparse: Mapping[str, Value], dense: Sequenc
     return {component.name: values[component.name] for component in spec.components}
 
 
-def _worker_order(contribution: Contribution) -> tuple[str, int]:
+def worker_order(contribution: Contribution) -> tuple[str, int]:
+    """Returns the key by which gradients are sorted into the order of their workers."""
     return contribution.worker_id, contribution.sequence
 
 
