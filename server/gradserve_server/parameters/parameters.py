@@ -98,8 +98,7 @@ class Parameters:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the current round, after the schedule."""
-        rules = self._ledger.round_rules
-        return rules.optimizer.learning_rate * rules.schedule.factor(self._variables.rounds)
+        return self._ledger.round_rules.learning_rate(self._variables.rounds)
 
     @property
     def num_waiting(self) -> int:

@@ -122,7 +122,7 @@ class ParametersRegistry:
         except ServiceError:
             own.close()
             raise
-        ledger = self._new_ledger(key, spec, own)
+        ledger = self._new_ledger(spec, own)
         made = self._add(key, spec, lifetime, incarnation, ledger, journal, own)
         beginning = self._beginning[key] = asyncio.get_running_loop().create_future()
         try:
@@ -208,7 +208,7 @@ class ParametersRegistry:
         """
         check_place(self._member, key, 0, "parameters")
         own = self.factory.reserve(key, spec.updates, self.factory.places.host)
-        ledger = self._new_ledger(key, spec, own)
+        ledger = self._new_ledger(spec, own)
         journal = ledger_of(ledger)
         made = self._add(key, spec, lifetime, incarnation, ledger, journal, own)
         await made.begin_again(versions, state, records)
@@ -301,7 +301,7 @@ class ParametersRegistry:
         parameters.close(AbortedError(f"parameters {str(key)!r} were deleted{why}"))
         return True
 
-    def _new_ledger(self, key: ResourceKey, spec: ParametersSpec, own: OwnReservations) -> UpdateLedger:
+    def _new_ledger(self, spec: ParametersSpec, own: OwnReservations) -> UpdateLedger:
         return UpdateLedger(
             self.factory.new_call_memory(own.bookkeeping),
             spec,
@@ -326,11 +326,12 @@ class ParametersRegistry:
             journal.variables = variables
         records = RoundRecords(spec.keep_rounds)
         queue = UpdateQueue(str(key), ledger)
+        forget_rounds = (lambda _: None) if journal is None else journal.forget_rounds
         kind = RoundKind(
             ledger,
             queue,
             lambda _spec, place: update_sum(variables, lambda: ledger.round_rules, place),
-            partial(Versions, ledger=ledger, variables=variables, records=records, journal=journal),
+            partial(Versions, ledger=ledger, variables=variables, records=records, forget_rounds=forget_rounds),
             WORDING,
             lambda key: self._observe(key, ledger),
             spec.holds_updates,

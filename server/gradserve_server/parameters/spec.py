@@ -54,6 +54,10 @@ class Rules:
     rounds: RoundRules
     schedule: Schedule = field(default_factory=Schedule)
 
+    def learning_rate(self, num_applied: int) -> float:
+        """Returns the learning rate of a round, after the schedule, when so many rounds have been applied before it."""
+        return self.optimizer.learning_rate * self.schedule.factor(num_applied)
+
 
 @dataclass(frozen=True)
 class ParametersSpec:

@@ -14,7 +14,7 @@ from gradserve_server.limits import listed
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.stepping import ComponentStep, Stepper
 from gradserve_server.parameters.reductions.reduce import UpdateReport
-from gradserve_server.parameters.spec import ParametersSpec
+from gradserve_server.parameters.spec import ParametersSpec, UpdateKind
 
 MASTER = "master"
 """The name of the master of a 16-bit component among the slots."""
@@ -348,7 +348,7 @@ class Variables:
             addend=update.addend,
             factor=update.factor,
             divisor=update.divisor,
-            negate=self.spec.update.value == "DELTA",
+            negate=self.spec.update is UpdateKind.DELTA,
             parameter=self._masters[name],
             slots=self._slots[name],
             result=result,

@@ -1,8 +1,8 @@
 """The versions of parameters that are kept, for readers and for calls that may not have received them yet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from gradserve_protocol.digest import digest_of
 from gradserve_server.accumulators.averages import KeptAverages
@@ -42,14 +42,6 @@ def version_of(average: Average, *, digest: bytes = b"", record: RoundRecord | N
     return Version(**fields | {"digest": digest, "record": record})
 
 
-class ForgetsRounds(Protocol):
-    """A journal that forgets the records of rounds."""
-
-    def forget_rounds(self, steps: Sequence[int]) -> None:
-        """Removes the records of the rounds that led to these steps."""
-        ...
-
-
 class Versions(KeptAverages):
     """All versions that are kept, and the records of the rounds that made them."""
 
@@ -59,7 +51,7 @@ class Versions(KeptAverages):
         ledger: UpdateLedger,
         variables: Variables,
         records: RoundRecords,
-        journal: ForgetsRounds | None,
+        forget_rounds: Callable[[Sequence[int]], object],
     ) -> None:
         """Begins without versions.
 
@@ -68,10 +60,10 @@ class Versions(KeptAverages):
             ledger: The ledger, which has the updates of the round.
             variables: The variables.
             records: Takes the records of rounds.
-            journal: Told which records are no longer kept; None if nothing is durable.
+            forget_rounds: Called with the steps of the rounds whose records are no longer kept.
         """
         super().__init__(*kept)
-        self._journal = journal
+        self._forget_rounds = forget_rounds
         self._ledger = ledger
         self._variables = variables
         self._records = records
@@ -105,9 +97,7 @@ class Versions(KeptAverages):
         super().add(average, answered)
         record = average.record if isinstance(average, Version) else None
         if record is not None:
-            dropped = self._records.add(record)
-            if self._journal is not None:
-                self._journal.forget_rounds(dropped)
+            self._forget_rounds(self._records.add(record))
 
     def _record(self, step: int) -> RoundRecord:
         ledger, variables = self._ledger, self._variables
@@ -127,6 +117,6 @@ class Versions(KeptAverages):
             refusals=tuple(ledger.refusals),
             digest_before=self._digest,
             digest_after=variables.digest,
-            lr=rules.optimizer.learning_rate * rules.schedule.factor(variables.rounds - 1),
+            lr=rules.learning_rate(variables.rounds - 1),
             optimizer=rules.optimizer,
         ).chained(self._records.last_hash)
