@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.accumulators.durable.restoring import reason_of, unlimited_calls, unlimited_factory
+from gradserve_server.accumulators.durable.restoring import average_in, reason_of, unlimited_calls, unlimited_factory
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.records import average_of, contribution_of, joined
+from gradserve_server.accumulators.records import contribution_of, joined
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import ResourceExhaustedError
@@ -97,7 +97,7 @@ async def restore_parameters(journals: ParametersJournals, registry: ParametersR
     for number, container, name, *columns in rows:
         try:
             row = _Stored.of_row(number, container, name, *columns)
-            versions = [_version_in(store, allocate, *each) for each in _version_rows(store, number)]
+            versions = [average_in(store, allocate, *each, what="version") for each in _version_rows(store, number)]
             await _make_again(store, row, registry, journals.begin_again, versions, allocate)
         except ResourceExhaustedError:
             raise
@@ -177,19 +177,6 @@ def _version_rows(store: StateStore, number: int) -> list[tuple[Any, ...]]:
     )
 
 
-def _version_in(store: StateStore, allocate: Allocate, number: int, record: str, names: str, blob: int) -> _Kept:
-    """Returns the version of a row.
-
-    Raises:
-        StateError: Its values cannot be read.
-        DAMAGES: Its record is damaged.
-    """
-    version, answered = average_of(json.loads(record), joined(json.loads(names), store.read(blob, allocate)))
-    if version.round_number != number:
-        raise ValueError(f"expected the version of round {number}, got that of round {version.round_number}")
-    return version, answered
-
-
 def _records(store: StateStore, number: int) -> list[RoundRecord]:
     rows = store.rows("SELECT record FROM parameters_round WHERE parameters = ? ORDER BY step", number)
     records = [round_record_of(json.loads(record)) for (record,) in rows]
@@ -240,7 +227,7 @@ def _inspect_one(store: StateStore, durability: str, row: tuple[Any, ...]) -> Fo
     versions, damaged = {}, {}
     for version in _version_rows(store, number):
         try:
-            versions[version[0]] = _version_in(store, np.empty, *version)
+            versions[version[0]] = average_in(store, np.empty, *version, what="version")
         except (StateError, *DAMAGES) as error:
             damaged[version[0]] = reason_of(error)
     step, num_updates, damage = None, 0, None

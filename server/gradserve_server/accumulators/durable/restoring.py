@@ -179,9 +179,9 @@ def average_rows(store: StateStore, number: int) -> list[tuple[Any, ...]]:
 
 
 def average_in(
-    store: StateStore, allocate: Allocate, number: int, record: str, names: str, blob: int
+    store: StateStore, allocate: Allocate, number: int, record: str, names: str, blob: int, *, what: str = "average"
 ) -> tuple[Average, list[RequestId]]:
-    """Returns the average of a row, and the calls that it answered.
+    """Returns the average of a row, or whatever `what` calls it, and the calls that it answered.
 
     Raises:
         StateError: Its values cannot be read.
@@ -189,7 +189,7 @@ def average_in(
     """
     average, answered = average_of(json.loads(record), joined(json.loads(names), store.read(blob, allocate)))
     if average.round_number != number:
-        raise ValueError(f"expected the average of round {number}, got that of round {average.round_number}")
+        raise ValueError(f"expected the {what} of round {number}, got that of round {average.round_number}")
     return average, answered
 
 

@@ -24,8 +24,8 @@ from gradserve_server.parameters.optimizers.yogi import YOGI, yogi_numbers
 
 
 @dataclass(frozen=True)
-class FlowerAdam(Optimizer):
-    """The settings of FedAdam."""
+class _Moments(Optimizer):
+    """The settings and slots that FedAdam and FedYogi have in common."""
 
     eta: float = field(metadata=NUMBER)
     beta1: float = field(metadata=FRACTION)
@@ -39,6 +39,11 @@ class FlowerAdam(Optimizer):
     @property
     def slots(self) -> tuple[Slot, ...]:
         return MOMENTS
+
+
+@dataclass(frozen=True)
+class FlowerAdam(_Moments):
+    """The settings of FedAdam."""
 
     @property
     def loop(self) -> Loop:
@@ -51,21 +56,8 @@ class FlowerAdam(Optimizer):
 
 
 @dataclass(frozen=True)
-class FlowerYogi(Optimizer):
+class FlowerYogi(_Moments):
     """The settings of FedYogi."""
-
-    eta: float = field(metadata=NUMBER)
-    beta1: float = field(metadata=FRACTION)
-    beta2: float = field(metadata=FRACTION)
-    tau: float = field(metadata=NUMBER)
-
-    @property
-    def learning_rate(self) -> float:
-        return self.eta
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return MOMENTS
 
     @property
     def loop(self) -> Loop:
