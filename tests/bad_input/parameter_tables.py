@@ -51,7 +51,7 @@ PARAMETER_CALLS = [
     ("CreateParameters", create(spec=spec(optimizer=MOMENTUM, rounds=parameters_pb2.RoundRules(num_required=3)))),
     ("Push", push(sequence=3, worker_id="a")),
 ]
-"""What there is before the bad requests come."""
+"""The parameters that exist before the bad requests come."""
 
 
 def without(message: Any, *fields: str, **others: Any) -> Any:

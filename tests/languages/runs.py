@@ -18,7 +18,7 @@ ZEROS = {"weights": np.zeros(WORDS, np.float32), "bias": np.zeros((), np.float32
 
 
 class Seen(NamedTuple):
-    """What a server has of a run: its step, the gradients in the round, and the workers that wait for its end."""
+    """The state of a run on a server: its step, the gradients in the round, and the workers that wait for its end."""
 
     step: int
     num_gradients: int

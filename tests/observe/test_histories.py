@@ -1,4 +1,4 @@
-"""What is remembered of the rounds of accumulators and parameters."""
+"""The remembered rounds of accumulators and parameters."""
 
 from collections.abc import Sequence
 

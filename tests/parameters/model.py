@@ -79,7 +79,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Ended:
-    """What the record of a round says."""
+    """The expected record of a round."""
 
     step: int
     reason: str

@@ -144,7 +144,7 @@ def check(network: Network, name: str, size: int, num_updates: int) -> None:
 
 @dataclass
 class Sent:
-    """What became of the attempts to send updates.
+    """The outcome of the attempts to send updates.
 
     Attributes:
         acknowledged: The attempts that were acknowledged.

@@ -11,7 +11,7 @@ from tests.simulation.world import NUM_CASTS, FailedSeedError, World
 
 WORLDS = 100
 FOUND = r"(?s)seed \d+:\n.*\n(BrokenPromiseError|DamagedError|UnavailableError): "
-"""What shows a fault. Another error is one of the simulation."""
+"""The errors that show a fault. Any other is an error of the simulation."""
 FIRST_WORLDS = {
     "window off by one": 28,
     "lose a pending event": 3,

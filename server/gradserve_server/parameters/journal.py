@@ -355,7 +355,7 @@ class ParametersJournal(FileJournal):
         return change
 
     def begin_again(self, state_blob: int | None) -> None:
-        """Takes over what an earlier run of the server has written."""
+        """Continues the journal of an earlier run of the server, whose state is in this blob, if it was written."""
         self._state_blob = state_blob
 
     def _give_back_state(self) -> None:

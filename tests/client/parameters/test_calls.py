@@ -1,4 +1,4 @@
-"""What the calls of parameters send, and what they return."""
+"""The requests that calls of parameters send, and the results that they return."""
 
 import asyncio
 import math

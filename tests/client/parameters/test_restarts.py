@@ -1,4 +1,4 @@
-"""What a client does by itself about its parameters when the server is started again."""
+"""A client and its parameters when the server is started again: it goes on by itself, or says what was lost."""
 
 import numpy as np
 import pytest

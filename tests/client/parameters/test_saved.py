@@ -274,7 +274,7 @@ def test_damaged_files(
 
 
 def test_good_descriptions(path: Path) -> None:
-    """What the table of damaged files changes is good."""
+    """The descriptions that the table of damaged files spoils are good ones."""
     for changes in ({}, STATE):
         path.write_bytes(about(**changes))
         assert gradserve.load_parameters(path).step == 3

@@ -1,4 +1,4 @@
-"""What the next server finds when a server with parameters was killed."""
+"""The recovery of parameters after their server was killed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,4 +1,4 @@
-"""What was sent to parameters and answered, and what has to follow from that."""
+"""The calls of parameters: their requests, their answers, and what has to follow from them."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""What the variables of parameters have to be, computed from the members of each round, in the order of its record.
+"""The expected variables of parameters, computed from the members of each round, in the order of its record.
 
 The equations of optimizers and of reductions are those of the server, which other tests compare with frameworks. Which
 updates come in, in which order, with which weight, divisor, state and counts, is computed here.

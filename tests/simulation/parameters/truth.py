@@ -1,4 +1,4 @@
-"""What was sent, answered and seen of parameters, and what has to follow from it, whatever crashed."""
+"""The truth about parameters: all that was sent, answered and seen of them, and what follows, whatever crashed."""
 
 import asyncio
 import math
