@@ -1,6 +1,7 @@
 """Chooses the tests of a run: `make test` has the short suite, `make test-all` the rest as well."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,7 @@ def _is_extra(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(marker) for marker in markers) or _is_exhaustive(item.path)
 
 
+@cache  # tests are many times as many as files
 def _is_exhaustive(path: Path) -> bool:
     return any(path.is_relative_to(TESTS / each) for each in EXHAUSTIVE)
 
