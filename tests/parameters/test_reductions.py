@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.parameters.optimizers.stepping import Stepper
 from gradserve_server.parameters.reductions import (
     GeometricMedian,
     Krum,
@@ -445,8 +447,9 @@ def bits(reduced: Reduced) -> tuple[Any, ...]:
 def test_the_same_bits_on_any_number_of_threads(kind: Reduction, many: list[Arrays]) -> None:
     expected = bits(reduce(kind, many, weights_of(8), clip_norm=400.0))
     for threads in (1, 2, 5):
-        with ThreadPoolExecutor(threads) as pool:
-            assert bits(reduce(kind, many, weights_of(8), clip_norm=400.0, parallel=pool.map)) == expected
+        with closing(ForkJoin(threads)) as parallel:
+            in_threads = reduce(kind, many, weights_of(8), clip_norm=400.0, parallel=Stepper(parallel).map)
+            assert bits(in_threads) == expected
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

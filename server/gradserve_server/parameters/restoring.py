@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.accumulators.durable.restoring import average_in, reason_of, unlimited_calls, unlimited_factory
+from gradserve_server.accumulators.durable.restoring import (
+    average_in,
+    readable,
+    reason_of,
+    unlimited_calls,
+    unlimited_factory,
+)
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.records import contribution_of, joined
@@ -32,7 +38,7 @@ from gradserve_server.parameters.record import RoundRecord
 from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.variables import OptimizerState
-from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.budget import UNLIMITED, Budget
 from gradserve_server.resources.cluster import MisplacedError
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
@@ -42,7 +48,6 @@ from gradserve_server.storage.journal import Durability
 from gradserve_server.storage.segments import Allocate
 from gradserve_server.storage.store import Change, StateStore
 
-_ENDLESS = 1 << 62
 SELECT_PARAMETERS = "SELECT id, container, name, owner, incarnation, spec, lifetime FROM parameters ORDER BY id"
 
 _Kept = tuple[Average, Sequence[RequestId]]
@@ -92,7 +97,7 @@ async def restore_parameters(journals: ParametersJournals, registry: ParametersR
     """
     store = journals.store
     # Short-lived and in another thread, so it counts in no budget.
-    journals.new_calls = lambda: registry.factory.new_call_memory(Budget(_ENDLESS, "bytes").reserve())
+    journals.new_calls = lambda: registry.factory.new_call_memory(Budget(UNLIMITED, "bytes").reserve())
     rows = store.rows(SELECT_PARAMETERS)
     for number, container, name, *columns in rows:
         try:
@@ -224,12 +229,7 @@ def inspect_parameters(store: StateStore) -> Iterator[FoundParameters]:
 
 def _inspect_one(store: StateStore, durability: str, row: tuple[Any, ...]) -> FoundParameters:
     number, container, name, *_ = row
-    versions, damaged = {}, {}
-    for version in _version_rows(store, number):
-        try:
-            versions[version[0]] = average_in(store, np.empty, *version, what="version")
-        except (StateError, *DAMAGES) as error:
-            damaged[version[0]] = reason_of(error)
+    versions, damaged = readable(store, _version_rows(store, number), what="version")
     step, num_updates, damage = None, 0, None
     with suppress(StateError, *DAMAGES):
         ledger = UpdateLedger(unlimited_calls(), _Stored.of_row(*row).spec)

@@ -110,7 +110,7 @@ class RunningUpdates:
                 begun[name] = value if is_adopted else self._place.allocate(value.shape, masters[name])
         factor = contribution.factor
         if self._spec.clip_norm is not None:
-            factor *= clipped_factor(values, self._spec.clip_norm)
+            factor *= clipped_factor(values, self._spec.clip_norm, self._variables.stepper.map)
         if not factor:  # its norm is infinite or NaN, and so would be the sum
             return Staged(lambda: None)
 
@@ -244,6 +244,7 @@ class HeldUpdates(HeldGradients):
             [contribution.weight for contribution, _ in held],
             by_count=spec.normalization is Normalization.COUNT,
             clip_norm=spec.clip_norm,
+            parallel=variables.stepper.map,
         )
         step = variables.stage_step(memory)
 

@@ -95,6 +95,7 @@ class Variables:
 
     Attributes:
         spec: The properties.
+        stepper: Takes the steps, and runs other work on the values on all cores.
         optimizer: The optimizer of the state.
         values: The newest version, as it is read.
         digest: Its digest.
@@ -107,9 +108,9 @@ class Variables:
     def __init__(self, spec: ParametersSpec, place: Place, stepper: Stepper) -> None:
         """Makes no arrays yet: `load` follows."""
         self.spec = spec
+        self.stepper = stepper
         self.optimizer = spec.rules.optimizer
         self._place = place
-        self._stepper = stepper
         self.values: Mapping[str, Array] = {}
         self.digest = b""
         self.component_steps = dict.fromkeys(spec.by_name, 0)
@@ -182,7 +183,7 @@ class Variables:
             kept = None if state is None else state.slots.get(MASTER, {}).get(name)
             masters[name] = self._copied(values[name] if kept is None else kept, name)
         slots = self._new_slots(optimizer, None if state is None else state.slots)
-        digest = digest_of(values.values(), self._stepper.run_all)
+        digest = digest_of(values.values(), self.stepper.run_all)
 
         def load() -> None:
             self.values, self.digest, self.optimizer = values, digest, optimizer
@@ -273,7 +274,7 @@ class Variables:
             self._begin_present()
             results = {**version, **wide}
             steps = [self._component_step(name, update, results[name]) for name, update in updates.items()]
-            self._stepper.step(optimizer, lr_factor, steps)
+            self.stepper.step(optimizer, lr_factor, steps)
             for name in updates:
                 self.component_steps[name] += 1
                 self._masters[name] = results[name]
@@ -288,7 +289,7 @@ class Variables:
                 place.protect(array)
             self.rounds += 1
             self._present, self._next = self._next, None
-            self.values, self.digest = version, digest_of(version.values(), self._stepper.run_all)
+            self.values, self.digest = version, digest_of(version.values(), self.stepper.run_all)
             return version
 
         return step

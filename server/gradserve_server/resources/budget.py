@@ -11,6 +11,9 @@ from gradserve_server.limits import quoted
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.security.shares import ContainerLimits, OwnLimits, ShareRules
 
+UNLIMITED = 1 << 62
+"""A limit that nothing reaches."""
+
 
 class Purpose(Enum):
     """The purposes for which memory is reserved."""

@@ -25,7 +25,7 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.budget import UNLIMITED, Budget
 from gradserve_server.resources.cluster import MisplacedError
 from gradserve_server.resources.lifetimes import Lifetime, Lifetimes
 from gradserve_server.resources.registry import ResourceKey
@@ -36,7 +36,6 @@ from gradserve_server.storage.journal import Durability
 from gradserve_server.storage.segments import Allocate
 from gradserve_server.storage.store import Change, StateStore
 
-_ENDLESS = 1 << 62
 INCOMING = ""
 """The container, in the database, of accumulators that have arrived with a change of the number of servers which is
 not decided yet. Their names are whole keys; all other containers have names."""
@@ -105,7 +104,7 @@ async def restore_accumulators(journals: AccumulatorJournals, registry: Accumula
     """
     store = journals.store
     # Short-lived and in another thread, so it counts in no budget.
-    journals.new_state = lambda: Ledger(registry.factory.new_call_memory(Budget(_ENDLESS, "bytes").reserve()))
+    journals.new_state = lambda: Ledger(registry.factory.new_call_memory(Budget(UNLIMITED, "bytes").reserve()))
     rows = store.rows(SELECT_ACCUMULATORS)
     if num_incoming(store):
         raise StateError(f"{store.path}: {RESIZED}")
@@ -256,12 +255,7 @@ def num_incoming(store: StateStore) -> int:
 
 def _inspect_one(store: StateStore, reducer: Reducer, durability: str, row: tuple[Any, ...]) -> Found:
     number, container, name, *_ = row
-    averages, damaged = {}, {}
-    for average in average_rows(store, number):
-        try:
-            averages[average[0]] = average_in(store, np.empty, *average)
-        except (StateError, *DAMAGES) as error:
-            damaged[average[0]] = reason_of(error)
+    averages, damaged = readable(store, average_rows(store, number))
     step, num_gradients, damage = None, 0, None
     with suppress(StateError, *DAMAGES):
         ledger, _ = read_ledger(store, number, unlimited_calls())
@@ -272,6 +266,19 @@ def _inspect_one(store: StateStore, reducer: Reducer, durability: str, row: tupl
         damage = reason_of(error)
     key = ResourceKey(container, name)
     return Found(number, key, durability, step, num_gradients, tuple(averages), damaged, damage)
+
+
+def readable(
+    store: StateStore, rows: Iterable[tuple[Any, ...]], *, what: str = "average"
+) -> tuple[dict[int, tuple[Average, list[RequestId]]], dict[int, str]]:
+    """Returns the averages of rows by round, or whatever `what` calls them; and why others cannot be read."""
+    averages, damaged = {}, {}
+    for row in rows:
+        try:
+            averages[row[0]] = average_in(store, np.empty, *row, what=what)
+        except (StateError, *DAMAGES) as error:
+            damaged[row[0]] = reason_of(error)
+    return averages, damaged
 
 
 async def _make_again(
@@ -296,10 +303,10 @@ async def _make_again(
 def unlimited_factory(reducer: Reducer) -> tuple[AccumulatorFactory, Lifetimes]:
     """Returns what makes accumulators on the host without limits, to inspect them with."""
     lifetimes = Lifetimes(lambda: 0.0, 1.0)
-    memory = Budget(_ENDLESS, "bytes of tensor memory", ShareRules())
+    memory = Budget(UNLIMITED, "bytes of tensor memory", ShareRules())
     factory = AccumulatorFactory(
         places=Places(HostPlace("cpu", reducer, np.empty, InlineCompute(), memory)),
-        bookkeeping=Budget(_ENDLESS, "bytes of bookkeeping", ShareRules()),
+        bookkeeping=Budget(UNLIMITED, "bytes of bookkeeping", ShareRules()),
         limits=LimitsConfig(),
         lifetimes=lifetimes,
     )
@@ -360,9 +367,9 @@ def blobs_of(store: StateStore, number: int) -> list[int]:
 def unlimited_calls() -> CallMemory[Answer]:
     """Returns an empty memory of calls that forgets none, to read a ledger with."""
     return CallMemory(
-        window=_ENDLESS,
-        max_clients=_ENDLESS,
+        window=UNLIMITED,
+        max_clients=UNLIMITED,
         silence=float("inf"),
         clock=lambda: 0.0,
-        bookkeeping=Budget(_ENDLESS, "bytes").reserve(),
+        bookkeeping=Budget(UNLIMITED, "bytes").reserve(),
     )

@@ -33,12 +33,11 @@ from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
-from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.budget import UNLIMITED, Budget
 from gradserve_server.storage.directory import DAMAGES, StateError
 from gradserve_server.storage.journal import Record
 from gradserve_server.storage.store import Change, StateStore
 
-_ENDLESS = 1 << 62
 _UNKNOWN = ""
 """The fingerprint of a call whose content is not known."""
 
@@ -92,7 +91,7 @@ async def _averages(
 
 
 def _shard(spec: AccumulatorSpec) -> Shard:
-    memory = Budget(_ENDLESS, "bytes")
+    memory = Budget(UNLIMITED, "bytes")
     place = HostPlace("cpu", Reducer(ForkJoin(1)), np.empty, InlineCompute(), memory)
 
     def make_sum() -> RoundSum:

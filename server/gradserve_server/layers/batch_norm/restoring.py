@@ -19,7 +19,7 @@ from gradserve_server.layers.batch_norm.registry import LayerRegistry
 from gradserve_server.layers.batch_norm.spec import Implementation
 from gradserve_server.layers.batch_norm.state import LayerState
 from gradserve_server.layers.batch_norm.variables import variable_names, variables_of
-from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.budget import UNLIMITED, Budget
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.memory import Memory
 from gradserve_server.resources.registry import ResourceKey
@@ -29,7 +29,6 @@ from gradserve_server.storage.segments import Allocate
 from gradserve_server.storage.store import Change, StateStore
 
 SELECT_LAYERS = "SELECT id, container, name, owner, incarnation, creation_id, config, lifetime FROM layer ORDER BY id"
-_ENDLESS = 1 << 62
 
 
 def restore_layers(
@@ -89,7 +88,7 @@ def _restore(
 
 def _state_without_values(remembered: int) -> LayerState:
     """Returns an empty state of a layer with variables, which uses no budget of a server."""
-    memory, handles = Memory(Budget(_ENDLESS, "bytes")), Budget(_ENDLESS, "tensor handles")
+    memory, handles = Memory(Budget(UNLIMITED, "bytes")), Budget(UNLIMITED, "tensor handles")
     state = LayerState(Forwards(memory, handles, lambda: 0.0, remembered=remembered))
     state.variables = variables_of(dict.fromkeys(("moving_mean", "moving_variance"), NOTHING))
     return state
@@ -144,7 +143,7 @@ def layer_removal(store: StateStore, found: FoundLayer) -> Change | None:
 def _inspect_one(store: StateStore, number: int, key: ResourceKey, config: str, lifetime: str) -> FoundLayer:
     Lifetime(**json.loads(lifetime))
     tensors = read_tensors(store, number, config_of(json.loads(config)), np.empty)
-    state = _state_without_values(_ENDLESS)
+    state = _state_without_values(UNLIMITED)
     restore_state(store, number, state, tensors)
     return FoundLayer(number, key, len(tensors.variables), state.num_updates, len(tensors.pending))
 

@@ -6,10 +6,10 @@ blocks that stay in the cache. Every operation is rounded by itself, so the resu
 number of threads; only the bits of a NaN may.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -33,6 +33,9 @@ from gradserve_server.parameters.optimizers.optimizer import (
     Array,
     Optimizer,
 )
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,17 @@ class Stepper:
     def run_all(self, pieces: Sequence[Callable[[], object]]) -> None:
         """Calls independent functions on all cores, and returns when all have returned."""
         self._parallel.run_all(pieces)
+
+    def map(self, function: Callable[[T], R], arguments: Iterable[T], /) -> Sequence[R]:
+        """Calls a function for each of some arguments on all cores; returns the results in their order."""
+        results: dict[int, R] = {}
+
+        def call(index: int, argument: T) -> None:
+            results[index] = function(argument)
+
+        if pieces := [partial(call, *each) for each in enumerate(arguments)]:
+            self.run_all(pieces)
+        return [results[index] for index in range(len(pieces))]
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles the kernels, or loads them from a cache; ends early, between two kernels, once `stop()` is true."""
