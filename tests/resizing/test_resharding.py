@@ -28,6 +28,7 @@ from gradserve_server.storage import journal
 from gradserve_server.storage.directory import StateError
 from tests.cluster.sharding.clients import MODEL, all_sharded, gradient, same
 from tests.resizing.folders import cluster, contents, settle, states
+from tests.storage.copies import copy_state
 
 ALWAYS, NEVER = 3, 1 << 30
 SIZES = [(2, 3, NEVER), (3, 2, ALWAYS), (2, 4, ALWAYS), (4, 2, NEVER), (2, 1, NEVER), (2, 1, ALWAYS)]
@@ -161,7 +162,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(trained: Path, tmp_path: Path) -> Path:
     """State directories of two servers."""
-    return Path(shutil.copytree(trained, tmp_path / "states"))
+    return copy_state(trained, tmp_path / "states")
 
 
 MOVING = name_of("model", 2, 3, moves=True)
@@ -296,7 +297,7 @@ def test_an_interrupted_change_is_as_before_or_as_after(folder: Path, moment: Mo
     """Whatever it has left in whichever server, as server 0 alone decides; another size is refused."""
     expected = everything(folder, 2)
     if holds:
-        undisturbed = Path(shutil.copytree(folder, folder.with_name("undisturbed")))
+        undisturbed = copy_state(folder, folder.with_name("undisturbed"))
         move_accumulators(states(undisturbed, 3), 2, 3)
         settle(undisturbed, 3, 3)
         expected = everything(undisturbed, 3)
@@ -441,7 +442,7 @@ def test_gradients_that_a_server_has_lost(folder: Path) -> None:
     assert steps[-4:] == [1, 2, 2, 1], "the last one was late"
     change(folder / "1", "DELETE FROM part WHERE accumulator = ? AND id = ?", number, rows[-1][0])
     before = everything(folder, 3)
-    incomplete = Path(shutil.copytree(folder, folder.with_name("incomplete")))
+    incomplete = copy_state(folder, folder.with_name("incomplete"))
     change(incomplete / "1", "DELETE FROM part WHERE accumulator = ? AND id = ?", number, rows[-2][0])
     expected = (
         f"^server 1 lacks 1 of the 2 gradients of round 3 of accumulator 'default/{MOVING}', whose average is kept: "

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.storage.copies import copy_state
+
 SEGMENT_BYTES = 1 << 17
 
 
@@ -49,7 +51,7 @@ class SimulatedDisk:
 
     def copy_after_crash(self, copy: Path, *, loses_power: bool) -> None:
         """Makes what the next server finds."""
-        shutil.copytree(self.path, copy, ignore=shutil.ignore_patterns("*-shm", "lock"))
+        copy_state(self.path, copy, ignore=shutil.ignore_patterns("*-shm", "lock"))
         if not loses_power:
             return
         if self._unsynced is not None:

@@ -23,6 +23,7 @@ from tests.simulation.parameters.part import Parameters
 from tests.simulation.part import Part, state_of
 from tests.simulation.promises import BrokenPromiseError, check
 from tests.simulation.server import Server
+from tests.storage.copies import copy_state
 
 _POINTS = {"write": 0.01, "flush": 0.03, "before the commit": 0.03, "after the commit": 0.03, "any": 0.002}
 """How likely a crash is at each point."""
@@ -221,7 +222,7 @@ class World:
             opened.seek(position)
             before = opened.read(1)
             copy = path.with_name("rotten")
-            shutil.copytree(path, copy, ignore=shutil.ignore_patterns("lock", "*-shm"))
+            copy_state(path, copy, ignore=shutil.ignore_patterns("lock", "*-shm"))
         with (copy / "segments" / file.name).open("r+b") as opened:
             opened.seek(position)
             opened.write(bytes([before[0] ^ 1]))

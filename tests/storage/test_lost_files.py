@@ -16,6 +16,7 @@ from gradserve_server.storage import database as database_module
 from gradserve_server.storage.database import FIRST_WITH_ID, CommitFile, make_database
 from gradserve_server.storage.directory import DamagedError, LostDatabaseError, StateDirectory, StateError
 from gradserve_server.storage.store import Change, StateStore
+from tests.storage.copies import copy_state
 
 _INSERT = "INSERT INTO newest_incarnation VALUES (0, ?) ON CONFLICT (place) DO UPDATE SET number = excluded.number"
 
@@ -51,7 +52,7 @@ async def used(tmp_path: Path) -> Path:
     store = StateStore(StateDirectory(path))
     await add(store, 4, 7)
     copy = tmp_path / "copy"
-    shutil.copytree(path, copy)
+    copy_state(path, copy)
     store.close()
     return copy
 
@@ -173,7 +174,7 @@ def test_files_that_differ_are_refused_and_the_repair_goes_on_with_the_database(
 def test_segments_of_another_directory_are_refused(used: Path, tmp_path: Path) -> None:
     StateStore(StateDirectory(tmp_path / "other")).close()
     shutil.rmtree(used / "segments")
-    shutil.copytree(tmp_path / "other" / "segments", used / "segments")
+    copy_state(tmp_path / "other" / "segments", used / "segments")
     with pytest.raises(DamagedError, match=r"segments/commits: expected a file of the directory [0-9a-f]{32}, got one"):
         number_in(used)
 
@@ -189,7 +190,7 @@ async def test_a_commit_whose_number_was_not_written_yet_counts(
         change = Change()
         change.execute(_INSERT, 3)
         await store.commit(change)
-    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    copy_state(tmp_path / "state", tmp_path / "copy")
     store.close()
     assert number_in(tmp_path / "copy") == 3
     with closing(CommitFile(tmp_path / "copy" / "segments" / "commits")) as found:
@@ -274,7 +275,7 @@ async def test_all_files_are_private_also_in_a_folder_of_everybody(tmp_path: Pat
     store.give_back(space)
     for each in path.rglob("*"):
         each.chmod(0o755 if each.is_dir() else 0o644)
-    shutil.copytree(path, tmp_path / "copy")
+    copy_state(path, tmp_path / "copy")
     store.close()
     store = StateStore(StateDirectory(tmp_path / "copy"))
     assert modes(tmp_path / "copy") == {0o600}, "files of earlier versions, too"

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
@@ -21,6 +20,7 @@ from gradserve_server.storage.directory import StateDirectory, StateError
 from gradserve_server.storage.segments import Extent, Segments
 from gradserve_server.storage.store import Change, StateStore
 from tests.servers.polling import PATIENCE_SECONDS
+from tests.storage.copies import copy_state
 
 INSERT = (
     "INSERT INTO accumulator (id, container, name, incarnation, durability, spec, lifetime) "
@@ -50,7 +50,7 @@ class Disk:
     def crash(self) -> "Disk":
         """Returns what another server finds after this one was killed."""
         copy = self.path.with_name(self.path.name + "x")
-        shutil.copytree(self.path, copy)
+        copy_state(self.path, copy)
         return Disk(copy)
 
 

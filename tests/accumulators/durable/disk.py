@@ -1,6 +1,5 @@
 """A state directory for tests of accumulators: no socket, a clock of our own."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from gradserve_server.storage.journal import Durability
 from gradserve_server.storage.store import StateStore
 from tests.accumulators.bench import KEY, Bench
 from tests.journals import snapshots_written
+from tests.storage.copies import copy_state
 
 
 class Disk:
@@ -45,7 +45,7 @@ class Disk:
     async def after_crash(self) -> "Disk":
         """Returns what another server finds if this one is killed now."""
         copy = self.path.with_name(self.path.name + "x")
-        shutil.copytree(self.path, copy)
+        copy_state(self.path, copy)
         return await Disk.open(copy, self.journals.default, **self._limits)
 
     async def create(self, *components: ComponentSpec, key: ResourceKey = KEY, **spec: Any) -> Accumulator:

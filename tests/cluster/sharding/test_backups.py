@@ -14,6 +14,7 @@ from tests.cluster.servers import name_at
 from tests.cluster.sharding.clients import small_pieces
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.restarting import RestartingServer
+from tests.storage.copies import copy_state
 
 HOME, OTHER = 0, 1
 BEFORE, AFTER = 2, 5
@@ -50,12 +51,12 @@ def restored(tmp_path: Path) -> Callable[[int], Path]:
     """Puts one of two servers back to where both were some rounds before."""
     (tmp_path / "now").mkdir()
     run(tmp_path / "now", train(0, BEFORE))
-    shutil.copytree(tmp_path / "now", tmp_path / "before")
+    copy_state(tmp_path / "now", tmp_path / "before")
     run(tmp_path / "now", train(BEFORE, AFTER))
 
     def restore(index: int) -> Path:
         shutil.rmtree(tmp_path / "now" / str(index))
-        shutil.copytree(tmp_path / "before" / str(index), tmp_path / "now" / str(index))
+        copy_state(tmp_path / "before" / str(index), tmp_path / "now" / str(index))
         return tmp_path / "now"
 
     return restore

@@ -1,6 +1,5 @@
 """A state directory for tests of layers: no socket, a clock of our own."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from gradserve_server.storage.directory import StateDirectory
 from gradserve_server.storage.journal import Durability
 from gradserve_server.storage.store import StateStore
 from tests.layers.bench import KEY, LayerBench
+from tests.storage.copies import copy_state
 
 
 async def _on_host(arrays: Sequence[Any]) -> list[Any]:
@@ -47,7 +47,7 @@ class LayerDisk:
     async def after_crash(self) -> "LayerDisk":
         """Returns what another server finds if this one is killed now."""
         copy = self.path.with_name(self.path.name + "x")
-        shutil.copytree(self.path, copy)
+        copy_state(self.path, copy)
         return await LayerDisk.open(copy, self.journals.default, **self.limits)
 
     async def create(self, key: ResourceKey = KEY, **arguments: Any) -> BatchNormLayer:

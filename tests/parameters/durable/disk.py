@@ -1,7 +1,6 @@
 """A state directory for tests of parameters: no socket, a clock of our own."""
 
 import itertools
-import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from gradserve_server.storage.journal import Durability
 from gradserve_server.storage.store import StateStore
 from tests.journals import snapshots_written
 from tests.parameters.bench import KEY, ParametersBench
+from tests.storage.copies import copy_state
 
 
 class Disk:
@@ -47,7 +47,7 @@ class Disk:
     async def after_crash(self, **limits: Any) -> "Disk":
         """Returns what another server finds if this one is killed now."""
         copy = self.path.with_name(f"{self.path.name}x{next(self._numbers)}")
-        shutil.copytree(self.path, copy)
+        copy_state(self.path, copy)
         self._copies.append(await Disk.open(copy, self.journals.default, **self._limits | limits))
         return self._copies[-1]
 
