@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.suite import sampling
+
 TESTS = Path(__file__).parents[1]
 
 EXHAUSTIVE: Mapping[str, str] = {
@@ -57,7 +59,7 @@ EXHAUSTIVE: Mapping[str, str] = {
     "tutorial": "the tutorial, typed into network namespaces",
 }
 """Folders and files that the short suite leaves out, relative to tests/, with their contents. Single tests have the
-marker `exhaustive`."""
+marker `exhaustive`, long tables the marker `sampled`; see `sampling`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -88,10 +90,12 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> Sequence[pytest.I
     if suite == "all":
         return ()
     named = [path for path in _named(config) if path.is_file() or _is_exhaustive(path)]
+    extra = {item for item in items if _is_extra(item)}
+    extra |= sampling.beside_samples(item for item in items if item not in extra)
     left_out = {
         item
         for item in items
-        if _is_extra(item) != (suite == "rest") and not any(item.path.is_relative_to(path) for path in named)
+        if (item in extra) != (suite == "rest") and not any(item.path.is_relative_to(path) for path in named)
     }
     items[:] = [item for item in items if item not in left_out]
     return list(left_out)

@@ -25,6 +25,7 @@ MARKERS = """
 [pytest]
 markers =
     exhaustive
+    sampled
     timing
 """
 FILES = {
@@ -66,3 +67,31 @@ def test_choice(
         path.write_text(source)
     done = pytester.runpytest("-p", "no:asyncio", "-n0", "--collect-only", "-q", *arguments)
     assert {line.partition("::")[2] for line in done.outlines if "::" in line} == expected
+
+
+SAMPLED = """
+import pytest
+@pytest.mark.sampled
+@pytest.mark.parametrize("b", "xyz")
+@pytest.mark.parametrize("a", [1, 2, pytest.param(3, marks=pytest.mark.exhaustive)])
+def test_product(a, b): pass
+@pytest.mark.sampled(every=3)
+@pytest.mark.parametrize("number", range(7))
+def test_numbers(number): pass
+@pytest.mark.parametrize("number", range(2))
+def test_all(number): pass
+"""
+SAMPLE = {"product[1-x]", "product[2-y]", "product[1-z]", "numbers[0]", "numbers[3]", "numbers[6]", "all[0]", "all[1]"}
+BESIDE = {f"product[{a}-{b}]" for a in (1, 2, 3) for b in "xyz"} | {f"numbers[{number}]" for number in range(7)}
+
+
+@pytest.mark.parametrize(
+    ("suite", "expected"), [("short", SAMPLE), ("rest", BESIDE - SAMPLE), ("all", BESIDE | SAMPLE)]
+)
+def test_samples(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, suite: str, expected: set[str]) -> None:
+    monkeypatch.setattr(selection, "TESTS", pytester.path)
+    pytester.makeconftest(CONFTEST)
+    pytester.makeini(MARKERS)
+    pytester.mkdir("some").joinpath("test_sampled.py").write_text(SAMPLED)
+    done = pytester.runpytest("-p", "no:asyncio", "-n0", "--collect-only", "-q", "--suite", suite)
+    assert {line.partition("::test_")[2] for line in done.outlines if "::" in line} == expected

@@ -270,7 +270,9 @@ def test_handles_stay_the_callers(server: FakeParameterServer, client: gradserve
 class TestPyTorch:
     """Models of PyTorch; skipped without it."""
 
-    torch = pytest.importorskip("torch")
+    @pytest.fixture(autouse=True)
+    def _with_pytorch(self) -> None:
+        self.torch = pytest.importorskip("torch", reason="not installed: make install-frameworks")
 
     def test_a_state_dict_of_any_dtype(self, client: gradserve.Client) -> None:
         model = self.torch.nn.Linear(3, 2, dtype=self.torch.bfloat16)
