@@ -15,6 +15,8 @@ from tests.servers.polling import eventually_async
 
 INVALID = gradserve.InvalidArgumentError
 
+pytestmark = pytest.mark.sampled
+
 
 @pytest.fixture(scope="module")
 def in_process_address(_compiled_kernels: None) -> Iterator[str]:
@@ -22,7 +24,21 @@ def in_process_address(_compiled_kernels: None) -> Iterator[str]:
         yield server.address
 
 
-@pytest.fixture(params=[*FACES, "blocking in this process", "aio in this process"])
+MANY_WAYS = [*FACES, "blocking in this process", "aio in this process"]
+FEW_WAYS = {
+    "core",
+    "core on a device",
+    "blocking over shared_memory",
+    "aio over grpc",
+    "raw_ops",
+    "aio in this process",
+}
+"""Of the short suite: each kind of face and each way of transport, but not each with each."""
+
+
+@pytest.fixture(
+    params=[pytest.param(each, marks=[] if each in FEW_WAYS else [pytest.mark.exhaustive]) for each in MANY_WAYS]
+)
 async def face(request: pytest.FixtureRequest) -> AsyncIterator[Face]:
     get: Any = request.getfixturevalue
     kind, is_in_process, _ = request.param.partition(" in this process")

@@ -127,8 +127,17 @@ def state(raw: RawCalls) -> tuple[Any, ...]:
     tensors = raw.call("ListTensors", tensor_messages_pb2.ListTensorsRequest())
     parameters = raw.call("ListParameters", parameters_messages_pb2.ListParametersRequest())
     assert not parameters.next_page_token
-    usage = raw.call("GetServerInfo", server_messages_pb2.GetServerInfoRequest()).usage
-    return accumulators, [each.handle for each in tensors.tensors], usage, layers, parameters
+    return accumulators, [each.handle for each in tensors.tensors], usage(raw), layers, parameters
+
+
+def usage(raw: RawCalls) -> Any:
+    """Returns how many there are of everything, and the memory that they take."""
+    return raw.call("GetServerInfo", server_messages_pb2.GetServerInfoRequest()).usage
+
+
+def usage_in(seen: tuple[Any, ...]) -> Any:
+    """Returns the same of a state."""
+    return seen[2]
 
 
 def check_field(path: str | None, method: str, request: Any) -> None:

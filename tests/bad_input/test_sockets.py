@@ -143,6 +143,7 @@ def sockets(request: pytest.FixtureRequest, server_address: str) -> Iterator[Soc
         yield SocketCalls(client) if request.param == "bulk" else RegionCalls(client)
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("table", list(TABLES))
 def test_bad_requests_fail_alike_and_change_nothing(
@@ -155,6 +156,7 @@ def test_bad_requests_fail_alike_and_change_nothing(
             assert failure == over_grpc(bad)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("table", list(BESIDE))
 def test_tensors_beside_the_message_change_nothing_about_that(
@@ -195,6 +197,7 @@ def test_over_grpc_there_is_no_payload(raw: RawCalls, lie: Lie) -> None:
     assert failure.field.endswith(".payload_offset")
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("method", sorted(ON_SOCKETS))
 def test_bytes_that_are_no_message(raw: RawCalls, sockets: SocketCalls, method: str) -> None:

@@ -68,6 +68,7 @@ MALFORMED_BYTES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("message", list(MALFORMED_BYTES.values()), ids=list(MALFORMED_BYTES))
 @pytest.mark.parametrize("method", sorted(METHODS))

@@ -38,6 +38,7 @@ async def shows(app: TopApp, pilot: Pilot[None], condition: Callable[[], bool]) 
     await eventually_async(is_shown)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
 async def test_the_keys_do_what_the_footer_says(local: LocalServer, trained: str, size: tuple[int, int]) -> None:
     orders: list[tuple[str, str]] = []

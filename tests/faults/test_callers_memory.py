@@ -259,6 +259,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("way", "face", "end"), CASES)
 async def test_calls_without_an_answer(
     addresses: list[str], way: Transport, face: str, end: str, hold: Hold, name: str
@@ -288,6 +289,7 @@ def _is_held(hold: Hold, count: int) -> Callable[[], Awaitable[bool]]:
     return look
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("way", WAYS)
 async def test_calls_with_an_answer(addresses: list[str], way: Transport, face: str, name: str) -> None:

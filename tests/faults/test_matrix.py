@@ -185,6 +185,7 @@ STAYS = {"push_pull, waiting": 1}
 """The effects that a call has had before it waits: the gradient of a push_pull is in the round, and stays there."""
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("held")
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_what_was_not_carried_out_changes_nothing(crew: Crew, fault: str) -> None:

@@ -37,11 +37,13 @@ def kernels(_compiled_kernels: None) -> Iterator[Mapping[str, Family]]:
     parallel.close()
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_is_tensorflows(case: LayerCase) -> None:
     check_recorded(case, LayerBench)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("case", [*WITH_RELU, *SAMPLE], ids=str)
 def test_it_is_tensorflows_by_kernels(case: LayerCase, kernels: Mapping[str, Family]) -> None:
     check_recorded(case, lambda: LayerBench(device=_DEVICE, families=kernels))

@@ -184,6 +184,7 @@ def must_refuse(attempt: Attempt, refusal: Refusal, error: type[Exception], *tex
         assert text in str(refused.value)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("refusal", [each for each in load_refusals() if each.name not in TAKEN_HERE], ids=str)
 def test_what_tensorflow_refuses(attempt: Attempt, refusal: Refusal) -> None:
     if refusal.name in OTHER_WORDS:

@@ -34,6 +34,7 @@ CALLS: dict[str, tuple[BatchNormConfig, dict[str, tuple[int, ...]]]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("given", CALLS)
 def test_forward_and_backward(given: str, dtype: Any) -> None:

@@ -69,6 +69,7 @@ def used_bytes(client: gradserve.Client) -> float:
     return client.server_info().usage["num_bytes"]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("arguments", "call"), CASES.values(), ids=CASES)
 def test_it_computes_what_a_server_on_the_cpu_does(
     client: gradserve.Client, arguments: dict[str, Any], call: dict[str, Any]

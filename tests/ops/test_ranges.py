@@ -63,6 +63,7 @@ def near(found: Any, expected: Any, relative: float, what: str = "") -> None:
     np.testing.assert_allclose(found.astype(np.float64), expected, 0, relative * np.abs(expected).max(), err_msg=what)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [7, 64, 1025, 4103])
 @pytest.mark.parametrize("magnitude", [1e-36, 1e-30, 1e-25, 1e-18, 1.0, 1e17, 1e18, 1e19, 1e25, 1e30, 1e36, 1e37])
 def test_layer_norm(family: Family, size: int, magnitude: float) -> None:
@@ -80,6 +81,7 @@ def test_layer_norm(family: Family, size: int, magnitude: float) -> None:
     near(outputs.y, (wide - wide.mean(axis=1)[:, None]) / deviation[:, None], 1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [7, 1025])
 @pytest.mark.parametrize(
     ("magnitude", "of_dy"),
@@ -101,6 +103,7 @@ def test_layer_norm_gradient(family: Family, size: int, magnitude: float, of_dy:
     near(outputs.offset_backprop, of_y.sum(axis=0), 1e-5, "offset_backprop")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
 @pytest.mark.parametrize("place", [0, 5, 1500, -1])
 def test_an_infinity_in_layer_norm(family: Family, dtype: np.dtype[Any], place: int) -> None:
@@ -130,6 +133,7 @@ def moments(family: Family, values: NDArray[Any], data_format: str, epsilon: flo
     return family(CpuBatchNorm).forward(inputs, attributes, batch_norm.plan_forward(inputs, attributes).geometry)
 
 
+@pytest.mark.sampled
 @by_format
 @pytest.mark.parametrize("count", [7, 4096, 33_333])
 @pytest.mark.parametrize("deviation", [1e-18, 1e-16, 1.0, 1e18, 3e18, 1e19])
@@ -153,6 +157,7 @@ def test_the_mean_of_the_largest_numbers(family: Family, data_format: str) -> No
     np.testing.assert_allclose(outputs.batch_mean / 1e38, values.mean(axis=1, dtype=np.float64) / 1e38, 1e-6)
 
 
+@pytest.mark.sampled
 @by_format
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
 @pytest.mark.parametrize(("count", "place"), [(8, 3), (40_001, 0), (40_001, 5), (40_001, 30_000), (40_001, -1)])
@@ -171,6 +176,7 @@ def test_an_infinity_in_batch_norm(
             np.testing.assert_array_equal(moments(family, values, data_format).batch_mean, [1, np.nan, 1])
 
 
+@pytest.mark.sampled
 @by_format
 @pytest.mark.parametrize("count", [96, 33_333])
 @pytest.mark.parametrize("is_training", [True, False])

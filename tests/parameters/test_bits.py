@@ -40,7 +40,7 @@ def test_compiled(num_threads: int) -> None:
     assert bits.digests(num_threads, is_compiled=True) == expected()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive  # each compiles the kernels once more
 @pytest.mark.skipif(not is_x86, reason="needs an x86-64")
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_compiled_for_other_processors(processor: str) -> None:
@@ -57,6 +57,7 @@ def test_compiled_for_other_processors(processor: str) -> None:
     assert json.loads(done.stdout) == expected()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("durability", [Durability.ROUND, Durability.GRADIENT])
 @pytest.mark.parametrize("name", bits.OPTIMIZERS)
 async def test_restarts(tmp_path: Path, name: str, durability: Durability) -> None:

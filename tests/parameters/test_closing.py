@@ -651,4 +651,4 @@ class Histories(RuleBasedStateMachine):
 
 
 test_random_histories = Histories.TestCase
-test_random_histories.settings = settings(max_examples=200, stateful_step_count=30)
+test_random_histories.settings = settings(max_examples=80, stateful_step_count=30)

@@ -146,6 +146,7 @@ def scaled(points: NDArray[np.float64], clip_norm: float | None) -> NDArray[np.f
 TOLERANCES = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 1e-12}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("clip_norm", [None, 1000.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -175,6 +176,7 @@ def test_reductions(kind: Reduction, dtype: Any, clip_norm: float | None) -> Non
     assert reduced.note is None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("count", range(1, 10))
 @pytest.mark.parametrize("kind", [Median(), TrimmedMean(0.0), TrimmedMean(0.34), TrimmedMean(0.49)], ids=str)
 def test_any_number_of_updates_in_order(kind: Reduction, count: int) -> None:

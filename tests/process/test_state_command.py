@@ -274,14 +274,15 @@ def test_what_has_come_with_a_change_of_the_cluster_is_named_and_stays(directory
 
 def test_serve_names_the_option_of_a_state_directory_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for place, reason in (
-        ("/proc/x", "cannot use the state directory /proc/x: no such file or directory"),
-        (str(tmp_path / "file"), f"{tmp_path}/file: expected a directory"),
-        (str(tmp_path / "file" / "below"), f"cannot use the state directory {tmp_path}/file/below: not a directory"),
+    file, below = f"{tmp_path}/file", f"{tmp_path}/file/below"
+    for flags, variables, message in (
+        (("--state-dir", file), {}, f"--state-dir: {file}: expected a directory"),
+        (("--state-dir", below), {}, f"--state-dir: cannot use the state directory {below}: not a directory"),
+        (
+            (),
+            {"GRADSERVE_STATE_DIR": "/proc/x"},
+            "GRADSERVE_STATE_DIR: cannot use the state directory /proc/x: no such file or directory",
+        ),
     ):
-        for flags, variables, source in (
-            (("--state-dir", place), {}, "--state-dir"),
-            ((), {"GRADSERVE_STATE_DIR": place}, "GRADSERVE_STATE_DIR"),
-        ):
-            done = run_cli("serve", "--listen", "127.0.0.1:0", "--http-listen", "off", *flags, env=variables)
-            assert (done.returncode, done.stderr) == (1, f"Error: {source}: {reason}\n")
+        done = run_cli("serve", "--listen", "127.0.0.1:0", "--http-listen", "off", *flags, env=variables)
+        assert (done.returncode, done.stderr) == (1, f"Error: {message}\n")

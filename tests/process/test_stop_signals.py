@@ -39,6 +39,7 @@ def end(process: "subprocess.Popen[bytes]", number: signal.Signals) -> int:
 # --- A server
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("delay", "number"), list(zip((0.0, 0.05, 0.1, 0.2, 0.4, 0.8), BOTH * 3, strict=True)))
 def test_a_server_that_starts(tmp_path: Path, number: signal.Signals, delay: float) -> None:
     """The delays fall into its imports, its start and its first work."""
@@ -127,6 +128,7 @@ def read(process: "subprocess.Popen[bytes]") -> str:
 READY = "print('ready', flush=True)\n"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", BOTH)
 @pytest.mark.parametrize(
     ("body", "status"),
@@ -142,6 +144,7 @@ def test_the_first_signal(number: signal.Signals, body: str, status: int) -> Non
     assert end(run_program(body), number) == status
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("second", BOTH)
 @pytest.mark.parametrize("first", BOTH)
 def test_the_second_signal_ends_the_process_as_if_it_had_no_handler(

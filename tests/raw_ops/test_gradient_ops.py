@@ -54,11 +54,13 @@ def equal(ours: Any, theirs: Any) -> bool:
 # --- Numbers
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("case", load_forward_cases(), ids=str)
 def test_forward(client: gradserve.Client, case: ForwardCase) -> None:
     assert_outputs(case, client.raw_ops.FusedBatchNormV3(**arguments(case))._asdict())
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("case", load_gradient_cases(), ids=str)
 def test_gradient(client: gradserve.Client, case: GradientCase) -> None:
     assert_outputs(case, client.raw_ops.FusedBatchNormGradV3(**arguments(case))._asdict())

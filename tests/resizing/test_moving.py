@@ -123,6 +123,7 @@ class Faulty(MemberState):
         super().decide(change, size)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

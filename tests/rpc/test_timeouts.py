@@ -126,6 +126,7 @@ def noted_address(noted: tuple[str, NotedLimits]) -> str:
     return address
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("of_client", "of_call"), [(5.0, math.inf), (math.inf, None)])
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_call_waits_for_ever(

@@ -100,6 +100,7 @@ def bits(array: Any) -> tuple[np.dtype[Any], tuple[int, ...], bytes]:
     return native.dtype, native.shape, native.tobytes()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 async def test_every_dtype_and_shape(face: Any, dtype: np.dtype[Any]) -> None:
     shapes = [(), (0,), (0, 3), (3, 0, 2), (1,), (7, 5), (2, 3, 4, 5), (1,) * 20, (BIG_BYTES // dtype.itemsize,)]
@@ -113,6 +114,7 @@ async def test_every_dtype_and_shape(face: Any, dtype: np.dtype[Any]) -> None:
         assert got.flags.c_contiguous
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "arrange",
     [

@@ -77,6 +77,7 @@ class Run:
         assert ended, f"nobody goes on: {[each.step for each in self.replicas]}"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("num_workers", "num_required", "keep_averages"), [(4, 3, 4), (4, 2, 4), (4, 2, 1)])
 def test_any_order(

@@ -24,6 +24,7 @@ def run(program: str, folder: Path) -> int:
     ).returncode
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("killed_at", [3, 19, 50])
 def test_goes_on_where_it_was_killed(killed_at: int, tmp_path: Path) -> None:
     (block,) = (block for block in read_blocks(PAGE) if block.language == "python")

@@ -14,7 +14,12 @@ from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.training.replicas import Replica, have_equal_weights, training, waits_for_its_round
 
 WITH_AND_WITHOUT_STATE = pytest.mark.parametrize(
-    "restartable", ["", "--state-dir"], ids=["without a state directory", "with one"], indirect=True
+    "restartable",
+    [
+        pytest.param("", id="without a state directory"),
+        pytest.param("--state-dir", id="with one", marks=pytest.mark.exhaustive),
+    ],
+    indirect=True,
 )
 
 
@@ -63,7 +68,8 @@ def test_between_two_steps(
 
 
 @WITH_AND_WITHOUT_STATE
-@pytest.mark.parametrize("num_joined", [0, 1], ids=["nobody has joined before", "a worker has joined before"])
+@pytest.mark.sampled(every=2)
+@pytest.mark.parametrize("num_joined", [1, 0], ids=["a worker has joined before", "nobody has joined before"])
 def test_before_others_join_and_all_end(restartable: Restartable, name: str, num_joined: int) -> None:
     """What it has lost of earlier answers stops neither the end of a block nor those who join later."""
     server, client, other_client = restartable
@@ -84,6 +90,7 @@ def test_before_others_join_and_all_end(restartable: Restartable, name: str, num
         assert have_equal_weights(first, last)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("first", ["the one behind", "the one ahead"])
 def test_that_loses_the_rounds_between_two_workers(restartable: Restartable, name: str, first: str) -> None:
     """Nobody knows the average between their steps any more: one of them has to take the other's parameters."""
@@ -112,6 +119,7 @@ def test_that_loses_the_rounds_between_two_workers(restartable: Restartable, nam
         each.worker.close()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("is_newcomer_first", [False, True])
 def test_before_the_first_round(
     restartable: Restartable,
@@ -140,6 +148,7 @@ def test_before_the_first_round(
         each.worker.close()
 
 
+@pytest.mark.exhaustive
 def test_that_another_thread_of_the_worker_sees_first(restartable: Restartable, name: str) -> None:
     """The thread that looks for joiners asks for the accumulator, too: that takes nothing from the training."""
     server, client, _ = restartable
@@ -168,6 +177,7 @@ def test_while_a_worker_waits_for_a_state(restartable: Restartable, name: str, t
     joining.result().worker.close()
 
 
+@pytest.mark.exhaustive
 def test_they_wait_for_it_as_long_as_for_others(
     tmp_path: Path, name: str, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def client(servers: list[LocalServer], request: pytest.FixtureRequest) -> Iterat
         yield connected
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("home", range(SIZE))
 def test_every_call(client: gradserve.Client, servers: list[LocalServer], name: str, home: int) -> None:
     name = name_at(home, SIZE, f"{name}-")
@@ -63,6 +64,7 @@ def test_every_call(client: gradserve.Client, servers: list[LocalServer], name: 
     assert shards_of(name, servers) == [False] * SIZE
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("keep_averages", [1, 2, 4, 7])
 def test_averages_are_kept(client: gradserve.Client, name: str, keep_averages: int) -> None:
     net = client.gradient_accumulator(MODEL, name, keep_averages=keep_averages, sharded=True)

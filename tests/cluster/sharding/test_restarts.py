@@ -144,6 +144,7 @@ def test_what_was_deleted_is_not_made_again(forgetful: list[RestartingServer]) -
             assert one.list_accumulators() == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("restarted", [(HOME,), (OTHER,), (HOME, OTHER)])
 @pytest.mark.parametrize("durability", ["round", "gradient"])
 def test_nothing_is_lost_with_state_directories(

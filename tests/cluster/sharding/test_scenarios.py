@@ -32,7 +32,12 @@ def clusters() -> Iterator[dict[str, list[LocalServer]]]:
         yield {"2": two, "3": three}
 
 
-@pytest.fixture(params=FACES)  # type: ignore[no-redef]
+FEW_FACES = {"blocking over shared_memory, 2", "aio over grpc, 3"}
+
+
+@pytest.fixture(  # type: ignore[no-redef]
+    params=[pytest.param(each, marks=[] if each in FEW_FACES else [pytest.mark.exhaustive]) for each in FACES]
+)
 async def face(request: pytest.FixtureRequest, clusters: dict[str, list[LocalServer]]) -> AsyncIterator[Face]:
     way: Any
     kind, _, rest = request.param.partition(" over ")

@@ -67,6 +67,7 @@ def saved_of(name: str, x: NDArray[Any]) -> NDArray[Any]:
     return activation(np, name, x) if gradient_of_result(name) else x
 
 
+@pytest.mark.sampled
 @by_dtype
 @by_name
 def test_forward_by_the_definition(family: CpuActivation, name: str, dtype: np.dtype[Any]) -> None:
@@ -74,6 +75,7 @@ def test_forward_by_the_definition(family: CpuActivation, name: str, dtype: np.d
     assert_forward(name, x, forward(family, name, x))
 
 
+@pytest.mark.sampled
 @by_dtype
 @by_name
 def test_gradient_by_the_definition(family: CpuActivation, name: str, dtype: np.dtype[Any]) -> None:
@@ -82,6 +84,7 @@ def test_gradient_by_the_definition(family: CpuActivation, name: str, dtype: np.
     assert_gradient(name, dy, saved, gradient(family, name, dy, saved))
 
 
+@pytest.mark.sampled
 @by_dtype
 @by_name
 @pytest.mark.parametrize("is_prepared", [True, False], ids=["kernels", "reference"])
@@ -102,6 +105,7 @@ def test_in_place(
         np.testing.assert_array_equal(pair[1 - replaced], [dy, saved][1 - replaced])
 
 
+@pytest.mark.sampled
 @by_dtype
 @by_name
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (2, 3, 5)], ids=str)
@@ -112,6 +116,7 @@ def test_shapes(family: CpuActivation, name: str, dtype: np.dtype[Any], shape: t
     assert_gradient(name, dy, saved, gradient(family, name, dy, saved))
 
 
+@pytest.mark.sampled
 @by_dtype
 @by_name
 def test_the_number_of_threads_changes_no_bits(
@@ -125,6 +130,7 @@ def test_the_number_of_threads_changes_no_bits(
     assert alone == many
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("chunk_elements", [1, 17, 5000])
 @by_dtype
 def test_several_chunks(

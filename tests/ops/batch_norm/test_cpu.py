@@ -70,6 +70,7 @@ by_mode = pytest.mark.parametrize("is_training", [True, False], ids=["training",
 by_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 
 
+@pytest.mark.sampled
 @by_dtype
 @by_format
 @by_mode
@@ -212,6 +213,7 @@ def test_epsilons_that_make_nan(
     assert not np.isnan(outputs.offset_backprop).any()
 
 
+@pytest.mark.sampled
 @by_dtype
 @by_format
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -244,6 +246,7 @@ def test_what_is_not_finite_stays_in_its_channel(
     assert np.isfinite(frozen.x_backprop.astype(np.float32)).all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("scale", [1.0, 1.0009765625, 1 / 3, 3.0, 1e-3, 1e30])
 @by_format
@@ -278,6 +281,7 @@ def results(batch_norm: CpuBatchNorm, x: NDArray[Any], channels: int, name: str)
     return [value.tobytes() for output in outputs for value in vars(output).values()]
 
 
+@pytest.mark.sampled
 @by_format
 @pytest.mark.parametrize("shape", [(65, 64, 64, 3), (16, 9, 9, 300), (257, 3, 3, 200)], ids=str)
 def test_the_same_bits_every_time_on_any_number_of_threads(
@@ -310,6 +314,7 @@ def test_several_threads_at_once(batch_norm: CpuBatchNorm) -> None:
     assert same == [True] * 32
 
 
+@pytest.mark.sampled
 @by_dtype
 @by_format
 @by_mode
@@ -354,6 +359,7 @@ def test_inputs_may_be_read_only_and_not_aligned(batch_norm: CpuBatchNorm, dtype
         check_relu(batch_norm, received, name, is_training)
 
 
+@pytest.mark.sampled
 @by_dtype
 @pytest.mark.parametrize("num_checks", [0, 1, 7])
 def test_calls_are_right_before_all_is_prepared(parallel: ForkJoin, dtype: Any, num_checks: int) -> None:

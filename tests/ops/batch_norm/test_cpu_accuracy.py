@@ -27,6 +27,7 @@ def by_numpy(parallel: ForkJoin) -> CpuBatchNorm:
     return CpuBatchNorm(CpuDevice(BufferPool(1 << 26)), parallel)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16, np.float16])
 @pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("name", HARD)

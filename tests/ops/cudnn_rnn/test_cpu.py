@@ -93,6 +93,7 @@ def shapes_of_all_ways() -> Iterator[dict[str, Any]]:
 
 
 class TestBesideTheReference:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("shape", [*shapes_of_all_ways()], ids=lambda shape: "-".join(map(str, shape.values())))
     def test_every_way_to_compute(self, rnn: CpuCudnnRnn, mode: str, shape: dict[str, Any]) -> None:
@@ -104,6 +105,7 @@ class TestBesideTheReference:
         call.inputs = replace(call.inputs, params=call.inputs.params / np.sqrt(units))
         assert_near_reference(call, call.run(rnn))
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("time_major", [True, False])
     @pytest.mark.parametrize("direction", ["unidirectional", "bidirectional"])
     @pytest.mark.parametrize("mode", MODES)
@@ -168,6 +170,7 @@ class TestInference:
 
 
 class TestEnds:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("batch", [2, 40])
     def test_what_is_beyond_the_end_does_not_count(self, rnn: CpuCudnnRnn, mode: str, batch: int) -> None:
@@ -198,6 +201,7 @@ class TestEnds:
 
 
 class TestNumbersOutOfTheOrdinary:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
     @pytest.mark.parametrize("mode", MODES)
     def test_nan_comes_out_where_it_goes_in(self, rnn: CpuCudnnRnn, mode: str, dtype: Any) -> None:
@@ -227,6 +231,7 @@ class TestSeveralCalls:
         saved = [each.reserve_space.view(np.uint8)[HEADER_BYTES:] for each, _ in (first, second)]
         np.testing.assert_array_equal(*saved)
 
+    @pytest.mark.sampled(every=3)
     @pytest.mark.parametrize("mode", MODES)
     def test_threads_do_not_disturb_each_other(self, kernels: CpuCudnnRnn, mode: str) -> None:
         calls = [
@@ -247,6 +252,7 @@ class TestSeveralCalls:
         with ThreadPoolExecutor(2 * len(calls)) as threads:
             assert all(threads.map(repeat, [*range(len(calls)), *range(len(calls))]))
 
+    @pytest.mark.sampled
     @pytest.mark.usefixtures("_compiled_kernels")
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("direction", ["unidirectional", "bidirectional"])

@@ -65,6 +65,7 @@ def equal(ours: Any, theirs: Any) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_forward_and_backprop(client: gradserve.Client, case: Case) -> None:
     ops = client.raw_ops

@@ -196,6 +196,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class TestGradientsBesideDifferences:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("variant", VARIANTS)
     @pytest.mark.parametrize("direction", DIRECTIONS)
     @pytest.mark.parametrize("rnn_mode", MODES)
@@ -230,6 +231,7 @@ class TestGradientsBesideDifferences:
 
 
 class TestSequenceLengths:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("time_major", [True, False])
     @pytest.mark.parametrize("direction", DIRECTIONS)
     @pytest.mark.parametrize("rnn_mode", MODES)

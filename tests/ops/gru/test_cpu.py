@@ -103,6 +103,7 @@ def test_gradient_beside_tensorflow(gru: CpuGRU, case: GradientCase) -> None:
     assert_outputs(case, gru.gradient(case.inputs, ALL, case.plan.sizes))
 
 
+@pytest.mark.sampled
 @by_dtype
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_cell_like_the_reference(gru: CpuGRU, sizes: Sizes, dtype: Any) -> None:
@@ -110,6 +111,7 @@ def test_cell_like_the_reference(gru: CpuGRU, sizes: Sizes, dtype: Any) -> None:
     assert_near(gru.cell(inputs, sizes), gru_block_cell(np, widened(inputs), sizes), dtype)
 
 
+@pytest.mark.sampled
 @by_dtype
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_gradient_like_the_reference(gru: CpuGRU, sizes: Sizes, dtype: Any) -> None:
@@ -122,6 +124,7 @@ def test_gradient_like_the_reference(gru: CpuGRU, sizes: Sizes, dtype: Any) -> N
     assert list(vars(fewer).values())[4:] == [None] * 4
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_prepared", [True, False])
 @pytest.mark.parametrize("kind", ["random", "always the same"])
 @pytest.mark.parametrize("batch", [300, 30_000])
@@ -247,6 +250,7 @@ def test_several_threads_at_once(gru: CpuGRU) -> None:
         assert all(threads.map(work, range(4)))
 
 
+@pytest.mark.sampled
 @by_dtype
 @pytest.mark.parametrize("num_checks", [0, 1, 7, 11, 12, 13])
 def test_calls_are_right_before_all_is_prepared(parallel: ForkJoin, dtype: Any, num_checks: int) -> None:

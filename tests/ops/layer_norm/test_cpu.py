@@ -66,12 +66,14 @@ def test_beside_pytorch(family: CpuLayerNorm, case: Case) -> None:
     assert_outputs(case, family.gradient(case.grad_inputs, case.geometry))
 
 
+@pytest.mark.sampled
 @by_dtype
 @by_sizes
 def test_like_the_reference(family: CpuLayerNorm, groups: int, size: int, dtype: Any) -> None:
     check_calls(family, groups, size, dtype)
 
 
+@pytest.mark.sampled
 @by_dtype
 @pytest.mark.parametrize("num_checks", [0, 1, 5, 11])
 def test_calls_are_right_before_all_is_prepared(parallel: ForkJoin, dtype: Any, num_checks: int) -> None:
@@ -100,6 +102,7 @@ def test_chunks_of_few_groups(family: CpuLayerNorm, monkeypatch: pytest.MonkeyPa
     check_calls(family, 100, 33, np.float32)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_prepared", [True, False], ids=["kernels", "numpy"])
 @pytest.mark.parametrize("name", NAMES)
 def test_sums_are_within_bounds(family: CpuLayerNorm, parallel: ForkJoin, name: str, *, is_prepared: bool) -> None:

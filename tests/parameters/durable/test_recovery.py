@@ -132,6 +132,7 @@ async def a_load_with_state(made: Parameters) -> None:
         await made.change(None, Changes(loaded=Loaded(arrays_of(version), 0, state)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "steps",
     [

@@ -90,6 +90,7 @@ def by_pytorch(make: Callable[[Any, Any], Any], dtype: Any, schedule: Schedule, 
         yield parameters
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", PYTORCH)
@@ -164,6 +165,7 @@ def test_optax(compiled: Stepper, name: str) -> None:
 FLOWER = json.loads(Path(__file__).with_name("flower.json").read_text())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize(
     "case", FLOWER["cases"], ids=[f"{index} {case['optimizer']['kind']}" for index, case in enumerate(FLOWER["cases"])]

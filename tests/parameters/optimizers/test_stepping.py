@@ -38,6 +38,7 @@ SHAPES: list[tuple[int, ...]] = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("update", "master"), PAIRS)
 @pytest.mark.parametrize("parts", ["both", "sum", "addend"])
 @pytest.mark.parametrize("name", OPTIMIZERS)

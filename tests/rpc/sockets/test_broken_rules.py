@@ -74,6 +74,7 @@ GARBAGE_HELLOS: dict[str, tuple[bytes, grpc.StatusCode, str]] = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("data", "code", "message"), list(GARBAGE_HELLOS.values()), ids=list(GARBAGE_HELLOS))
 def test_hellos_that_are_none(connect: Connect, data: bytes, code: grpc.StatusCode, message: str) -> None:
     with connect(hello=False) as client:
