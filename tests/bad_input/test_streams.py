@@ -89,6 +89,7 @@ BAD_STREAMS: list[tuple[str, list[Put | bytes], str, str | None, grpc.StatusCode
 ]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize(
     ("stream", "message", "field", "code"), [bad[1:] for bad in BAD_STREAMS], ids=[bad[0] for bad in BAD_STREAMS]

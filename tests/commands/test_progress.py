@@ -78,6 +78,7 @@ def test_reading_a_state_directory(directory: Path) -> None:
     assert "100 %  20.0 of 20.0 MiB, " in terminal
 
 
+@pytest.mark.exhaustive
 def test_writing_an_average(directory: Path, tmp_path: Path) -> None:
     printed, terminal = on_terminal("state", "export", directory, "model", tmp_path / "a.npz")
     assert printed.startswith(f"{tmp_path}/a.npz: ")
@@ -87,6 +88,7 @@ def test_writing_an_average(directory: Path, tmp_path: Path) -> None:
         assert f"\r{word} [########################] 100 %  20.0 of 20.0 MiB, " in terminal
 
 
+@pytest.mark.exhaustive
 def test_measuring(command_line: CommandLine) -> None:
     quickly = ("bench", command_line.address, "--seconds", "0.01", "--size", "64KiB", "--way", "grpc")
     _, terminal = on_terminal(*quickly)

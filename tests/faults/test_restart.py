@@ -106,6 +106,7 @@ class Work:
         return [asyncio.create_task(each()) for each in loops] + [asyncio.create_task(self.op(name)) for name in OPS]
 
 
+@pytest.mark.exhaustive
 async def test_everything_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
     flags = ("--state-dir", str(tmp_path / "state"), "--durability", "gradient", "--warm-up", "false")

@@ -87,6 +87,7 @@ RNN_CALLS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("dtype", "has_lengths"), [(F32, False), (BF16, True)], ids=["float32", "bfloat16, lengths"])
 @pytest.mark.parametrize("given", RNN_CALLS)
 def test_recurrent_networks(machine: Machine, given: str, dtype: np.dtype[Any], has_lengths: bool) -> None:

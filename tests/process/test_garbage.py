@@ -72,6 +72,7 @@ def test_garbage_that_was_put_aside_is_found_by_a_look_at_everything(
     assert left() is None
 
 
+@pytest.mark.exhaustive
 def test_a_look_that_takes_long_is_seldom(pauses: GcTuner, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "_MANY", 0)
     clock.now = 3599.0
@@ -88,6 +89,7 @@ def test_afterwards_the_collector_is_as_before() -> None:
     assert (gc.callbacks, gc.get_freeze_count()) == (before, 0)
 
 
+@pytest.mark.exhaustive
 def test_a_look_comes_early_where_much_more_was_put_aside(pauses: GcTuner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "_GROWTH", 1.0)
     monkeypatch.setattr(garbage, "_FREE_GROWTH", 10_000)

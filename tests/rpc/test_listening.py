@@ -81,6 +81,7 @@ def test_with_the_log_level_debug_grpc_tells_more(tmp_path: Path, monkeypatch: p
     assert f"Error: cannot listen on 127.0.0.1:{port}: address already in use\n" in done.stderr
 
 
+@pytest.mark.exhaustive
 def test_with_the_log_level_debug_numba_tells_no_more() -> None:
     """It would write a megabyte for each kernel."""
     program = """if True:

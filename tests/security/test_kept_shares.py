@@ -116,6 +116,7 @@ TOO_MANY = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("what", "who", "transport"),
     [(what, who, "auto") for what in KEPT for who in TOO_MANY]

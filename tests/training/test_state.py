@@ -69,6 +69,7 @@ def test_dtypes_that_numpy_has_not_by_itself(client: gradserve.Client, name: str
     assert (received.dtype, received.shape, received.tobytes()) == (sent.dtype, sent.shape, sent.tobytes())
 
 
+@pytest.mark.exhaustive
 def test_more_tensors_than_an_accumulator_has_components(client: gradserve.Client, name: str) -> None:
     sent = {f"layer/{number}": np.full(1, number, np.float32) for number in range((1 << 16) + 1)}
     received = map_steps(client, name, State(sent))[0].tensors

@@ -40,6 +40,7 @@ def shared_bytes(server: Server) -> int:
     return server.sockets.context.shared_memory.used
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"reduction_type": "SUM"}], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bits_are_those_of_the_host(worker: gradserve.Client, dtype: Any, options: dict[str, Any]) -> None:

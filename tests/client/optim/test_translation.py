@@ -50,6 +50,7 @@ def parameters(torch: Any) -> list[Any]:
     return [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", TORCH)
 def test_from_torch(name: str) -> None:
     torch = pytest.importorskip("torch", reason="not installed: make install-frameworks")
@@ -141,6 +142,7 @@ OPTAX: dict[str, tuple[Callable[[Any], Any], optim.Optimizer]] = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", OPTAX)
 def test_from_optax(name: str) -> None:
     optax = pytest.importorskip("optax", reason="not installed: make install-frameworks")

@@ -109,6 +109,7 @@ def test_a_forecast_is_possible(
     assert simulate(run, 5) == forecast
 
 
+@pytest.mark.exhaustive
 def test_ten_thousand_workers_and_a_thousand_servers() -> None:
     run = Deployment(
         model_bytes=14e9,

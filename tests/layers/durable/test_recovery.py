@@ -60,6 +60,7 @@ def durable(layer: BatchNormLayer) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("config", CONFIGS)
 async def test_every_change_is_there_and_the_next_server_goes_on(disk: LayerDisk, config: str) -> None:
     worker = Worker(disk.bench, config)

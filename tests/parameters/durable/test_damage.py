@@ -127,6 +127,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("what", DAMAGES)
 def test_damaged_parameters_are_named_and_removed(path: Path, what: str) -> None:
     statement, reason = DAMAGES[what]

@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pytest
 
 from gradserve_server.devices.cuda.programs import Program
 from gradserve_server.devices.cuda.reduction import SumsKey, exact_source, program
@@ -13,6 +14,7 @@ _LOOSE = re.compile(r"^\s*[\w.]*(?:\.ftz|\bfma|\bmad\.[^;\n]*\.f\d\d|\.approx|\.
 """Instructions that flush subnormal numbers, do not round products, or round quotients otherwise."""
 
 
+@pytest.mark.exhaustive
 def test_every_operation_is_rounded_by_itself() -> None:
     ptx = ptx_of(all_kernels())
     assert all(ptx.count(f"{operation}.rn.f{bits}") for operation in ("mul", "add", "div") for bits in (32, 64))
