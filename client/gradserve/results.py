@@ -112,6 +112,20 @@ class SparseSpec:
 
 
 @abbreviated
+@dataclass(frozen=True, repr=False)
+class DifferentWorker:
+    """A worker whose parameters are not those of most workers of a round.
+
+    Attributes:
+        worker_id: Its id.
+        equal_at: The latest step at which they were; None if at no step that the server remembers.
+    """
+
+    worker_id: str
+    equal_at: int | None = None
+
+
+@abbreviated
 @dataclass(frozen=True, eq=False, repr=False)
 class Average(Mapping[str, NDArray[Any] | Any]):
     """The result of a round: a mapping from component names to arrays (or IndexedSlices).
@@ -126,6 +140,7 @@ class Average(Mapping[str, NDArray[Any] | Any]):
         num_gradients: The number of gradients in it.
         total_weight: The sum of their weights: the weight to use when passing this average on.
         worker_ids: The ids of the workers that sent them.
+        different_workers: The workers whose `parameters_digest` was not that of most.
     """
 
     components: Mapping[str, NDArray[Any] | IndexedSlices]
@@ -134,6 +149,7 @@ class Average(Mapping[str, NDArray[Any] | Any]):
     num_gradients: int
     total_weight: float
     worker_ids: tuple[str, ...]
+    different_workers: tuple[DifferentWorker, ...] = field(default=(), kw_only=True)
 
     def __getitem__(self, name: str) -> NDArray[Any] | Any:
         return self.components[name]
@@ -184,6 +200,7 @@ class AccumulatorInfo:
         agreement: The texts by name on which all who create or find it must agree.
         incarnation: An id that distinguishes it from a later accumulator with the same name.
         num_shards: The number of servers over which it is sharded; 0 if it is on one server as a whole.
+        different_workers: `Average.different_workers` of the latest round in which two workers or more sent digests.
     """
 
     container: str
@@ -200,6 +217,7 @@ class AccumulatorInfo:
     agreement: Mapping[str, str]
     incarnation: str
     num_shards: int = 0
+    different_workers: tuple[DifferentWorker, ...] = ()
 
 
 class AccumulatorKind(Enum):

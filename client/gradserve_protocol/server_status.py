@@ -72,6 +72,8 @@ class AccumulatorStatus:
         median_round_seconds: From the first gradient of a round to its end, over `rounds`; 0 without any.
         workers: The workers with gradients in the current round, at most 500.
         missing: The workers of the previous round without one, at most 500.
+        different: The workers whose parameters are not those of most, at most 500: each with the latest step at which
+            they were, -1 for no step that is remembered.
         rounds: The last rounds, oldest first, and the current one if it has gradients.
     """
 
@@ -91,6 +93,7 @@ class AccumulatorStatus:
     median_round_seconds: float = 0.0
     workers: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    different: Mapping[str, int] = field(default_factory=dict)
     rounds: tuple[RoundStatus, ...] = ()
 
 

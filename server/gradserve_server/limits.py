@@ -11,6 +11,8 @@ MAX_ID_BYTES = 128
 """The longest id that a client makes up, in UTF-8."""
 MAX_WORKER_ID_BYTES = 256
 """The longest id of a worker, in UTF-8: it may begin with the name of a host."""
+MAX_DIGEST_BYTES = 32
+"""The longest digest of a worker's parameters."""
 MAX_TOKEN_BYTES = 2048
 """The longest token of a page: names in base64 are shorter."""
 

@@ -140,6 +140,13 @@ def test_who_is_missing_is_said_of_a_round_alone_that_lasts_longer_than_others(
     assert ("  missing from the round before: b" in lines) == names_b
 
 
+def test_workers_with_other_parameters_are_named(client: gradserve.Client) -> None:
+    client.conditional_accumulator("float32", (), shared_name="different/net")
+    (info,) = (each for each in client.list_accumulators() if each.name == "different/net")
+    lines = resources._accumulator(info, AccumulatorStatus(different={"a": 4, "b": -1}), 100.0)
+    assert "  with other parameters than most: a (equal at step 4), b" in lines
+
+
 def test_info_shows_the_versions_of_both_sides(command_line: CommandLine) -> None:
     first = command_line.run("info").stdout.splitlines()[0]
     version = gradserve.__version__

@@ -176,3 +176,22 @@ def test_gradients_that_are_not_finite(client: gradserve.Client, name: str) -> N
     loose = JaxWorker(client, f"{name}-loose", refuse_non_finite=False).begin()
     loose.params, loose.opt_state = loose.step(loose.params, loose.opt_state, grads)
     assert loose.at[0] == 1
+
+
+@pytest.mark.parametrize("donate", [False, True], ids=["kept", "given away"])
+def test_parameters_that_have_come_to_differ(client: gradserve.Client, name: str, donate: bool) -> None:
+    workers = [JaxWorker(client, name, donate=donate, num_required=2, compare_every=1) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(JaxWorker.begin, workers))
+
+        def step(seed: int) -> list[BaseException | None]:
+            updates = [threads.submit(lambda each: each.update(seed).catch_up(), each) for each in workers]
+            return [each.exception() for each in updates]
+
+        assert [step(seed) for seed in range(2)] == [[None, None]] * 2
+        assert workers[0].at == workers[1].at
+        workers[1].params = jax.tree.map(lambda each: each + 1e-3, workers[1].params)
+        workers[1].catch_up()
+        failures = [each for each in step(2) if each is not None]
+        assert len(failures) == 1
+        assert "other parameters than most of its 2 workers; equal at step 1" in str(failures[0])

@@ -105,6 +105,18 @@ def test_gradients_count_by_outcome(local: LocalServer) -> None:
     assert after.value("gradserve_accumulator_rounds_total", container="default", accumulator="metrics/outcomes") == 1
 
 
+def test_workers_with_other_parameters_are_counted(local: LocalServer) -> None:
+    gradient = {"w": np.ones(3, np.float32)}
+    with gradserve.connect(local.address) as client:
+        acc = client.gradient_accumulator(gradient, "metrics/different")
+        for step, digests in enumerate(({"a": b"1", "b": b"2", "c": b"1"}, {"a": b"3", "b": b"3"})):
+            for worker_id, digest in digests.items():
+                acc.apply_grad(gradient, step, worker_id=worker_id, parameters_digest=digest)
+            acc.take_grad(len(digests))
+            found = Metrics(local).value("gradserve_accumulator_different_workers", accumulator="metrics/different")
+            assert found == (1, 0)[step]
+
+
 def test_parameters_have_metrics_of_their_own_beside_an_accumulator_of_the_same_name(
     local: LocalServer, tmp_path: Path
 ) -> None:

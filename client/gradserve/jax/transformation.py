@@ -26,12 +26,14 @@ from gradserve.jax.training_state import (
 )
 from gradserve.results import Average, DenseSpec
 from gradserve.training import State, Worker
+from gradserve.training.weights_check import Compared
 from gradserve_protocol.errors import GradserveError, InvalidArgumentError
 
 _COPYING_SECONDS = 5.0
 """For how long each step is copied after somebody has asked for a state: long enough to be asked again."""
-NewWorker: TypeAlias = Callable[[dict[str, DenseSpec], dict[str, str]], Worker]
-"""Makes a worker, given its parameters and what its optimizer's state says about the optimizer."""
+NewWorker: TypeAlias = Callable[[dict[str, DenseSpec], dict[str, str], Compared], Worker]
+"""Makes a worker, given its parameters, what its optimizer's state says about the optimizer, and what returns the
+parameters that are compared with those of others."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class AverageBy(optax.GradientTransformationExtraArgs):
         self._current: _Current | None = None
         self._copy: State | Exception | None = None
         self._copies_end = -math.inf
+        self._compared: tuple[int, dict[str, Any]] | None = None
+        """A copy of parameters that are to be compared with those of others, and their step."""
         self._compiled: tuple[Any, Any] | None = None
 
     def __enter__(self) -> Self:
@@ -129,6 +133,7 @@ class AverageBy(optax.GradientTransformationExtraArgs):
         worker = self._new_worker(
             {name: DenseSpec(self._dtypes[name], np.shape(leaf)) for name, leaf in leaves.items()},
             settings_of(opt_state),
+            self._parameters_to_compare,
         )
         try:
             self._current = _Current(worker.step, params, opt_state)
@@ -142,6 +147,7 @@ class AverageBy(optax.GradientTransformationExtraArgs):
             raise
         opt_state = with_step(opt_state, worker.step)
         self._current = _Current(worker.step, params, opt_state)
+        self._compared = self._noted(params) if worker.compares_at(self.step) else None
         return params, opt_state
 
     def catch_up(self, optimizer: Any, params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
@@ -172,6 +178,7 @@ class AverageBy(optax.GradientTransformationExtraArgs):
         while self._missed:
             params, opt_state = jax.block_until_ready(self._applying_one(optimizer)(params, opt_state))
         self._current = _Current(self.step, params, opt_state)
+        self._compared = self._noted(params) if worker.compares_at(self.step) else None
         self._copy = self._copied(self._current) if time.monotonic() < self._copies_end else None
         return params, opt_state
 
@@ -277,6 +284,15 @@ class AverageBy(optax.GradientTransformationExtraArgs):
             return None
         return current.for_others(is_copy=False)
 
+    def _noted(self, params: PyTree) -> tuple[int, dict[str, Any]]:
+        """Returns a copy of parameters with their step: a compiled step may take over their memory."""
+        return self.step, {name: np.array(leaf) for name, leaf in named_leaves(params).items()}
+
+    def _parameters_to_compare(self) -> dict[str, Any] | None:
+        """Returns the parameters at this worker's step; None if `catch_up` was not called with them."""
+        noted, self._compared = self._compared, None
+        return noted[1] if noted is not None and noted[0] == self._begun().step else None
+
     def _begun(self) -> Worker:
         if self._worker is None:
             raise InvalidArgumentError(
@@ -328,6 +344,7 @@ def average_by(
     idle_lease: float | None = None,
     settings: Mapping[str, str] | None = None,
     if_exists: Literal["join", "new", "error"] = "join",
+    compare_every: int | None = None,
 ) -> AverageBy:
     """Returns an Optax transformation that replaces gradients by their average over the workers of a training run.
 
@@ -362,9 +379,13 @@ def average_by(
         if_exists: What to do if there is a run of this name that has taken steps. "join": go on with its state. "new":
             the same if any of its workers is there; otherwise delete it and start over. "error": raise
             AlreadyExistsError.
+        compare_every: Compare the parameters of all workers, bit by bit, at every step that this divides: a digest of
+            those that `catch_up` was given travels with the next gradients, and the server compares. A worker whose
+            parameters differ from those of most gets an error out of the update, and the others log it. None: every 10
+            steps, or up to 1,000 if there are many parameters, and a difference is only logged. 0: never.
     """
 
-    def worker(parameters: dict[str, DenseSpec], of_optimizer: dict[str, str]) -> Worker:
+    def worker(parameters: dict[str, DenseSpec], of_optimizer: dict[str, str], compared: Compared) -> Worker:
         return Worker(
             client,
             parameters,
@@ -379,6 +400,8 @@ def average_by(
             durability=durability,
             idle_lease=idle_lease,
             if_exists=if_exists,
+            compare_every=compare_every,
+            compared=compared,
             settings={"jax": {**of_optimizer, **(settings or {})}},
         )
 

@@ -81,7 +81,7 @@ def average_gradients(
     idle_lease: float | None = None,
     settings: Mapping[str, str] | None = None,
     if_exists: Literal["join", "new", "error"] = "join",
-    compare_every: int = 0,
+    compare_every: int | None = None,
 ) -> "Averaging":
     """Lets an optimizer step with the gradients' averages over the workers of a run, until the end of the block.
 
@@ -134,8 +134,9 @@ def average_gradients(
             the same if any of its workers is there; otherwise delete it and start over. "error": raise
             AlreadyExistsError.
         compare_every: Compare the parameters of all workers, bit by bit, at every step that this divides: a digest of
-            them travels with the gradients. A worker whose parameters differ from those of most gets an AbortedError
-            out of `optimizer.step()`, and the others log it. 0: never. The same for all workers.
+            them travels with the gradients, and the server compares. A worker whose parameters differ from those of
+            most gets an AbortedError out of `optimizer.step()`, and the others log it. None: every 10 steps, or up to
+            1,000 if the model is large, and a difference is only logged. 0: never.
 
     Raises:
         InvalidArgumentError: The model and the optimizer have different parameters, a parameter has a dtype that cannot

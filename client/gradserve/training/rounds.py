@@ -37,6 +37,7 @@ class Member:
         step: int,
         weight: float = 1.0,
         *,
+        digest: bytes | None = None,
         way_on: str = TO_WAIT_ON,
     ) -> PushPullResult:
         """Sends a gradient of a step, and waits for the average of its round; the newest average if that has ended.
@@ -46,6 +47,7 @@ class Member:
             gradients: The gradients, by component.
             step: The step at which they were computed.
             weight: Their weight in the mean.
+            digest: A digest of the worker's parameters, to be compared with those of others; None for none.
             way_on: What an error says of how to wait on.
 
         Raises:
@@ -59,6 +61,7 @@ class Member:
                 step,
                 weight=weight,
                 worker_id=self.worker_id,
+                parameters_digest=digest,
                 on_stale="return",
                 timeout=self.timeout,
                 copy=False,

@@ -218,8 +218,8 @@ class Run:
         except AlreadyExistsError as error:
             error.add_note(
                 f"All workers of training run {self._name!r} need the same parameters and the same num_required, "
-                "keep_averages, missing, refuse_non_finite and compare_every. If this is another run, give it another "
-                "name; if the run is over, delete the accumulator."
+                "keep_averages, missing and refuse_non_finite. If this is another run, give it another name; if the "
+                "run is over, delete the accumulator."
             )
             raise
 

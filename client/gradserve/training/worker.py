@@ -17,20 +17,13 @@ from gradserve.errors import (
 )
 from gradserve.results import ArrayLike, Average, DenseSpec, Outcome, PushPullResult
 from gradserve.training.agreement import checked_settings
-from gradserve.training.extra_components import (
-    DIGESTS,
-    DIGESTS_SPEC,
-    PRESENCE,
-    WeightsCheck,
-    presence_of,
-    presence_spec,
-    present_names,
-)
+from gradserve.training.extra_components import PRESENCE, presence_of, presence_spec, present_names
 from gradserve.training.joining import ATTEMPTS, GONE, Attendant, Received
 from gradserve.training.progress import DropLog, WaitLog
 from gradserve.training.rounds import Member
 from gradserve.training.run import Advance, Run
 from gradserve.training.state import Carried, State
+from gradserve.training.weights_check import Compared, WeightsCheck
 from gradserve.workers import new_worker_id, with_all_patience
 from gradserve_protocol.argument import Argument
 
@@ -71,8 +64,8 @@ class Worker:
         idle_lease: float | None = None,
         settings: Mapping[str, Mapping[str, str]] | None = None,
         if_exists: Literal["join", "new", "error"] = "join",
-        compare_every: int = 0,
-        compared: Callable[[], Mapping[str, ArrayLike] | None] | None = None,
+        compare_every: int | None = None,
+        compared: Compared | None = None,
     ) -> None:
         """Finds the accumulator of a training run, or makes it. Sends no gradient and changes no step.
 
@@ -101,11 +94,12 @@ class Worker:
             if_exists: What `begin` does if there is a run of this name that has taken steps. "join": take the state of
                 one of its workers, or what the last of them has left. "new": the same if any of its workers is there;
                 otherwise delete it and start over. "error": raise AlreadyExistsError.
-            compare_every: Compare the parameters of all workers at every step that this divides: a digest of them
-                travels with the gradient. A worker whose parameters differ from those of most gets an AbortedError out
-                of `exchange`, and the others log it. 0: never. The same for all workers.
+            compare_every: Compare the parameters of all workers, bit by bit, at every step that this divides: a digest
+                of them travels with the gradient, and the server compares. A worker whose parameters differ from those
+                of most gets an AbortedError out of `exchange`, and the others log it. None: every 10 steps, or up to
+                1,000 if the parameters are large, and a difference is only logged. 0: never.
             compared: Returns this worker's parameters, as arrays in the memory of the host by name; None if they are
-                not at hand.
+                not at hand. None: they are never compared.
             settings: What else all workers must have been started with: texts by name, by kind of worker, such as
                 {"numpy": {"learning rate": "0.1"}}. `begin` compares them with those of the first worker of that kind.
 
@@ -141,10 +135,8 @@ class Worker:
         self._is_partial = missing == "zeros"
         if self._is_partial:
             self._parameters[PRESENCE] = presence_spec(len(self._names))
-        self._check = WeightsCheck.of(name, self.worker_id, compare_every, compared)
-        self._digests: ArrayLike | None = None
-        if self._check is not None:
-            self._parameters[DIGESTS] = DIGESTS_SPEC
+        self._check = WeightsCheck.of(name, self.worker_id, compare_every, compared, list(parameters.values()))
+        self._digest: bytes | None = None
         self._run = Run(client, name, self.worker_id, self._parameters, options, checked_settings(settings or {}))
         self._attendant: Attendant | None = None
         self._members: tuple[str, ...] = ()
@@ -156,6 +148,10 @@ class Worker:
         """True if this worker needs the state of another one, as a restart has lost the averages that lead to it."""
         self._begun_with: State | None = None
         """The state with which others have begun after such a restart, at step 0."""
+
+    def compares_at(self, step: int) -> bool:
+        """Returns True if parameters are compared with those of the other workers at a step."""
+        return self._check is not None and self._check.compares_at(step)
 
     @property
     def accumulator(self) -> GradientAccumulator:
@@ -327,24 +323,24 @@ class Worker:
     def _exchanged_once(self, gradients: Mapping[str, ArrayLike | None], weight: float) -> Advance:
         assert self._attendant is not None
         if self._check is not None:
-            self._digests = self._check.to_send(self.step)
+            self._digest = self._check.to_send(self.step)
         result: PushPullResult | None = None
         if self._run.loss is not None or not self._is_apart:
             resting = self._attendant.at_rest(self.step, self._members)
             with resting, self._waits.waiting(self.step, self._members):
                 result = self._sent(gradients, weight)
         advance = self._as_the_others() if result is None else self._advance(result)
-        if self._check is not None and advance.averages and not advance.was_late:
-            self._check.check(self.step, advance.averages[-1])
+        if self._check is not None and self._digest is not None and advance.averages and not advance.was_late:
+            self._check.look(self.step, advance.averages[-1])
         if result is not None:
             self._drops.note(self.step, result.global_step, was_dropped=advance.was_late)
         return advance
 
     def _of_those_present(self, average: Average) -> Average:
         """Returns an average of parameters alone, without those of which no worker had a gradient."""
-        if not self._is_partial and self._check is None:
+        if not self._is_partial:
             return average
-        present = present_names(self._names, average) if self._is_partial else self._names
+        present = present_names(self._names, average)
         return replace(
             average,
             components={name: each for name, each in average.components.items() if name in present},
@@ -367,12 +363,10 @@ class Worker:
         return None if self._is_apart else self._push_pull(gradients, weight)
 
     def _push_pull(self, gradients: Mapping[str, ArrayLike | None], weight: float) -> PushPullResult:
-        if self._check is not None:
-            gradients = {**gradients, DIGESTS: self._digests}
         if self._is_partial:
             present = {name for name in self._names if gradients.get(name) is not None}
             gradients = {**gradients, PRESENCE: presence_of(self._names, present)}
-        return self._member.push_pull(self.accumulator, gradients, self.step, weight)
+        return self._member.push_pull(self.accumulator, gradients, self.step, weight, digest=self._digest)
 
     def _find_again(self) -> None:
         """Goes on after a restart of the server, with a new accumulator if it has lost that of the run.

@@ -81,7 +81,7 @@ class DeleteAccumulatorResponse(_message.Message):
     def __init__(self, deleted: bool = ..., home_incarnation: _Optional[str] = ...) -> None: ...
 
 class ApplyGradientRequest(_message.Message):
-    __slots__ = ("accumulator", "request_id", "local_step", "gradient", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents", "sum_of", "epoch")
+    __slots__ = ("accumulator", "request_id", "local_step", "gradient", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents", "sum_of", "epoch", "parameters_digest")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class ApplyGradientRequest(_message.Message):
     UNREAD_CONTENTS_FIELD_NUMBER: _ClassVar[int]
     SUM_OF_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -104,7 +105,8 @@ class ApplyGradientRequest(_message.Message):
     unread_contents: bool
     sum_of: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.Summand]
     epoch: int
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ..., unread_contents: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    parameters_digest: bytes
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ..., unread_contents: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., epoch: _Optional[int] = ..., parameters_digest: _Optional[bytes] = ...) -> None: ...
 
 class ApplyGradientResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "global_step", "num_accumulated", "round", "num_rounds")
@@ -165,7 +167,7 @@ class ReadAverageResponse(_message.Message):
     def __init__(self, average: _Optional[_Union[_accumulator_pb2.Average, _Mapping]] = ...) -> None: ...
 
 class PushPullRequest(_message.Message):
-    __slots__ = ("accumulator", "request_id", "local_step", "unread_contents", "gradient", "weight", "worker_id", "release_handles", "num_required", "placement", "timeout", "one_per_worker", "sum_of", "epoch")
+    __slots__ = ("accumulator", "request_id", "local_step", "unread_contents", "gradient", "weight", "worker_id", "release_handles", "num_required", "placement", "timeout", "one_per_worker", "sum_of", "epoch", "parameters_digest")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +182,7 @@ class PushPullRequest(_message.Message):
     ONE_PER_WORKER_FIELD_NUMBER: _ClassVar[int]
     SUM_OF_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -194,7 +197,8 @@ class PushPullRequest(_message.Message):
     one_per_worker: bool
     sum_of: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.Summand]
     epoch: int
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., unread_contents: bool = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., num_required: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., one_per_worker: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    parameters_digest: bytes
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., unread_contents: bool = ..., gradient: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., num_required: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., one_per_worker: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., epoch: _Optional[int] = ..., parameters_digest: _Optional[bytes] = ...) -> None: ...
 
 class PushPullResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "average", "global_step")

@@ -129,7 +129,7 @@ class AccumulatorRef(_message.Message):
     def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., server_incarnation: _Optional[str] = ..., member: _Optional[str] = ...) -> None: ...
 
 class AccumulatorInfo(_message.Message):
-    __slots__ = ("accumulator", "spec", "global_step", "num_accumulated", "num_waiting", "num_bytes", "worker_ids", "kept_steps", "is_private", "idle_lease", "server_incarnation", "epoch")
+    __slots__ = ("accumulator", "spec", "global_step", "num_accumulated", "num_waiting", "num_bytes", "worker_ids", "kept_steps", "is_private", "idle_lease", "server_incarnation", "epoch", "different_workers")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class AccumulatorInfo(_message.Message):
     IDLE_LEASE_FIELD_NUMBER: _ClassVar[int]
     SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENT_WORKERS_FIELD_NUMBER: _ClassVar[int]
     accumulator: AccumulatorRef
     spec: AccumulatorSpec
     global_step: int
@@ -154,7 +155,8 @@ class AccumulatorInfo(_message.Message):
     idle_lease: _duration_pb2.Duration
     server_incarnation: str
     epoch: int
-    def __init__(self, accumulator: _Optional[_Union[AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[AccumulatorSpec, _Mapping]] = ..., global_step: _Optional[int] = ..., num_accumulated: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., kept_steps: _Optional[_Iterable[int]] = ..., is_private: bool = ..., idle_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., server_incarnation: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    different_workers: _containers.RepeatedCompositeFieldContainer[DifferentWorker]
+    def __init__(self, accumulator: _Optional[_Union[AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[AccumulatorSpec, _Mapping]] = ..., global_step: _Optional[int] = ..., num_accumulated: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., kept_steps: _Optional[_Iterable[int]] = ..., is_private: bool = ..., idle_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., server_incarnation: _Optional[str] = ..., epoch: _Optional[int] = ..., different_workers: _Optional[_Iterable[_Union[DifferentWorker, _Mapping]]] = ...) -> None: ...
 
 class ComponentGradient(_message.Message):
     __slots__ = ("name", "dense", "sparse")
@@ -195,17 +197,27 @@ class RequestId(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., sequence: _Optional[int] = ..., unanswered: _Optional[_Iterable[int]] = ..., unanswered_since: _Optional[int] = ...) -> None: ...
 
 class Summand(_message.Message):
-    __slots__ = ("request_id", "weight", "worker_id")
+    __slots__ = ("request_id", "weight", "worker_id", "parameters_digest")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     request_id: RequestId
     weight: float
     worker_id: str
-    def __init__(self, request_id: _Optional[_Union[RequestId, _Mapping]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ...) -> None: ...
+    parameters_digest: bytes
+    def __init__(self, request_id: _Optional[_Union[RequestId, _Mapping]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., parameters_digest: _Optional[bytes] = ...) -> None: ...
+
+class DifferentWorker(_message.Message):
+    __slots__ = ("worker_id", "equal_at")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EQUAL_AT_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    equal_at: int
+    def __init__(self, worker_id: _Optional[str] = ..., equal_at: _Optional[int] = ...) -> None: ...
 
 class Average(_message.Message):
-    __slots__ = ("components", "step", "num_gradients", "total_weight", "worker_ids", "round", "parts")
+    __slots__ = ("components", "step", "num_gradients", "total_weight", "worker_ids", "round", "parts", "different_workers")
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_GRADIENTS_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +225,7 @@ class Average(_message.Message):
     WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENT_WORKERS_FIELD_NUMBER: _ClassVar[int]
     components: _containers.RepeatedCompositeFieldContainer[ComponentGradient]
     step: int
     num_gradients: int
@@ -220,7 +233,8 @@ class Average(_message.Message):
     worker_ids: _containers.RepeatedScalarFieldContainer[str]
     round: int
     parts: RoundParts
-    def __init__(self, components: _Optional[_Iterable[_Union[ComponentGradient, _Mapping]]] = ..., step: _Optional[int] = ..., num_gradients: _Optional[int] = ..., total_weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ..., round: _Optional[int] = ..., parts: _Optional[_Union[RoundParts, _Mapping]] = ...) -> None: ...
+    different_workers: _containers.RepeatedCompositeFieldContainer[DifferentWorker]
+    def __init__(self, components: _Optional[_Iterable[_Union[ComponentGradient, _Mapping]]] = ..., step: _Optional[int] = ..., num_gradients: _Optional[int] = ..., total_weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ..., round: _Optional[int] = ..., parts: _Optional[_Union[RoundParts, _Mapping]] = ..., different_workers: _Optional[_Iterable[_Union[DifferentWorker, _Mapping]]] = ...) -> None: ...
 
 class RoundParts(_message.Message):
     __slots__ = ("home_incarnation", "part_ids", "weights", "oldest_round", "oldest_step", "sums", "epoch", "oldest_epoch")

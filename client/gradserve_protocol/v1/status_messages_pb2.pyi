@@ -76,7 +76,14 @@ class GetServerStatusResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., incarnation: _Optional[str] = ..., uptime: _Optional[float] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., num_accumulators: _Optional[int] = ..., accumulators: _Optional[_Iterable[_Union[AccumulatorStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[TrafficStatus, _Mapping]]] = ..., memory: _Optional[_Iterable[_Union[MemoryStatus, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[LayerStatus, _Mapping]]] = ..., methods: _Optional[_Iterable[_Union[MethodStatus, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[ErrorStatus, _Mapping]]] = ..., totals: _Optional[_Union[GradientTotals, _Mapping]] = ..., num_layers: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[ParametersStatus, _Mapping]]] = ..., num_parameters: _Optional[int] = ..., update_totals: _Optional[_Union[GradientTotals, _Mapping]] = ...) -> None: ...
 
 class AccumulatorStatus(_message.Message):
-    __slots__ = ("container", "name", "global_step", "num_rounds", "rounds_per_second", "num_accumulated", "num_required", "num_waiting", "num_bytes", "accepted", "stale", "duplicate", "refused", "median_round_seconds", "workers", "missing", "rounds")
+    __slots__ = ("container", "name", "global_step", "num_rounds", "rounds_per_second", "num_accumulated", "num_required", "num_waiting", "num_bytes", "accepted", "stale", "duplicate", "refused", "median_round_seconds", "workers", "missing", "rounds", "different")
+    class DifferentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     CONTAINER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +101,7 @@ class AccumulatorStatus(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENT_FIELD_NUMBER: _ClassVar[int]
     container: str
     name: str
     global_step: int
@@ -111,7 +119,8 @@ class AccumulatorStatus(_message.Message):
     workers: _containers.RepeatedScalarFieldContainer[str]
     missing: _containers.RepeatedScalarFieldContainer[str]
     rounds: _containers.RepeatedCompositeFieldContainer[RoundStatus]
-    def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., global_step: _Optional[int] = ..., num_rounds: _Optional[int] = ..., rounds_per_second: _Optional[float] = ..., num_accumulated: _Optional[int] = ..., num_required: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., accepted: _Optional[int] = ..., stale: _Optional[int] = ..., duplicate: _Optional[int] = ..., refused: _Optional[int] = ..., median_round_seconds: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., rounds: _Optional[_Iterable[_Union[RoundStatus, _Mapping]]] = ...) -> None: ...
+    different: _containers.ScalarMap[str, int]
+    def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., global_step: _Optional[int] = ..., num_rounds: _Optional[int] = ..., rounds_per_second: _Optional[float] = ..., num_accumulated: _Optional[int] = ..., num_required: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., accepted: _Optional[int] = ..., stale: _Optional[int] = ..., duplicate: _Optional[int] = ..., refused: _Optional[int] = ..., median_round_seconds: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., rounds: _Optional[_Iterable[_Union[RoundStatus, _Mapping]]] = ..., different: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ParametersStatus(_message.Message):
     __slots__ = ("container", "name", "step", "num_rounds", "rounds_per_second", "num_updates", "num_required", "num_waiting", "num_bytes", "accepted", "stale", "duplicate", "refused", "median_round_seconds", "workers", "missing", "rounds", "gone", "optimizer", "learning_rate", "rules", "weights", "num_counted", "num_live", "num_ended")

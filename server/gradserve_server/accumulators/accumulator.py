@@ -114,6 +114,7 @@ class Accumulator:
             num_bytes=self.num_bytes,
             worker_ids=tuple(rounds.members.workers),
             kept_steps=self._averages.history.steps,
+            different_workers=rounds.comparison.different,
         )
 
     async def apply(

@@ -307,6 +307,7 @@ def average_of_current(rounds: Rounds, values: Mapping[str, Value], host_copy: H
         total_weight=members.total_weight,
         worker_ids=tuple(members.workers),
         host_copy=host_copy,
+        different_workers=rounds.comparison.compared(members.digests),
     )
 
 

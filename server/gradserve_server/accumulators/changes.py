@@ -20,8 +20,8 @@ from gradserve_server.errors import ServiceError
 from gradserve_server.resources.budget import Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
 
-_WORKER_BYTES = 512
-"""The memory of the id of a worker, at most."""
+_WORKER_BYTES = 768
+"""The memory of the id of a worker and the digest of its parameters, at most."""
 _HELD_BYTES = 1280
 """The memory of a gradient that is held for its order, beside its values."""
 
@@ -328,8 +328,12 @@ class RoundChanges:
                 # The sum is gone, but the round may not be on disk.
                 self.close(error)
                 raise
+        comparison = self.ledger.rounds.comparison
+        before = comparison.different
         ended = self.ledger.end_round(event)
         self.observer.on_round_end(ended, head.closing.num_required)
+        if comparison.different != before:
+            self.observer.on_difference(comparison.different)
         self._member_bytes.settle()
         if self._closed is None:
             self.averages.add(average, answered)

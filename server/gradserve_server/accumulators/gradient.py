@@ -151,11 +151,13 @@ class Summand:
         weight: The factor that it has been multiplied with.
         worker_id: The id of its sender; may be empty.
         call: The id of the call that brought it, if it had one; without a fingerprint.
+        parameters_digest: See `Contribution`.
     """
 
     weight: float = 1.0
     worker_id: str = ""
     call: RequestId | None = None
+    parameters_digest: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ class Contribution:
         epoch: There, the epoch with which it was staged; None if its sender did not say.
         was_accepted: Whether an earlier run of the server has accepted and lost it, so that it counts though the
             accumulator may have moved on.
+        parameters_digest: A digest of the parameters at which the worker computed it; empty if they are not compared.
     """
 
     local_step: int = 0
@@ -182,6 +185,7 @@ class Contribution:
     part: str = ""
     epoch: int | None = None
     was_accepted: bool = False
+    parameters_digest: bytes = b""
 
     @property
     def num_gradients(self) -> int:
@@ -197,6 +201,13 @@ class Contribution:
     def workers(self) -> tuple[str, ...]:
         """The ids of the workers that computed it, one for each gradient; may be empty."""
         return tuple([each.worker_id for each in self.sum_of]) if self.sum_of else (self.worker_id,)
+
+    @property
+    def digests(self) -> dict[str, bytes]:
+        """The digests of the parameters of its workers, by id; without workers that sent none."""
+        if not self.sum_of:
+            return {self.worker_id: self.parameters_digest} if self.parameters_digest else {}
+        return {each.worker_id: each.parameters_digest for each in self.sum_of if each.parameters_digest}
 
     @property
     def calls(self) -> tuple[RequestId, ...]:
@@ -292,6 +303,19 @@ class RoundParts:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class DifferentWorker:
+    """A worker whose parameters are not those of most.
+
+    Attributes:
+        worker_id: Its id.
+        equal_at: The latest step at which they were; None if at no step that is remembered.
+    """
+
+    worker_id: str
+    equal_at: int | None = None
+
+
 @dataclass(frozen=True)
 class Average:
     """The result of a round.
@@ -305,6 +329,7 @@ class Average:
         worker_ids: The ids of their senders, each once, in order of arrival.
         host_copy: The copy in host memory, None if the values are there.
         parts: At the home of a sharded accumulator, the gradients to compute the values from.
+        different_workers: The workers whose parameters were not those of most.
     """
 
     values: Mapping[str, Value]
@@ -315,6 +340,7 @@ class Average:
     worker_ids: tuple[str, ...]
     host_copy: HostCopy | None = None
     parts: RoundParts | None = None
+    different_workers: tuple[DifferentWorker, ...] = ()
 
     async def on_host(self) -> "Average":
         """Returns the average in host memory.

@@ -1,9 +1,10 @@
 """The notifications that an accumulator gives an observer."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.gradient import Contribution, DifferentWorker
 from gradserve_server.accumulators.rounds import Outcome, Round
 
 
@@ -38,6 +39,10 @@ class AccumulatorObserver(Protocol):
         """Called when a round has ended for a taker that required this number of gradients."""
         ...
 
+    def on_difference(self, workers: Sequence[DifferentWorker]) -> None:
+        """Called when other workers than before have other parameters than most; none if all are equal again."""
+        ...
+
     def on_drop(self) -> None:
         """Called when the gradients of the current round have been dropped, because other values were loaded."""
         ...
@@ -67,6 +72,9 @@ class Unobserved:
         """Ignores it."""
 
     def on_round_end(self, ended: Round, num_required: int) -> None:
+        """Ignores it."""
+
+    def on_difference(self, workers: Sequence[DifferentWorker]) -> None:
         """Ignores it."""
 
     def on_drop(self) -> None:

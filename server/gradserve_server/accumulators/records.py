@@ -17,6 +17,7 @@ from gradserve_server.accumulators.gradient import (
     Array,
     Average,
     Contribution,
+    DifferentWorker,
     RoundParts,
     SparseSlices,
     Summand,
@@ -34,8 +35,13 @@ def contribution_record(contribution: Contribution) -> Record:
     record: Record = {name: getattr(contribution, name) for name in ("local_step", "weight", "worker_id", "sequence")}
     if contribution.part:
         record["part"] = contribution.part
+    if contribution.parameters_digest:
+        record["parameters_digest"] = contribution.parameters_digest.hex()
     if contribution.sum_of:
-        record["sum_of"] = [[each.weight, each.worker_id, call_record(each.call)] for each in contribution.sum_of]
+        record["sum_of"] = [
+            [each.weight, each.worker_id, call_record(each.call), each.parameters_digest.hex()]
+            for each in contribution.sum_of
+        ]
     return record
 
 
@@ -46,8 +52,12 @@ def contribution_of(record: Record) -> Contribution:
         TypeError, ValueError, KeyError: It is no such record.
     """
     rest = dict(record)
-    sum_of = [Summand(weight, worker_id, call_of(call)) for weight, worker_id, call in rest.pop("sum_of", ())]
-    return Contribution(**rest, sum_of=tuple(sum_of))
+    digest = bytes.fromhex(rest.pop("parameters_digest", ""))
+    sum_of = [
+        Summand(weight, worker_id, call_of(call), *map(bytes.fromhex, digests))  # earlier servers had no digests
+        for weight, worker_id, call, *digests in rest.pop("sum_of", ())
+    ]
+    return Contribution(**rest, sum_of=tuple(sum_of), parameters_digest=digest)
 
 
 def call_record(call: RequestId | None) -> Record | None:
@@ -93,6 +103,9 @@ def ledger_record(ledger: Ledger) -> Record:
         "held": [contribution_record(each) for each in members.held],
         "all_workers_known": rounds.all_workers_known,
         "missing": list(rounds.missing_workers),
+        "digests": {worker_id: digest.hex() for worker_id, digest in members.digests.items()},
+        "different": [[each.worker_id, each.equal_at] for each in rounds.comparison.different],
+        "equal_at": dict(rounds.comparison.equal_at),
         "clients": [
             [client_id, window.floor, [_call_row(sequence, call) for sequence, call in window.calls.items()]]
             for client_id, window in ledger.calls.windows().items()
@@ -114,7 +127,10 @@ def fill_ledger(ledger: Ledger, record: Record) -> None:
     count, total_weight, num_nameless, workers = record["members"]
     held = [contribution_of(each) for each in record.get("held", ())]  # without sharded accumulators, there were none
     epoch = record.get("members_epoch")
-    rounds.members = Members(count, total_weight, num_nameless, dict.fromkeys(workers), held, epoch)
+    digests = {worker_id: bytes.fromhex(digest) for worker_id, digest in record.get("digests", {}).items()}
+    rounds.members = Members(count, total_weight, num_nameless, dict.fromkeys(workers), held, epoch, digests)
+    different = [DifferentWorker(*each) for each in record.get("different", ())]
+    rounds.comparison.restore(different, record.get("equal_at", {}))
     rounds.all_workers_known = record["all_workers_known"]
     rounds.expect(record["missing"])
     known = {rounds.current.number: rounds.current}
@@ -226,6 +242,8 @@ def average_record(average: Average, answered: Iterable[RequestId]) -> Record:
         record["parts"] = record_of(average.parts, {})
         if not average.parts.sums:
             del record["parts"]["sums"]
+    if average.different_workers:
+        record["different_workers"] = [[each.worker_id, each.equal_at] for each in average.different_workers]
     return {**record, "answered": [[each.client_id, each.sequence, each.fingerprint.hex()] for each in answered]}
 
 
@@ -240,7 +258,11 @@ def average_of(record: Record, values: dict[str, Value]) -> tuple[Average, list[
     for value in values.values():
         for array in _arrays(value):
             array.flags.writeable = False
-    average = value_of(Average, {**rest, "values": values}, {"parts": lambda parts: value_of(RoundParts, parts, {})})
+    converters = {
+        "parts": lambda parts: value_of(RoundParts, parts, {}),
+        "different_workers": lambda rows: tuple([DifferentWorker(*row) for row in rows]),
+    }
+    average = value_of(Average, {**rest, "values": values}, converters)
     return average, answered
 
 

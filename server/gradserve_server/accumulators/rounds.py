@@ -1,11 +1,12 @@
 """Rounds: their members and steps, the outcomes of gradients, and the gate that holds new rounds."""
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.gradient import Contribution, DifferentWorker
 from gradserve_server.errors import ResourceExhaustedError
 
 
@@ -44,6 +45,7 @@ class Members:
         workers: The ids of their workers, each once, in order of arrival, without empty ones.
         held: In a sharded accumulator, the contributions themselves, in order of arrival.
         epoch: There, the epoch of the first of them; None before that.
+        digests: The digests of the parameters of workers at the step of the round, in order of arrival.
     """
 
     count: int = 0
@@ -52,6 +54,7 @@ class Members:
     workers: dict[str, None] = field(default_factory=dict)
     held: list[Contribution] = field(default_factory=list)
     epoch: int | None = None
+    digests: dict[str, bytes] = field(default_factory=dict)
 
     def add(self, contribution: Contribution) -> None:
         """Adds a contribution."""
@@ -64,6 +67,56 @@ class Members:
                 self.num_nameless += 1
         if contribution.part:
             self.held.append(contribution)
+
+
+class Comparison:
+    """Compares the parameters of the workers of a round by digests.
+
+    The digest of most workers is taken for the right one; among digests of equally many, the one that came first.
+
+    Attributes:
+        different: The workers with another digest, in the latest round with two digests or more.
+    """
+
+    def __init__(self) -> None:
+        self.different: tuple[DifferentWorker, ...] = ()
+        self._equal_at: dict[str, int] = {}
+        """The latest step at which each worker of that round had the digest of most."""
+
+    def compared(self, digests: Mapping[str, bytes]) -> tuple[DifferentWorker, ...]:
+        """Returns the workers of a round whose digests are not that of most."""
+        if len(digests) < 2:
+            return ()
+        ((most, _),) = Counter(digests.values()).most_common(1)  # in order of arrival, if they are equally common
+        return tuple(
+            [
+                DifferentWorker(worker_id, self._equal_at.get(worker_id))
+                for worker_id, digest in digests.items()
+                if digest != most
+            ]
+        )
+
+    def end_round(self, step: int, digests: Mapping[str, bytes]) -> None:
+        """Notes what a round of a step has shown."""
+        if len(digests) < 2:
+            return
+        self.different = self.compared(digests)
+        others = {each.worker_id for each in self.different}
+        before = self._equal_at
+        self._equal_at = {
+            worker_id: step if worker_id not in others else before[worker_id]
+            for worker_id in digests
+            if worker_id not in others or worker_id in before
+        }
+
+    @property
+    def equal_at(self) -> Mapping[str, int]:
+        """The latest step at which each worker of the latest comparison had the digest of most."""
+        return self._equal_at
+
+    def restore(self, different: Iterable[DifferentWorker], equal_at: Mapping[str, int]) -> None:
+        """Goes on from the state that an earlier run of the server left."""
+        self.different, self._equal_at = tuple(different), dict(equal_at)
 
 
 class Rounds:
@@ -83,6 +136,8 @@ class Rounds:
         self.all_workers_known = False
         """True if every member of the previous round had a worker_id."""
         self._missing: dict[str, None] = {}
+        self.comparison = Comparison()
+        """Whether the parameters of the workers are equal."""
 
     @property
     def num_accumulated(self) -> int:
@@ -98,6 +153,8 @@ class Rounds:
         self.members.add(contribution)
         if self.members.epoch is None:
             self.members.epoch = self.epoch
+        if contribution.local_step == self.global_step and (digests := contribution.digests):
+            self.members.digests |= digests
         for worker_id in contribution.workers:
             self._missing.pop(worker_id, None)
         return self.current
@@ -111,6 +168,7 @@ class Rounds:
     def close(self) -> Round:
         """Ends the current round and begins the next; returns the ended round, with its step."""
         closed, members = self.current, self.members
+        self.comparison.end_round(self.global_step, members.digests)
         if self.next_step < self.global_step:
             self.epoch += 1
         self.global_step = self.next_step
@@ -124,6 +182,7 @@ class Rounds:
         """Sets the step, which begins an epoch; contributions in the round stay in it."""
         self.global_step = step
         self.epoch += 1
+        self.members.digests.clear()  # they are of another step
 
     def expect(self, worker_ids: Iterable[str]) -> None:
         """Sets the missing workers, as an earlier run of the server left them."""
@@ -187,6 +246,7 @@ class AccumulatorState:
     num_bytes: int
     worker_ids: tuple[str, ...]
     kept_steps: tuple[int, ...]
+    different_workers: tuple[DifferentWorker, ...] = ()
 
 
 _RETRY_SECONDS = 0.5

@@ -280,6 +280,8 @@ def _accumulator(info: "gradserve.AccumulatorInfo", status: "AccumulatorStatus |
         return lines
     if status.missing and _is_overdue(status, uptime):
         lines.append(f"  missing from the round before: {_some(status.missing)}")
+    if status.different:
+        lines.append(f"  with other parameters than most: {_some(map(_different, status.different.items()))}")
     lines.append(
         f"since the server started: {status.accepted} gradients accepted, {status.stale} stale, "
         f"{status.duplicate} duplicate, {status.refused} refused; {status.rounds_per_second:.1f} rounds/s"
@@ -337,6 +339,11 @@ def _some(names: Iterable[str]) -> str:
     listed = list(dict.fromkeys(names))
     more = len(listed) - _MOST_NAMED
     return ", ".join(listed[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _different(worker: tuple[str, int]) -> str:
+    worker_id, equal_at = worker
+    return worker_id if equal_at < 0 else f"{worker_id} (equal at step {equal_at})"
 
 
 _TEXT: dict[str, Callable[..., list[str]]] = {

@@ -327,6 +327,11 @@ def _accumulator_families(accumulators: Iterable[AccumulatorFigures]) -> Iterato
         "Median time from the first gradient of its last 20 rounds to their ends, if one has ended.",
         labels=labels,
     )
+    different = GaugeMetricFamily(
+        "gradserve_accumulator_different_workers",
+        "Workers whose parameters are not those of most workers of a round.",
+        labels=labels,
+    )
     for each in accumulators:
         names = (each.container, each.name)
         rounds.add_metric(names, each.num_rounds)
@@ -335,7 +340,8 @@ def _accumulator_families(accumulators: Iterable[AccumulatorFigures]) -> Iterato
             ended.add_metric(names, each.last_round_age)
             median.add_metric(names, each.median_round_seconds)
         arrived.add_metric(names, each.open_round_age)
-    yield from (rounds, stale, ended, arrived, median)
+        different.add_metric(names, each.num_different)
+    yield from (rounds, stale, ended, arrived, median, different)
 
 
 def _memory_families(figures: Figures) -> Iterator[Metric]:

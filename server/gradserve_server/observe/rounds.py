@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Self, TypeVar
 
-from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.gradient import Contribution, DifferentWorker
 from gradserve_server.accumulators.observer import Wait
 from gradserve_server.accumulators.rounds import Outcome, Round
+from gradserve_server.limits import quoted
 from gradserve_server.observe.calls import ROUND_SECONDS, STEPS, Histogram, Waiting
 from gradserve_server.resources.registry import ResourceKey
 
@@ -23,6 +24,8 @@ MOST_LATE = 64
 MOST_WORKERS = 100
 OTHERS = "(others)"
 KEPT_ROUNDS = 20
+_MOST_NAMED = 10
+"""Workers that a line of the log names."""
 _MOST_ARRIVALS = 1000
 """Arrivals kept for one round; beyond that, only the latest."""
 _RATE_SECONDS = 10.0
@@ -122,6 +125,7 @@ class History:
         "accepted",
         "duplicate",
         "key",
+        "num_different",
         "num_rounds",
         "refused",
         "rounds",
@@ -136,7 +140,7 @@ class History:
         self.key = key
         self._totals = totals
         self._histories = histories
-        self.accepted = self.stale = self.duplicate = self.refused = self.num_rounds = 0
+        self.accepted = self.stale = self.duplicate = self.refused = self.num_rounds = self.num_different = 0
         self.rounds: list[RoundRecord] = []  # an empty deque takes ten times the memory
         self.workers: list[str] = []
         self.times: list[float] = []
@@ -211,6 +215,23 @@ class History:
     def _recorded(self, record: RoundRecord) -> RoundRecord:
         """Returns the record of the round that has just ended with all that is known of it."""
         return record
+
+    def on_difference(self, workers: Sequence[DifferentWorker]) -> None:
+        self.num_different = len(workers)
+        if not workers:
+            _log.info("accumulator %s: all workers have equal parameters again", self.key)
+            return
+        more = len(workers) - _MOST_NAMED
+        named = "; ".join(
+            f"{quoted(each.worker_id)} (equal at {'no step' if each.equal_at is None else f'step {each.equal_at}'})"
+            for each in workers[:_MOST_NAMED]
+        )
+        _log.warning(
+            "accumulator %s: workers have other parameters than most: %s%s",
+            self.key,
+            named,
+            f" and {more} more" if more > 0 else "",
+        )
 
     def on_drop(self) -> None:
         self.workers.clear()

@@ -1,6 +1,6 @@
 """What the status page says about rounds, and how it writes numbers."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -42,6 +42,14 @@ _EVEN = [ended(1, a=0, b=0.5, c=0.6), ended(2, b=0, c=0.5, a=0.6), ended(3, c=0,
 _VERDICTS: list[tuple[AccumulatorStatus, float, str, bool]] = [
     (net(), 50.0, "No round has ended yet, or none lately.", False),
     (net(_OPEN), 40.5, "The first round is open.", False),
+    (
+        replace(net(*_EVEN), different={"b": 7}), 50.0,
+        "b has other parameters than most workers, equal at step 7 at last.", True,
+    ),
+    (
+        replace(net(*_EVEN), different={"b": -1, "c": 7}), 50.0,
+        "b and c have other parameters than most workers.", True,
+    ),
     (net(*_EVEN), 50.0, "No worker stands out in the last 3 rounds.", False),
     (net(*_EVEN, _OPEN, missing=("b",)), 42.5, "No worker stands out in the last 3 rounds.", False),
     (

@@ -31,6 +31,8 @@ OUTCOMES = {
 }
 AUTO_PLACEMENT = placement_of(keep=False)
 _COPY = Argument("copy")
+_DIGEST = Argument("parameters_digest")
+_MAX_DIGEST_BYTES = 32
 
 
 class Contribution(NamedTuple):
@@ -40,11 +42,13 @@ class Contribution(NamedTuple):
         local_step: The step at which it was computed.
         weight: Its weight in a mean.
         worker_id: The sender's id; None for the client's default, empty for no id.
+        parameters_digest: A digest of the sender's parameters, to be compared with those of others; None for none.
     """
 
     local_step: int
     weight: float
     worker_id: str | None
+    parameters_digest: bytes | None = None
 
 
 class Given(NamedTuple):
@@ -308,10 +312,23 @@ class ContributionWire:
         """Returns the plain fields that all calls with contributions share."""
         plain = {"local_step": how.local_step, "weight": how.weight, "worker_id": self._worker_id(how)}
         fields = plain_fields(request, plain)
+        if how.parameters_digest is not None:
+            fields["parameters_digest"] = as_digest(how.parameters_digest)
         # Tensors of the caller's stay on the server; what was uploaded for this call need not.
         fields["release_handles"] = not has_handles
         fields["unread_contents"] = GpuArray in map(type, values.values())
         return fields
+
+
+def as_digest(digest: Any) -> bytes:
+    """Returns the argument of a caller for a digest of parameters.
+
+    Raises:
+        InvalidArgumentError: It is not bytes, or too long.
+    """
+    if not isinstance(digest, bytes) or len(digest) > _MAX_DIGEST_BYTES:
+        raise _DIGEST.error(f"at most {_MAX_DIGEST_BYTES} bytes", digest)
+    return digest
 
 
 def is_in_place(copy: bool) -> bool:

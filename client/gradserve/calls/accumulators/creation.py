@@ -8,7 +8,7 @@ from gradserve.calls.arguments import as_durability
 from gradserve.calls.exchange import Operation, Unary
 from gradserve.conversion.arrays import as_dtype
 from gradserve.conversion.plain import as_choice, as_text, as_texts, plain_fields
-from gradserve.results import AccumulatorInfo, DTypeLike
+from gradserve.results import AccumulatorInfo, DifferentWorker, DTypeLike
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import InvalidArgumentError
 from gradserve_protocol.messages import decode_duration
@@ -126,6 +126,19 @@ def described(info: accumulator_pb2.AccumulatorInfo) -> AccumulatorInfo:
         agreement=dict(info.spec.agreement),
         incarnation=info.accumulator.incarnation,
         num_shards=info.spec.num_shards,
+        different_workers=different_workers(info),
+    )
+
+
+def different_workers(
+    message: accumulator_pb2.Average | accumulator_pb2.AccumulatorInfo,
+) -> tuple[DifferentWorker, ...]:
+    """Returns the workers with other parameters than most that a message names."""
+    return tuple(
+        [
+            DifferentWorker(each.worker_id, each.equal_at if each.HasField("equal_at") else None)
+            for each in message.different_workers
+        ]
     )
 
 

@@ -29,6 +29,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         *,
         weight: float = 1.0,
         worker_id: str | None = None,
+        parameters_digest: bytes | None = None,
         request_id: int | None = None,
         progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[ApplyResult]:
@@ -45,6 +46,9 @@ class GradientAccumulatorCalls(AccumulatorCalls):
                 other sums than float32).
             worker_id: The sender's id, for diagnoses, deterministic sums and one_per_worker. None: an id for this
                 client and thread, or no id if sums are deterministic.
+            parameters_digest: A digest of the sender's parameters at `local_step`, at most 32 bytes. The server
+                compares those of a round, and names the workers that have another one than most:
+                `Average.different_workers`. None: this worker's are not compared.
             request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts
                 once. None: a new gradient.
             progress: Told how far the transfer of the gradient is, as by `Client.put`. An exception from the callback
@@ -60,7 +64,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
             UnavailableError: The server cannot be reached. It may have counted the gradient: try again with
                 `request_id`.
         """
-        how = Contribution(local_step, weight, worker_id)
+        how = Contribution(local_step, weight, worker_id, parameters_digest)
         return tracked(progress, partial(self._wire.apply, grads, how, request_id))
 
     def take_grad(
@@ -127,6 +131,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
         *,
         weight: float = 1.0,
         worker_id: str | None = None,
+        parameters_digest: bytes | None = None,
         one_per_worker: bool = True,
         on_stale: Literal["raise", "return"] = "raise",
         timeout: float | None = None,
@@ -150,6 +155,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
             worker_id: The sender's id. None: an id for this client and thread, or no id if sums are deterministic. So
                 each thread with a share of the work is a worker; coroutines that share a client need worker ids of
                 their own.
+            parameters_digest: See `apply_grad`.
             one_per_worker: Whether to count only the first gradient of each worker in a round. Gradients with an empty
                 worker_id all count.
             on_stale: What to do if the gradient was dropped because the accumulator is past `local_step`. "raise":
@@ -176,7 +182,7 @@ class GradientAccumulatorCalls(AccumulatorCalls):
                 `request_id`.
         """
         stale = as_choice(on_stale, ("raise", "return"), Argument("on_stale"))
-        how = Contribution(local_step, weight, worker_id)
+        how = Contribution(local_step, weight, worker_id, parameters_digest)
         wire, wait = self._wire, self._wait(timeout)
         push_pull = partial(wire.push_pull, grads, num_required, how, wait, request_id)
         result = yield from tracked(progress, partial(push_pull, one_per_worker=one_per_worker, copy=copy))

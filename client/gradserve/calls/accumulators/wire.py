@@ -12,7 +12,7 @@ from gradserve.calls.accumulators.contributions import (
     Given,
     is_in_place,
 )
-from gradserve.calls.accumulators.creation import delete, described
+from gradserve.calls.accumulators.creation import delete, described, different_workers
 from gradserve.calls.accumulators.service import without_run
 from gradserve.calls.exchange import Operation, Progress, Reply, Whole, encode_timeout
 from gradserve.conversion.plain import as_integer, plain_fields
@@ -183,6 +183,7 @@ class AccumulatorWire(ContributionWire):
             num_gradients=message.num_gradients,
             total_weight=message.total_weight,
             worker_ids=tuple(message.worker_ids),
+            different_workers=different_workers(message),
         )
 
     def _receive_values(

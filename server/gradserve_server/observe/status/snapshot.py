@@ -187,6 +187,10 @@ def snapshot_of(
         refused=history.refused,
         workers=some_of(rounds.members.workers),
         missing=some_of(rounds.missing_workers),
+        different={
+            each.worker_id: -1 if each.equal_at is None else each.equal_at
+            for each in rounds.comparison.different[:MOST_WORKERS]
+        },
     )
     current = tuple(history.workers), tuple(history.times)
     return RoundsSnapshot(key, owner, status, rounds.global_step, tuple(history.rounds), *current)

@@ -203,6 +203,7 @@ class AccumulatorFigures:
         last_round_age: Seconds since its last round ended; None if none has.
         open_round_age: Seconds since the first gradient of its current round; 0 while it has none.
         median_round_seconds: The median time from the first gradient of its last rounds to their ends; 0 without any.
+        num_different: The workers whose parameters are not those of most.
     """
 
     container: str
@@ -212,6 +213,7 @@ class AccumulatorFigures:
     last_round_age: float | None
     open_round_age: float
     median_round_seconds: float
+    num_different: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,6 +324,7 @@ def accumulator_figures(histories: Histories) -> tuple[AccumulatorFigures, ...]:
                 now - each.last_round_ended if each.rounds else None,
                 now - each.times[0] if each.times else 0.0,
                 each.median_round_seconds,
+                each.num_different,
             )
             for each in islice(of_users, MOST_ACCUMULATORS)
         ]

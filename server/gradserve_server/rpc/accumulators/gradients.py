@@ -64,7 +64,12 @@ def weight_of(request: _Weighted) -> float:
 
 
 def contribution_of(
-    request: _Sent, *, was_accepted: bool = False, sum_of: tuple[Summand, ...] = (), epoch: int | None = None
+    request: _Sent,
+    *,
+    was_accepted: bool = False,
+    sum_of: tuple[Summand, ...] = (),
+    epoch: int | None = None,
+    digest: bytes = b"",
 ) -> Contribution:
     """Reads the step, weight and sender of a gradient.
 
@@ -73,6 +78,7 @@ def contribution_of(
         was_accepted: Whether an earlier run of the server has accepted the gradient, so that its step does not matter.
         sum_of: The gradients of a sum.
         epoch: The epoch of a gradient for a sharded accumulator, if the request says it.
+        digest: The digest of the worker's parameters, if the request has it.
 
     Raises:
         InvalidArgumentError: The sender's id is too long.
@@ -86,6 +92,7 @@ def contribution_of(
         sum_of=sum_of,
         epoch=epoch,
         was_accepted=was_accepted,
+        parameters_digest=digest,
     )
 
 

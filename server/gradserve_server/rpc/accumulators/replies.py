@@ -1,7 +1,7 @@
 """Encodes replies of AccumulatorService: outcomes, averages, and descriptions of accumulators."""
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from gradserve_protocol.tensors import Contents, WithContents, encode_message, t
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.gradient import Average, RoundParts, SparseSlices, Value
+from gradserve_server.accumulators.gradient import Average, DifferentWorker, RoundParts, SparseSlices, Value
 from gradserve_server.accumulators.rounds import AccumulatorState, Applied, Outcome
 from gradserve_server.accumulators.spec import (
     ComponentSpec,
@@ -135,8 +135,14 @@ def _pieces(average: Average, tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[
         worker_ids=average.worker_ids,
         round=average.round_number + 1,
         parts=None if average.parts is None else _encode_parts(average.parts),
+        different_workers=encode_different(average.different_workers),
     )
     yield component_values(average.values, tensors)
+
+
+def encode_different(workers: Iterable[DifferentWorker]) -> list[accumulator_pb2.DifferentWorker]:
+    """Converts workers with other parameters than most to messages."""
+    return [accumulator_pb2.DifferentWorker(worker_id=each.worker_id, equal_at=each.equal_at) for each in workers]
 
 
 def component_values(values: Mapping[str, Value], tensors: Iterator[tensor_pb2.Tensor]) -> Entries:
@@ -265,6 +271,7 @@ def info_pieces(
         idle_lease=encode_idle_lease(lifetime),
         server_incarnation=server.incarnation,
         epoch=state.epoch,
+        different_workers=encode_different(state.different_workers),
     )
     yield "spec", _spec_pieces(accumulator)
 

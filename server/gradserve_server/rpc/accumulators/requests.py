@@ -26,6 +26,7 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import (
     MAX_COMPONENT_DIMENSIONS,
     MAX_COMPONENTS,
+    MAX_DIGEST_BYTES,
     MAX_DIMENSIONS,
     MAX_NAME_BYTES,
     MAX_SUMMANDS,
@@ -221,6 +222,7 @@ def _contribution(request: GradientRequest, user: Identity) -> Contribution:
         was_accepted=isinstance(request, messages_pb2.ApplyGradientRequest) and request.accepted_before,
         sum_of=_summands(request, user) if request.sum_of else (),
         epoch=epoch_of(request),
+        digest=_digest(request, request.worker_id, "parameters_digest"),
     )
 
 
@@ -237,7 +239,17 @@ def _summand(message: accumulator_pb2.Summand, field: str, user: Identity) -> Su
         message.weight if message.HasField("weight") else 1.0,
         message.worker_id,
         decode_request_id(message.request_id, b"", user, field) if message.HasField("request_id") else None,
+        _digest(message, message.worker_id, f"{field}.parameters_digest"),
     )
+
+
+def _digest(message: GradientRequest | accumulator_pb2.Summand, worker_id: str, field: str) -> bytes:
+    digest: bytes = message.parameters_digest
+    if len(digest) > MAX_DIGEST_BYTES:
+        raise InvalidArgumentError(f"expected at most {MAX_DIGEST_BYTES} bytes, got {len(digest)}", field=field)
+    if digest and not worker_id:
+        raise InvalidArgumentError("expected a digest of parameters with a worker_id, got one without", field=field)
+    return digest
 
 
 def _gradient_id(

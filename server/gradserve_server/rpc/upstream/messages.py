@@ -11,7 +11,7 @@ from gradserve.calls.tensors import placement_of, receive_results
 from gradserve_protocol.messages import encode_duration
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
-from gradserve_server.accumulators.gradient import Array, Average, SparseSlices, Value
+from gradserve_server.accumulators.gradient import Array, Average, DifferentWorker, SparseSlices, Value
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.rpc.accumulators.requests import GradientRequest
 from gradserve_server.security.identity import Identity
@@ -127,7 +127,7 @@ def of_sum(
         if each.sum_of:
             sent.sum_of.MergeFrom(each.sum_of)
             continue
-        summand = sent.sum_of.add(worker_id=each.worker_id)
+        summand = sent.sum_of.add(worker_id=each.worker_id, parameters_digest=each.parameters_digest)
         if each.HasField("weight"):
             summand.weight = each.weight
         if each.HasField("request_id"):
@@ -239,4 +239,10 @@ def average_of(message: accumulator_pb2.Average, values: Mapping[str, Value]) ->
         num_gradients=message.num_gradients,
         total_weight=message.total_weight,
         worker_ids=tuple(message.worker_ids),
+        different_workers=tuple(
+            [
+                DifferentWorker(each.worker_id, each.equal_at if each.HasField("equal_at") else None)
+                for each in message.different_workers
+            ]
+        ),
     )

@@ -34,6 +34,11 @@ function periodOf(ended) {
 
 /** Returns {text, alarming} for the accumulator and the analysis of its rounds. */
 export function verdict(accumulator, { rounds, workers }) {
+  const different = Object.entries(accumulator.different ?? {}).map(([id, step]) => ({ id, step: number(step) }));
+  if (different.length) {
+    const since = different.every(({ step }) => step >= 0) ? `, equal at step ${Math.min(...different.map(({ step }) => step))} at last` : "";
+    return { text: `${list(different)} ${different.length > 1 ? "have" : "has"} other parameters than most workers${since}.`, alarming: true };
+  }
   const ended = rounds.filter((round) => !round.open);
   const open = rounds.find((round) => round.open);
   if (!ended.length) return { text: open ? "The first round is open." : "No round has ended yet, or none lately.", alarming: false };
