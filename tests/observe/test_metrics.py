@@ -113,8 +113,8 @@ def test_workers_with_other_parameters_are_counted(local: LocalServer) -> None:
             for worker_id, digest in digests.items():
                 acc.apply_grad(gradient, step, worker_id=worker_id, parameters_digest=digest)
             acc.take_grad(len(digests))
-            found = Metrics(local).value("gradserve_accumulator_different_workers", accumulator="metrics/different")
-            assert found == (1, 0)[step]
+            of_it = {"container": "default", "accumulator": "metrics/different"}
+            assert Metrics(local).value("gradserve_accumulator_different_workers", **of_it) == (1, 0)[step]
 
 
 def test_parameters_have_metrics_of_their_own_beside_an_accumulator_of_the_same_name(

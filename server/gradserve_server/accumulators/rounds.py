@@ -137,7 +137,7 @@ class Rounds:
         """True if every member of the previous round had a worker_id."""
         self._missing: dict[str, None] = {}
         self.comparison = Comparison()
-        """Whether the parameters of the workers are equal."""
+        """Compares the parameters of the workers."""
 
     @property
     def num_accumulated(self) -> int:
