@@ -149,7 +149,7 @@ class Average(Mapping[str, NDArray[Any] | Any]):
     num_gradients: int
     total_weight: float
     worker_ids: tuple[str, ...]
-    different_workers: tuple[DifferentWorker, ...] = field(default=(), kw_only=True)
+    different_workers: tuple[DifferentWorker, ...] = field(default=(), kw_only=True, repr=False)
 
     def __getitem__(self, name: str) -> NDArray[Any] | Any:
         return self.components[name]

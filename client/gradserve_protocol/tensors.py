@@ -113,8 +113,10 @@ class Contents:
             beside: False if all of them must be in the message.
         """
         # In one function: it is called for every tensor of every call.
-        if beside and sum([array.nbytes for array in arrays]) < max(_MIN_BYTES, _MIN_EACH * len(arrays)):
-            beside = not all(isinstance(array, HOST_ARRAYS) for array in arrays)
+        if beside:
+            beside = sum([array.nbytes for array in arrays]) >= max(_MIN_BYTES, _MIN_EACH * len(arrays))
+            for array in arrays:
+                beside = beside or not isinstance(array, HOST_ARRAYS)
         for array in arrays:
             tensor = tensor_pb2.Tensor(dtype=to_data_type(array.dtype), shape=array.shape)
             if not beside or not array.nbytes:

@@ -55,6 +55,12 @@ class Accumulator:
         self.incarnation = incarnation
         self._changes = changes
         self._ledger, self._sum, self._averages = changes.ledger, changes.sum, changes.averages
+        self.rounds: Rounds = changes.ledger.rounds
+        """The rounds, read-only."""
+        self.place: Place = changes.sum.place
+        """The memory that holds its sum and its averages."""
+        self.sum_spec: AccumulatorSpec = changes.sum.spec
+        """The spec of its sum, which has no components if the accumulator is sharded."""
         self._observer = changes.observer
         self._waiters = waiters
         self.queue = changes.queue
@@ -66,16 +72,6 @@ class Accumulator:
         self._waits = Waits(name, self._ledger.rounds, self.queue, self._observer, gave_up, wording)
         self._workers = LiveWorkers(name, wording)
         self._tasks = BackgroundTasks()
-
-    @property
-    def sum_spec(self) -> AccumulatorSpec:
-        """The spec of its sum, which has no components if the accumulator is sharded."""
-        return self._sum.spec
-
-    @property
-    def place(self) -> Place:
-        """The memory that holds its sum and its averages."""
-        return self._sum.place
 
     @property
     def num_accumulated(self) -> int:
@@ -91,11 +87,6 @@ class Accumulator:
     def durability(self) -> Durability | None:
         """The changes that survive the end of the server; None for none."""
         return self.spec.durability
-
-    @property
-    def rounds(self) -> Rounds:
-        """Its rounds, read-only."""
-        return self._ledger.rounds
 
     @property
     def num_bytes(self) -> int:

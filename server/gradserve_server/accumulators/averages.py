@@ -238,7 +238,10 @@ class UndeliveredAverages:
 
     def acknowledge(self, call: RequestId) -> bool:
         """Releases the averages that the client has received; returns whether there were any."""
-        received = [each for each in self._by_client.get(call.client_id, ()) if call.acknowledges(each)]
+        sequences = self._by_client.get(call.client_id)
+        if not sequences:
+            return False
+        received = [each for each in sequences if call.acknowledges(each)]
         for sequence in received:
             self._release(call.client_id, sequence)
         return bool(received)

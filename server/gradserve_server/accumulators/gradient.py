@@ -1,7 +1,7 @@
 """Gradients and averages: what goes into an accumulator, and what comes out."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -67,6 +67,8 @@ class Gradient:
             back after the call. They are read once, for the addition or a checked copy, and once more for the disk.
         finite: The components whose values are known to be finite.
         lenders: The owners of the memory that the values are in or were copied from.
+        nbytes: The memory of all values.
+        sparse_nbytes: The memory of the sparse values, whose indices are read one by one.
     """
 
     values: Mapping[str, Value]
@@ -75,6 +77,8 @@ class Gradient:
     live: bool = False
     finite: frozenset[str] = frozenset()
     lenders: tuple[Lender, ...] = ()
+    nbytes: int = field(init=False)
+    sparse_nbytes: int = field(init=False)
 
     def check_lenders(self) -> None:
         """Checks that all lenders are still connected, so that the values read so far are those that they sent.
@@ -90,10 +94,14 @@ class Gradient:
         """True if the accumulator may take over the memory of the arrays."""
         return self.owned and not self.live
 
-    @property
-    def nbytes(self) -> int:
-        """The memory of all values."""
-        return self._sizes[0]
+    def __post_init__(self) -> None:
+        total = sparse = 0
+        for value in self.values.values():
+            total += value.nbytes
+            if isinstance(value, SparseSlices):
+                sparse += value.nbytes
+        object.__setattr__(self, "nbytes", total)
+        object.__setattr__(self, "sparse_nbytes", sparse)
 
     @property
     def dense(self) -> dict[str, Array]:
@@ -114,25 +122,6 @@ class Gradient:
     def dense_nbytes(self) -> int:
         """The memory of the dense values."""
         return self.nbytes - self.sparse_nbytes
-
-    @property
-    def sparse_nbytes(self) -> int:
-        """The memory of the sparse values, whose indices are read one by one."""
-        return self._sizes[1]
-
-    @property
-    def _sizes(self) -> tuple[int, int]:
-        """The memory of all values, and that of the sparse ones."""
-        # Not a cached_property: in Python 3.11 that takes a lock, for longer than most sums.
-        found: tuple[int, int] | None = self.__dict__.get("_found_sizes")
-        if found is None:
-            total = sparse = 0
-            for value in self.values.values():
-                total += value.nbytes
-                if isinstance(value, SparseSlices):
-                    sparse += value.nbytes
-            found = self.__dict__["_found_sizes"] = (total, sparse)
-        return found
 
 
 def sum_of_weights(weights: Iterable[float]) -> float:

@@ -188,6 +188,7 @@ class IncomingGradient:
     finite: set[str] = field(default_factory=set)
 
 
+_NO_TENSORS = IncomingTensors(())
 _PART_BYTES = 4 << 20
 """The bytes of a tensor that are checked at a time, while they are still in the cache."""
 
@@ -252,8 +253,10 @@ class GradientReceiver:
             MemoryError: There is no memory for tensors that must be copied to the host.
         """
         path, components, gradient.components = gradient.path, gradient.components, ()
-        incoming, gradient.tensors = gradient.tensors, IncomingTensors(())
-        finite = frozenset([name or spec.components[0].name for name in gradient.finite])
+        incoming, gradient.tensors = gradient.tensors, _NO_TENSORS
+        finite = frozenset(gradient.finite)
+        if "" in finite:  # the only one
+            finite = frozenset([spec.components[0].name])
         work = PIECE_BYTES * len(components)
         # Checked indices must not change, and rows are read twice.
         in_place = await self._compute.run(work, _dense_fields, components)

@@ -263,7 +263,7 @@ class IncomingTensors:
     @property
     def is_live(self) -> bool:
         """True if the client can change some of the tensors at any time. For very many it takes long."""
-        return True in [each.is_live for each in self._tensors]
+        return self._num_live > 0 and True in [each.is_live for each in self._tensors]
 
     @property
     def exclusive(self) -> bool:

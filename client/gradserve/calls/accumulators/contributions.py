@@ -105,6 +105,7 @@ class ContributionWire:
         self.target = target
         self.components = components
         self._session = session
+        self._service: RoundService = session.service
         self._key: AccumulatorKey = (session.service.subject, session.ref.container, session.ref.name)
         self._ids = ids
         self._has_default_workers = has_default_workers
@@ -114,10 +115,6 @@ class ContributionWire:
     def ref(self) -> Any:
         """The resource's name."""
         return self._session.ref
-
-    @property
-    def _service(self) -> RoundService:
-        return self._session.service
 
     def _apply(
         self, tree: Tree, how: Contribution, request_id: int | None, progress: Progress | None

@@ -492,7 +492,9 @@ class Reducer:
             self._share(operation, numbers, alike)
 
     def _is_large(self, operation: _Operation, numbers: Sequence[float], rows: Sequence[Row]) -> bool:
-        num_bytes = sum([row[operation.total].nbytes for row in rows])
+        num_bytes = 0
+        for row in rows:
+            num_bytes += row[operation.total].nbytes
         if num_bytes < self._shared_bytes:
             return False
         is_easy = operation.is_easy(*numbers) and all(row[0].dtype == row[-1].dtype for row in rows)

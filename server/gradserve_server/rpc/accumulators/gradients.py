@@ -179,7 +179,10 @@ def gradient_id(
 
 def _add_gradient(digest: blake2b, gradient: IncomingGradient, *, unread: bool) -> None:
     # What came with the request, beside the message or in it.
-    num_bytes = sum([each.array.nbytes for each in gradient.tensors if each.array is not None and not each.is_on_gpu])
+    num_bytes = 0
+    for each in gradient.tensors:
+        if each.array is not None and not each.is_on_gpu:
+            num_bytes += each.array.nbytes
     by_contents = not unread and num_bytes <= _LONGEST_CONTENTS
     for component in gradient.components:
         digest.update(component.name.encode() + b"\0")

@@ -222,7 +222,7 @@ def _contribution(request: GradientRequest, user: Identity) -> Contribution:
         was_accepted=isinstance(request, messages_pb2.ApplyGradientRequest) and request.accepted_before,
         sum_of=_summands(request, user) if request.sum_of else (),
         epoch=epoch_of(request),
-        digest=_digest(request, request.worker_id, "parameters_digest"),
+        digest=_digest(request, request.worker_id, "parameters_digest") if request.parameters_digest else b"",
     )
 
 
@@ -262,7 +262,7 @@ def _gradient_id(
     if isinstance(request, messages_pb2.PushPullRequest):
         pull = (request.num_required, counts_one_per_worker(request))
     what = (type(request).__name__, pull, request.local_step, contribution.factor, request.worker_id)
-    summands = [each.SerializeToString(deterministic=True) for each in request.sum_of]
+    summands = [each.SerializeToString(deterministic=True) for each in request.sum_of] if request.sum_of else ()
     return gradient_id(request.request_id, what, given, user, unread=request.unread_contents, more=summands)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -85,8 +85,10 @@ def decode_tensors(
             tensors.append(None)
         else:
             tensors.append(_inline(path, spec, message.content))
-    found = iter(tensors_in(payload, beside))
-    return IncomingTensors([next(found) if each is None else each for each in tensors], payload, user)
+    if beside:
+        found = iter(tensors_in(payload, beside))
+        tensors = [next(found) if each is None else each for each in tensors]
+    return IncomingTensors(cast("list[IncomingTensor]", tensors), payload, user)
 
 
 def _inline(field: str, spec: TensorSpec, content: bytes) -> IncomingTensor:
