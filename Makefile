@@ -155,7 +155,7 @@ face-types: $(INSTALLED)  ## Make the types of methods that return arrays or han
 	$(BIN)/python deploy/generate_face_types.py client
 
 check-processors: $(INSTALLED)  ## Compile the kernels for other processors too, and check what they compute
-	ALL_PROCESSORS=1 $(BIN)/python -m pytest tests/processors
+	ALL_PROCESSORS=1 $(BIN)/python -m pytest tests/processors tests/parameters/test_bits.py
 
 $(CUDNN_INSTALLED): Makefile pyproject.toml constraints.txt deploy/constraints-cuda13.txt
 	@echo "Installing cuDNN into $(CUDNN_VENV)"

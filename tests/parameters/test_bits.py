@@ -13,10 +13,11 @@ from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.storage.journal import Durability
 from tests.parameters import bits
 from tests.parameters.durable.disk import Disk
-from tests.processors.test_processors import has_v3, is_x86
+from tests.processors.test_processors import ONLY_ON_DEMAND, checks_all, has_v3, is_x86
 
-PROCESSORS = {"generic": True, "x86-64": True, "x86-64-v2": True, "x86-64-v3": has_v3}
+PROCESSORS = {"generic": True, "x86-64-v2": True, "x86-64-v3": has_v3}
 """The processors that Numba compiles for, and whether this machine has all that they have."""
+IN_EVERY_RUN = "generic"
 RESTARTS = (1, 5, 6, 44, 45, 46, 89)
 """The numbers of updates after which the server is killed: within rounds, and between two."""
 
@@ -45,6 +46,8 @@ def test_compiled(num_threads: int) -> None:
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_compiled_for_other_processors(processor: str) -> None:
     """In a process of its own; compiling takes half a minute if it has never been done."""
+    if processor != IN_EVERY_RUN and not checks_all:
+        pytest.skip(ONLY_ON_DEMAND)
     if not PROCESSORS[processor]:
         pytest.skip(f"needs a processor with all of {processor}")
     done = subprocess.run(

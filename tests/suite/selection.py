@@ -11,7 +11,7 @@ from tests.suite import sampling
 TESTS = Path(__file__).parents[1]
 
 EXHAUSTIVE: Mapping[str, str] = {
-    "accumulators/durable/test_kills.py": "hundreds of kills of a server",
+    "accumulators/durable/test_kills.py": "kills of a server amid hundreds of gradients",
     "accumulators/test_killed_workers.py": "workers killed amid thousands of gradients",
     "arguments/test_absurd_arguments.py": "every argument of every method, absurd",
     "benchmarks": "the benchmarks themselves, which start peers",

@@ -1,6 +1,5 @@
-"""A user's script through every combination of a worker killed, one that joins, and a server that is started again."""
+"""A user's script while a worker is killed, one joins, and a server is started again: each two of these, and all."""
 
-import itertools
 import json
 import os
 import signal
@@ -84,9 +83,9 @@ def program() -> Iterator["subprocess.Popen[str]"]:
     ("server", "kills", "joins", "restarts"),
     [
         ("in memory", True, True, False),
-        *itertools.product(FLAGS, *[[True]] * 3),
-        *itertools.product(FLAGS, [False], [True], [True]),
-        *itertools.product(FLAGS, [True], [False], [True]),
+        ("in memory", True, False, True),
+        ("durable", False, True, True),
+        ("durable", True, True, True),
     ],
 )
 def test_every_worker_ends_with_the_same_weights(
