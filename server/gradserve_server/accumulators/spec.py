@@ -63,7 +63,7 @@ class PartialShape(NamedTuple):
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Returns True if a tensor of `shape` fits this shape."""
-        if self.dims is None:
+        if self.dims is None or self.dims == shape:
             return True
         return len(self.dims) == len(shape) and all(
             known in (-1, size) for known, size in zip(self.dims, shape, strict=True)

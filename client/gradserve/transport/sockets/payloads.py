@@ -150,9 +150,13 @@ class Payloads:
         buffers: list[memoryview] = []
         gap = memoryview(bytearray(_MAX_GAP_BYTES if num_following else 0))
         end = 0
-        for placed in sorted(_placed(tensors, segments), key=attrgetter("place")):
+        places = sorted(_placed(tensors, segments), key=attrgetter("place"))
+        in_regions = [each for each in places if each.region]
+        if in_regions:
+            arrays = self._in_regions(in_regions, progress)
+            by_offset |= zip([each.offset for each in in_regions], arrays, strict=True)
+        for placed in places:
             if placed.region:
-                by_offset[placed.offset] = self._in_region(placed, progress)
                 continue
             array = self._pool.empty(placed.shape, placed.dtype)
             if placed.place != end:
@@ -176,9 +180,9 @@ class Payloads:
         """Returns the frames to send after a reply."""
         return ()
 
-    def _in_region(self, placed: Placed, progress: Progress | None) -> Array:
-        """Returns a tensor whose elements are in a region of the server."""
-        raise FrameError(f"expected the payload after the message, got {placed}")
+    def _in_regions(self, places: Sequence[Placed], progress: Progress | None) -> Sequence[Array]:
+        """Returns tensors whose elements are in regions of the server."""
+        raise FrameError(f"expected the payload after the message, got {places[0]}")
 
 
 def _placed(tensors: Sequence[tensor_pb2.Tensor], segments: Sequence[Segment]) -> list[Placed]:

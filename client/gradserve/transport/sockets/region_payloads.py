@@ -237,20 +237,23 @@ class RegionPayloads(Payloads):
         surplus = self._gpu.surplus() if self._gpu.opened else ()
         return [*surplus, *(self._releases() if self._ended else ())]
 
-    def _in_region(self, placed: Placed, progress: Progress | None) -> Array:
-        read = self._reads[placed.region]
-        end = placed.place + placed.num_bytes
-        if end > read.size:
-            raise FrameError(f"expected a place in a region, got {placed}")
-        shared: Array = read[placed.place : end].view(np.ndarray).view(placed.dtype).reshape(placed.shape)
+    def _in_regions(self, places: Sequence[Placed], progress: Progress | None) -> Sequence[Array]:
+        shared: list[Array] = []
+        for placed in places:
+            read = self._reads[placed.region]
+            end = placed.place + placed.num_bytes
+            if end > read.size:
+                raise FrameError(f"expected a place in a region, got {placed}")
+            shared.append(read[placed.place : end].view(np.ndarray).view(placed.dtype).reshape(placed.shape))
         if not self._copies:
             return shared
-        array = self._pool.empty(placed.shape, placed.dtype)
-        if progress is None:
-            np.copyto(array, shared)
-        else:
-            _copy(array, shared, progress)
-        return array
+        arrays = [self._pool.empty(placed.shape, placed.dtype) for placed in places]
+        for array, each in zip(arrays, shared, strict=True):
+            if progress is None:
+                np.copyto(array, each)
+            else:
+                _copy(array, each, progress)
+        return arrays
 
     def _copied(self, buffers: Mapping[int, memoryview], progress: Progress | None) -> Array | None:
         """Returns copies of buffers in a region, one after the other; None if there is no memory for them."""

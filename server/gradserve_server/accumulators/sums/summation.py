@@ -157,9 +157,11 @@ class ArrivalOrderSum:
             return sparse
         owned = gradient.is_adoptable
         return sparse + sum(
-            value.size * dtype.itemsize
-            for value, dtype in zip(self._values(gradient), self._dtypes.values(), strict=True)
-            if not self._is_adoptable(value, dtype, owned=owned)
+            [
+                value.size * dtype.itemsize
+                for value, dtype in zip(self._values(gradient), self._dtypes.values(), strict=True)
+                if not (owned and self._is_adoptable(value, dtype))
+            ]
         )
 
     def adopted(self, gradient: Gradient) -> int:
@@ -169,7 +171,7 @@ class ArrivalOrderSum:
         return sum(
             value.nbytes
             for value, dtype in zip(self._values(gradient), self._dtypes.values(), strict=True)
-            if self._is_adoptable(value, dtype, owned=True)
+            if self._is_adoptable(value, dtype)
         )
 
     def stage(
@@ -201,7 +203,7 @@ class ArrivalOrderSum:
     def _new_sums(self, values: Sequence[Array], *, owned: bool) -> Iterable[Array]:
         """Returns where the sums of the first gradient go: adopted memory, or new memory."""
         for value, dtype in zip(values, self._dtypes.values(), strict=True):
-            is_adopted = self._is_adoptable(value, dtype, owned=owned)
+            is_adopted = owned and self._is_adoptable(value, dtype)
             yield value if is_adopted else self._place.allocate(value.shape, dtype)
 
     @property
@@ -262,8 +264,8 @@ class ArrivalOrderSum:
         values: Mapping[str, Any] = gradient.values
         return [values[name] for name in self._dtypes]
 
-    def _is_adoptable(self, value: Array, dtype: DType, *, owned: bool) -> bool:
-        return owned and value.dtype == dtype and self._place.may_be_written(value)
+    def _is_adoptable(self, value: Array, dtype: DType) -> bool:
+        return value.dtype == dtype and self._place.may_be_written(value)
 
 
 def _have_other_dtypes(values: Sequence[Array], results: Sequence[Array]) -> bool:

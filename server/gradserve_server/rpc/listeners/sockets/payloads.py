@@ -92,7 +92,7 @@ class PayloadReceiver:
         if not num_bytes and not header.num_segments:
             return NO_PAYLOAD
         places = unpack_segments(head[header.name_bytes : -header.message_bytes or None], header)
-        check_payload_bytes(sum(each.num_bytes for each in places), allowed)
+        check_payload_bytes(sum([each.num_bytes for each in places]), allowed)
         waits = num_bytes <= self._context.memory.limit  # others go on while a payload that never fits is dropped
         in_flight = self._context.in_flight
         memory = self._context.memory.reserve(purpose=Purpose.COMPUTING)
