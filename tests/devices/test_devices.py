@@ -63,6 +63,7 @@ def test_a_server_does_not_start_without_the_device_of_its_accumulators() -> Non
     assert "Error: --accumulator-device: expected a device of this server, cpu, got 'cuda:0'" in done.stderr
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "CPU", ""])
 def test_names_that_no_device_has(wanted: str) -> None:
     done = run_cli("serve", "--device", wanted)

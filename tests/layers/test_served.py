@@ -168,6 +168,7 @@ def persist(call: Callable[[], T]) -> T:
     raise AssertionError("not acknowledged in 200 attempts")
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("updates", [None, "update_ops"], ids=["in place", "delayed"])
 def test_every_forward_counts_once_though_replies_are_lost(threads: ThreadPoolExecutor, updates: str | None) -> None:
     """Each is sent by two clients at once, while others run the updates; with decay d, n of them leave d^n."""

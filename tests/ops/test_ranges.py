@@ -149,6 +149,7 @@ def test_batch_norm(family: Family, data_format: str, count: int, deviation: flo
     near(outputs.y, images((wide - mean[:, None]) / np.sqrt(variance)[:, None], data_format), 1e-5, "y")
 
 
+@pytest.mark.sampled
 @by_format
 def test_the_mean_of_the_largest_numbers(family: Family, data_format: str) -> None:
     values = np.repeat(np.array([[LARGEST], [-3e38], [3e38]], np.float32), 1000, axis=1)

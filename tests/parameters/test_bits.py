@@ -30,11 +30,13 @@ def expected() -> dict[str, str]:
     return found
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("num_threads", [2, 3])
 def test_numpy_in_several_threads(num_threads: int) -> None:
     assert bits.digests(num_threads, is_compiled=False) == expected()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.usefixtures("_compiled_kernels")
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_compiled(num_threads: int) -> None:

@@ -183,7 +183,7 @@ def _send(
     return sent
 
 
-FEW_WAYS = {"in messages of gRPC", "a bulk socket", "shared memory", "gRPC with TLS"}
+FEW_WAYS = {"in messages of gRPC", "a bulk socket", "shared memory"}
 
 
 @pytest.mark.parametrize(

@@ -368,6 +368,7 @@ def test_a_step_from_a_point_that_is_an_update() -> None:
     np.testing.assert_allclose(stepped, (1 - back) * target + back * mean, rtol=1e-9)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("degrees", [115.0, 119.0, 119.9])
 def test_a_median_that_is_close_to_an_update(degrees: float) -> None:
     """The corner of 120 degrees itself would be the median."""

@@ -90,7 +90,7 @@ def test_before_others_join_and_all_end(restartable: Restartable, name: str, num
         assert have_equal_weights(first, last)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("first", ["the one behind", "the one ahead"])
 def test_that_loses_the_rounds_between_two_workers(restartable: Restartable, name: str, first: str) -> None:
     """Nobody knows the average between their steps any more: one of them has to take the other's parameters."""
@@ -119,7 +119,7 @@ def test_that_loses_the_rounds_between_two_workers(restartable: Restartable, nam
         each.worker.close()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_newcomer_first", [False, True])
 def test_before_the_first_round(
     restartable: Restartable,

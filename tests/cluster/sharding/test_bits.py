@@ -60,6 +60,7 @@ def _bits(average: gradserve.Average) -> dict[str, tuple[bytes, bytes]]:
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("reduction", ["MEAN", "SUM"])
 @pytest.mark.parametrize("accumulate_dtype", [None, "float64"])
 def test_deterministic_averages_are_bit_equal(

@@ -52,6 +52,7 @@ def _addresses(servers: list[RestartingServer]) -> list[str]:
     return [each.address for each in servers]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("way", WAYS)
 def test_workers_that_wait_send_again_what_a_server_has_lost(forgetful: list[RestartingServer], way: str) -> None:
     name = name_at(HOME, 2)

@@ -150,6 +150,7 @@ def by_optax(make: Callable[[Any], Any], schedule: Schedule, rounds: list[Round]
             yield {name: np.asarray(value) for name, value in parameters.items()}
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", OPTAX)
 def test_optax(compiled: Stepper, name: str) -> None:
     optimizer, make = OPTAX[name]
