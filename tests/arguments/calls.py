@@ -1,6 +1,8 @@
 """A good call of every method that takes an argument, on either face."""
 
+import atexit
 import inspect
+import shutil
 import tempfile
 import uuid
 from dataclasses import dataclass
@@ -16,6 +18,10 @@ import gradserve.aio
 def ones(*shape: int) -> Any:
     return np.ones(shape, np.float32)
 
+
+_FOLDER = Path(tempfile.mkdtemp())
+"""Of what parameters are saved to. One for the process, as calls are tables, which have no fixtures."""
+atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
 LAST_STEP = (1 << 63) - 1
 NOW = {"timeout": 0}
@@ -75,7 +81,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "parameters.push_pull": {"update": {"w": [1, 2]}, "local_step": 0, "worker_id": "", **NOW},
     "parameters.wait": {"step": 0, **NOW},
     "parameters.change": {"num_required": 1},
-    "parameters.save": {"path": Path(tempfile.gettempdir()) / "gradserve-saved"},
+    "parameters.save": {"path": _FOLDER / "saved again"},
     "layer.__call__": {"inputs": ones(2, 3)},
     "layer.forward": {"inputs": ones(2, 3)},
     "layer.backward": {"dy": ones(2, 3)},
@@ -164,7 +170,7 @@ async def make_things(client: Any) -> Things:
         "parameters": await value_of(client.parameters({"w": np.zeros(2)})),
         "layer": await value_of(client.batch_norm()),
     }
-    file = Path(tempfile.mkdtemp()) / "saved"
+    file = _FOLDER / f"saved {uuid.uuid4().hex}"
     await value_of(objects["parameters"].save(file))
     outputs = await value_of(client.raw_ops.CudnnRNNV3(**RNN))
     reserve_space = {"reserve_space": outputs.reserve_space, "host_reserved": outputs.host_reserved}
