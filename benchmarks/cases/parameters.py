@@ -73,29 +73,43 @@ def measurements() -> list[MemoryMeasurement]:
     ]
 
 
-def _contestant(way: Way, optimizer: str, num_workers: int) -> Contestant:
-    made = way.contestant("parameters", num_workers, num_bytes=_NUM_BYTES, optimizer=optimizer, warm_up=True)
-    return replace(made, label=f"{way.label}, {optimizer}")
+def _contestant(way: Way, optimizer: str, num_workers: int, *, checks: bool = True) -> Contestant:
+    made = way.contestant(
+        "parameters",
+        num_workers,
+        num_bytes=_NUM_BYTES,
+        optimizer=optimizer,
+        refuse_non_finite=checks,
+        warm_up=True,
+    )
+    return replace(made, label=f"{way.label}, {optimizer}" + ("" if checks else ", unchecked"))
 
 
 def _beside_mean() -> Comparison:
-    means = [
-        replace(
+    means = {
+        checks: replace(
             IN_PLACE.contestant("push_pull", 2, num_bytes=_NUM_BYTES, refuse_non_finite=checks, warm_up=True),
             label=label,
         )
         for label, checks in ((_MEAN, False), (_CHECKED_MEAN, True))
-    ]
-    own = {optimizer: _contestant(IN_PLACE, optimizer, 2) for optimizer in _SLOWER}
+    }
+    own = {
+        (optimizer, checks): _contestant(IN_PLACE, optimizer, 2, checks=checks)
+        for checks in means
+        for optimizer in _SLOWER
+    }
     return Comparison(
         title=f"parameters of {size_name(_NUM_BYTES)}, 2 workers, beside a mean alone",
-        contestants=(*own.values(), *means),
+        contestants=(*own.values(), *means.values()),
         num_bytes=_NUM_BYTES,
         steps=_STEPS,
+        # Each beside the mean that checks as much; and those that check, as they do by default, beside the one that does
+        # not.
         targets=tuple(
-            Target(mean.label, (mean.label,), 1 / slower, own[optimizer].label)
-            for mean in means
-            for optimizer, slower in _SLOWER.items()
+            Target(mean.label, (mean.label,), 1 / _SLOWER[optimizer], each.label)
+            for mean_checks, mean in means.items()
+            for (optimizer, checks), each in own.items()
+            if checks or not mean_checks
         ),
         num_own=len(own),
     )

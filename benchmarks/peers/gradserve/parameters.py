@@ -34,6 +34,7 @@ class ParametersWorker(Worker):
         self._parameters = client.parameters(
             {"x": np.zeros(setup.num_floats, np.float32)},
             shared_name="model",
+            refuse_non_finite=setup.options["refuse_non_finite"],
             optimizer=_OPTIMIZERS[self._optimizer],
             update="gradient",
             num_required=setup.num_workers,
