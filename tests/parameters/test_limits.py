@@ -128,7 +128,7 @@ async def test_no_memory_in_the_machine_is_an_exhausted_resource(
 async def test_the_bookkeeping_of_updates_without_a_name_is_limited() -> None:
     bench = ParametersBench()
     made = await bench.parameters(rounds={"num_required": 1 << 20})
-    bench.bookkeeping.limit = bench.bookkeeping.used + 10 * 512
+    bench.bookkeeping.limit = bench.bookkeeping.used + 10 * 768
     for _ in range(10):
         await push(made, {"w": [1, 1]})
     await fails(made, ResourceExhaustedError, push(made, {"w": [1, 1]}), "bookkeeping")

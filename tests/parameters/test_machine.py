@@ -355,7 +355,7 @@ class ParametersMachine(RuleBasedStateMachine):
         assert self.bench.memory.used == self.parameters.state.num_bytes == expected
         known = len(self.sent) + len(self.changes)
         calls = 640 * known + (1024 if known else 0)
-        assert self.bench.bookkeeping.used == self.base_bytes + calls + 512 * model.num_named + (12 << 10) * waiters
+        assert self.bench.bookkeeping.used == self.base_bytes + calls + 768 * model.num_named + (12 << 10) * waiters
         assert self.bench.memory.held_by("chief") == self.bench.memory.held_in("test") == self.bench.memory.used
 
     @invariant()
