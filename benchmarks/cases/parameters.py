@@ -103,8 +103,7 @@ def _beside_mean() -> Comparison:
         contestants=(*own.values(), *means.values()),
         num_bytes=_NUM_BYTES,
         steps=_STEPS,
-        # Each beside the mean that checks as much; and those that check, as they do by default, beside the one that does
-        # not.
+        # Each beside the mean that checks as much; those that check, as they do by default, also beside the other one.
         targets=tuple(
             Target(mean.label, (mean.label,), 1 / _SLOWER[optimizer], each.label)
             for mean_checks, mean in means.items()
