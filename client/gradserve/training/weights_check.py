@@ -1,20 +1,22 @@
 """Compares the parameters of all workers of a training run by digests, which travel with every K-th gradient."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from gradserve.calls.accumulators.components import component_like
+from gradserve.conversion.arrays import as_dtype
 from gradserve.conversion.plain import as_integer
 from gradserve.errors import AbortedError, InvalidArgumentError
 from gradserve.results import ArrayLike, Average, DenseSpec, DifferentWorker
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.digest import digest_of
-from gradserve_protocol.placement import dense_bytes
 
 _log = logging.getLogger(__name__)
 _EVERY = Argument("compare_every")
+_PARAMETERS = Argument("parameters")
 _BYTES_PER_STEP = 4 << 20
 """The bytes that are read for digests at each step, in the mean, if nobody says how often: some 0.4 ms."""
 _LEAST, _MOST = 10, 1000
@@ -125,7 +127,10 @@ class WeightsCheck:
 
 
 def _usual(specs: Sequence[ArrayLike | DenseSpec]) -> int:
-    num_bytes = sum([dense_bytes(component_like("", spec)) for spec in specs])
+    num_bytes = 0
+    for spec in specs:
+        described: Any = spec if hasattr(spec, "dtype") and hasattr(spec, "shape") else np.asarray(spec)
+        num_bytes += math.prod(described.shape or ()) * as_dtype(described.dtype, _PARAMETERS).itemsize
     return min(max(_LEAST, -(-num_bytes // _BYTES_PER_STEP)), _MOST)
 
 
