@@ -113,6 +113,24 @@ def test_only_shapes(client: gradserve.Client, name: str) -> None:
     assert client.parameters(shapes, shared_name=name).read()["w"].tolist() == W.tolist()
 
 
+def test_the_name_alone(client: gradserve.Client, server_address: str, name: str) -> None:
+    with gradserve.connect(server_address) as other:
+        with pytest.raises(gradserve.NotFoundError, match="create them with values"):
+            other.parameters(shared_name=name)
+        made = client.parameters(VALUES, shared_name=name, num_required=2, optimizer=optim.Adam(), max_staleness=3)
+        found = other.parameters(shared_name=name)
+        assert found.info() == made.info()
+        assert as_lists(found.read()) == as_lists(made.read())
+        made.push({"w": W}, 0)
+        assert found.push_pull({"w": W}, 0).version.digest == made.read().digest
+
+
+def test_the_private_parameters_of_others_have_no_name(client: gradserve.Client, server_address: str) -> None:
+    private = client.parameters(VALUES)
+    with gradserve.connect(server_address) as other, pytest.raises(gradserve.NotFoundError, match="private"):
+        other.parameters(shared_name=private.name)
+
+
 def test_an_update_counts_once(client: gradserve.Client, name: str) -> None:
     parameters = client.parameters({"w": W}, shared_name=name, num_required=3)
     first = parameters.push({"w": W}, 0, request_id=7, worker_id="a")

@@ -84,28 +84,7 @@ def find(client: "gradserve.Client", name: str, container: str) -> dict[str, Any
 
 def opened(client: "gradserve.Client", info: "ParametersInfo") -> "gradserve.Parameters":
     """Returns existing shared parameters."""
-    import gradserve
-
-    return client.parameters(
-        dict(info.components),
-        info.name,
-        container=info.container,
-        optimizer=info.optimizer or gradserve.optim.SGD(1.0),  # Rules may differ from those that there are.
-        update=info.update,
-        max_staleness=info.max_staleness,
-        staleness=info.staleness,
-        normalize=info.normalize,
-        reduction=info.reduction,
-        clip_norm=info.clip_norm,
-        keep_versions=info.keep_versions,
-        keep_rounds=info.keep_rounds,
-        deterministic=info.deterministic,
-        refuse_non_finite=info.refuse_non_finite,
-        one_per_worker=info.one_per_worker,
-        idle_lease=info.idle_lease,
-        durability=info.durability,
-        agreement=info.agreement,
-    )
+    return client.parameters(shared_name=info.name, container=info.container)
 
 
 def described(

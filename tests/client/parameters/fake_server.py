@@ -61,6 +61,7 @@ class Held:
     versions: dict[int, dict[str, Array]]
     updates: list[tuple[float, dict[str, Array]]] = field(default_factory=list)
     state: parameters_pb2.OptimizerState | None = None
+    is_private: bool = False
     answers: dict[tuple[str, int], messages_pb2.PushResponse] = field(default_factory=dict)
 
     @property
@@ -167,6 +168,7 @@ class FakeParameterServer:
             num_updates=len(held.updates),
             kept_steps=sorted(held.versions),
             server_incarnation=self.run,
+            is_private=held.is_private,
         )
         info.parameters.container = ref.container or "default"
         info.parameters.name = ref.name

@@ -1,5 +1,6 @@
 """Finding and creating parameters: what is sent, and what is refused before anything is."""
 
+import asyncio
 import math
 from typing import Any
 
@@ -12,7 +13,7 @@ from gradserve import reductions
 from gradserve_protocol.arrays import BFLOAT16
 from gradserve_protocol.messages import encode_duration
 from gradserve_protocol.v1 import parameters_pb2
-from tests.client.parameters.fake_server import FakeParameterServer, values_in
+from tests.client.parameters.fake_server import FakeParameterServer, aio_client_of, values_in
 
 W = np.arange(6, dtype=np.float32).reshape(2, 3)
 SHAPES = {"w": gradserve.DenseSpec("float32", (2, 3))}
@@ -39,6 +40,74 @@ def test_shapes_alone_create_nothing(
     with pytest.raises(gradserve.NotFoundError, match="only shapes were given to create them: give values"):
         client.parameters(SHAPES, shared_name=shared_name)
     assert not server.held
+
+
+class TestByNameAlone:
+    """Parameters that are found without values."""
+
+    def test_everything_comes_from_the_server(self, server: FakeParameterServer, client: gradserve.Client) -> None:
+        options: dict[str, Any] = {"optimizer": gradserve.optim.Adam(0.1), "num_required": 2, "keep_versions": 7}
+        made = client.parameters({"z": {"w": W}, "a": [np.ones(2, BFLOAT16)]}, shared_name="llm", **options)
+        num_sent = len(server.of("CreateParameters"))
+        found = client.parameters(shared_name="llm")
+        assert found.info() == made.info()
+        version = found.read()
+        assert list(version) == list(version.values) == ["z/w", "a/0"]
+        assert (version["a/0"].dtype, version.digest) == (BFLOAT16, made.read().digest)
+        assert found.push({"z/w": W, "a/0": None}, version).num_updates == 1
+        assert len(server.of("CreateParameters")) == num_sent
+
+    def test_a_single_array(self, client: gradserve.Client) -> None:
+        client.parameters(W, shared_name="one")
+        found = client.parameters(shared_name="one")
+        assert found.push_pull(W, 0).version.values.tolist() == (2 * W).tolist()
+
+    def test_as_many_updates_of_a_worker_as_the_creator_allows(
+        self, server: FakeParameterServer, client: gradserve.Client
+    ) -> None:
+        client.parameters({"w": W}, shared_name="llm", deterministic=True, one_per_worker=False)
+        client.parameters(shared_name="llm").push_pull({"w": W}, 0)
+        assert server.of("PushPullParameters")[0].worker_id == "", "as default ids differ from run to run"
+
+    def test_with_await(self, server: FakeParameterServer, client: gradserve.Client) -> None:
+        client.parameters({"w": W}, shared_name="llm")
+
+        async def read() -> Any:
+            async with aio_client_of(server) as other:
+                return (await (await other.parameters(shared_name="llm")).read())["w"]
+
+        assert asyncio.run(read()).tolist() == W.tolist()
+
+    def test_there_are_none(self, server: FakeParameterServer, client: gradserve.Client) -> None:
+        with pytest.raises(
+            gradserve.NotFoundError, match="no parameters 'llm' in container 'default': create"
+        ) as raised:
+            client.parameters(shared_name="llm")
+        assert raised.value.field == "shared_name"
+        assert not server.held
+
+    def test_those_of_another_client_are_not_found(self, server: FakeParameterServer, client: gradserve.Client) -> None:
+        private = client.parameters({"w": W})
+        server.held[private.name].is_private = True
+        with pytest.raises(gradserve.NotFoundError, match="private to another client"):
+            client.parameters(shared_name=private.name)
+
+    @pytest.mark.parametrize(
+        ("arguments", "match"),
+        [
+            ({}, "values of private parameters, which are always new, or the shared_name"),
+            ({"shared_name": "llm", "optimizer": gradserve.optim.Adam()}, "values or shapes with optimizer, got None"),
+            ({"shared_name": "llm", "grace": 1.0, "update": "gradient"}, "with grace, update, got None"),
+            ({"shared_name": "llm", "idle_lease": 3}, "with idle_lease, got None"),
+        ],
+    )
+    def test_what_only_a_creator_can_say(
+        self, server: FakeParameterServer, client: gradserve.Client, arguments: dict[str, Any], match: str
+    ) -> None:
+        with pytest.raises(gradserve.InvalidArgumentError, match=match) as raised:
+            client.parameters(**arguments)
+        assert raised.value.field == "values"
+        assert not server.requests
 
 
 def test_private_parameters(server: FakeParameterServer, client: gradserve.Client) -> None:
@@ -227,7 +296,6 @@ def test_bad_reductions(make: Any, field: str) -> None:
     ("values", "match"),
     [
         ({}, "at least one array or shape"),
-        (None, "at least one array or shape"),
         ({"w": {}}, "at least one array or shape"),
         ({"w": "text"}, "component 'w'"),
         ({"n": np.zeros((), np.int64)}, "got int64; buffers and counters are not parameters"),

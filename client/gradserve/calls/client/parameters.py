@@ -23,7 +23,7 @@ class ParametersOfClient(ClientState):
 
     def parameters(
         self,
-        values: Tree,
+        values: Tree | None = None,
         shared_name: str | None = None,
         name: str = "parameters",
         *,
@@ -53,7 +53,7 @@ class ParametersOfClient(ClientState):
         agreement: Mapping[str, str] | None = None,
         progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[ParametersCalls]:
-        """Finds the parameters with this shared name, or creates them with these values.
+        """Finds the parameters with this shared name, or creates them with these values; without values, finds them.
 
         The server holds the parameters in versions. Workers push updates, an optimizer on the server applies the
         reduced updates of a round, and that is the next version; its step is greater by one. Only the creator's values
@@ -62,6 +62,10 @@ class ParametersOfClient(ClientState):
         The optimizer, its schedule and the rules for the end of a round (num_required, min_required, expected, grace,
         max_grace, min_interval, deadline) may differ from those of existing parameters, which stay as they are:
         `Parameters.change` changes them. All other properties must be the same.
+
+        Without values, `client.parameters(shared_name="llm")` finds parameters that another client has created, and
+        takes components, optimizer, rules and all other properties from the server. It does not wait for the creator:
+        catch NotFoundError, sleep for a second and call it again, until the creator is there.
 
         A round ends when `num_required` updates are in, and then `grace` has passed for latecomers, or all that are
         `expected` have come; but not before `min_interval` after the end of the last one. Or it ends `deadline` after
@@ -76,7 +80,8 @@ class ParametersOfClient(ClientState):
                 run, which goes on from its step, with its optimizer and schedule if none is given here. Or a Version of
                 parameters that a server has lost: they go on from its step, without the optimizer's state. A tensor of
                 PyTorch with several names (tied parameters) is one component under the first name: it travels once,
-                and updates may have it under any of them.
+                and updates may have it under any of them. None: parameters that exist, as a dict by component name in
+                the creator's order; only shared_name, container and progress may be given with it.
             shared_name: The name by which other clients find the parameters, which then live until they are deleted.
                 None: they are private and deleted with this client: on `close`, or if the client dies or its network
                 fails, after `client_lease` of `server_info().limits`, 60 seconds by default.
@@ -125,7 +130,8 @@ class ParametersOfClient(ClientState):
 
         Raises:
             InvalidArgumentError: An argument is not valid, or arguments do not go together.
-            NotFoundError: There are no parameters of this name, and only shapes were given to create them.
+            NotFoundError: There are no parameters of this name, and no values were given to create them; or they are
+                private to another client.
             AlreadyExistsError: The name is taken by parameters with other components or properties; the message says
                 which.
             ResourceExhaustedError: The server has reached its limit of parameters, or has too little memory.
@@ -148,6 +154,10 @@ class ParametersOfClient(ClientState):
             durability=durability,
             agreement=agreement,
         )
+        if values is None:
+            found = partial(self._parameters.find, options, shared_name, container=container, idle_lease=idle_lease)
+            wire = yield from tracked(progress, found)
+            return ParametersCalls(wire, self._parameters, self._timeout)
         opened = partial(
             self._parameters.open,
             model_of(values),
@@ -158,7 +168,7 @@ class ParametersOfClient(ClientState):
             idle_lease=idle_lease,
         )
         wire = yield from tracked(progress, opened)
-        return ParametersCalls(wire, self._parameters, self._timeout, bool(one_per_worker))
+        return ParametersCalls(wire, self._parameters, self._timeout)
 
     def list_parameters(self, container: str = "") -> Operation[list[ParametersInfo]]:
         """Describes all parameters of a container, sorted by name.

@@ -14,8 +14,8 @@ from gradserve.calls.accumulators.session import RoundSession, Watch
 from gradserve.calls.combinators import at_target, together
 from gradserve.calls.exchange import Operation, Progress, Unary
 from gradserve.calls.identity import RequestIds, private_name
-from gradserve.calls.parameters.model import Model, ParameterComponents
-from gradserve.calls.parameters.spec import ParametersOptions, info_of, spec_of
+from gradserve.calls.parameters.model import Model, ParameterComponents, model_of
+from gradserve.calls.parameters.spec import ParametersOptions, given_names, info_of, shapes_of, spec_of
 from gradserve.calls.parameters.wire import PARAMETERS, ParametersWire, add_saved
 from gradserve.calls.private_resources import PrivateResources
 from gradserve.calls.server import Cluster
@@ -97,6 +97,58 @@ class ParametersCache:
             target, self._found_or_created(request, model, target, progress, is_private=is_private)
         )
         return self._wire(info, model.components, target, is_private=is_private)
+
+    def find(
+        self,
+        options: ParametersOptions,
+        shared_name: str | None,
+        _progress: Progress | None = None,
+        *,
+        container: str,
+        idle_lease: float | None,
+    ) -> Operation[ParametersWire]:
+        """Finds parameters by their name alone.
+
+        Args:
+            options: Properties, of which none may be given: those of the server hold.
+            shared_name: The name.
+            container: The namespace of the name.
+            idle_lease: Must be None.
+
+        Raises:
+            NotFoundError: There are none, or they are private to another client.
+        """
+        given = [*given_names(options), *(["idle_lease"] if idle_lease is not None else ())]
+        if shared_name is None:
+            raise InvalidArgumentError(
+                "expected values of private parameters, which are always new, or the shared_name of parameters that "
+                "exist, got neither",
+                field="values",
+            )
+        if given:
+            raise InvalidArgumentError(
+                f"expected values or shapes with {', '.join(given)}, got None: parameters that are found by their name "
+                "alone have the properties that they were created with",
+                field="values",
+            )
+        ref = parameters_pb2.ParametersRef(
+            container=as_text(container, Argument("container")), name=as_text(shared_name, Argument("shared_name"))
+        )
+        target = self._cluster.home_of(ref.container, ref.name)
+        ref.member = yield from self._cluster.member(target)
+        title = f"parameters {ref.name!r} in container {ref.container or DEFAULT_CONTAINER!r}"
+        try:
+            info = yield from at_target(target, PARAMETERS.described(ref))
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"there are no {title}: create them with values, or call again when another client has created them",
+                field="shared_name",
+            ) from error
+        if info.is_private:
+            raise NotFoundError(f"{title} are private to another client", field="shared_name")
+        shapes = shapes_of(info.spec)
+        model = model_of(shapes[""] if shapes.keys() == {""} else shapes)
+        return self._wire(info, model.components, target, is_private=False)
 
     def fork(
         self, wire: ParametersWire, step: int | None, shared_name: str, container: str, idle_lease: float | None
@@ -190,7 +242,7 @@ class ParametersCache:
             watch.add(session),
             components,
             self._ids,
-            has_default_workers=not info.spec.deterministic,
+            info.spec,
             deleted=partial(self._deleted, target),
             target=target,
         )

@@ -42,7 +42,6 @@ class ParametersCalls:
     _wire: ParametersWire
     _cache: ParametersCache
     _timeout: float
-    _one_per_worker: bool
 
     @property
     def name(self) -> str:
@@ -177,8 +176,7 @@ class ParametersCalls:
         """
         how = Contribution(_step_of(local_step), weight, worker_id)
         push_pull = partial(self._wire.push_pull, update, how, self._wait(timeout), request_id)
-        together = partial(push_pull, one_per_worker=self._one_per_worker, copy=copy)
-        return tracked(progress, self._at_home(together))
+        return tracked(progress, self._at_home(partial(push_pull, copy=copy)))
 
     def wait(self, step: int, timeout: float | None = None) -> Operation[None]:
         """Waits until a step is reached, also if its version is no longer kept then.
@@ -367,7 +365,7 @@ class ParametersCalls:
             NotFoundError: The parameters were deleted.
         """
         wire = yield from self._cache.fork(self._wire, step, shared_name, container, idle_lease)
-        return ParametersCalls(wire, self._cache, self._timeout, self._one_per_worker)
+        return ParametersCalls(wire, self._cache, self._timeout)
 
     def delete(self) -> Operation[bool]:
         """Deletes the parameters, for all clients. Calls that wait on them end with AbortedError.

@@ -74,6 +74,12 @@ class ParametersOptions:
     agreement: Mapping[str, str] | None = None
 
 
+def given_names(options: ParametersOptions) -> list[str]:
+    """Returns the names of the properties that are not those of `ParametersOptions()`, as arguments."""
+    given, plain = (vars(each.rules) | {**vars(each), "rules": None} for each in (options, ParametersOptions()))
+    return [name for name, value in given.items() if value is not plain[name] and value != plain[name]]
+
+
 def spec_of(options: ParametersOptions, components: Iterable[Component]) -> parameters_pb2.ParametersSpec:
     """Returns the message with the properties of new parameters.
 
@@ -198,6 +204,11 @@ def update_of(spec: parameters_pb2.ParametersSpec) -> str:
     return "gradient" if spec.update == parameters_pb2.UPDATE_KIND_GRADIENT else "delta"
 
 
+def shapes_of(spec: parameters_pb2.ParametersSpec) -> dict[str, DenseSpec]:
+    """Returns the dtype and shape of each component, by name, in the order of the server."""
+    return {each.name: DenseSpec(to_dtype(each.dtype), tuple(each.shape.dims)) for each in spec.components}
+
+
 def info_of(info: parameters_pb2.ParametersInfo) -> ParametersInfo:
     """Returns the description of parameters."""
     spec = info.spec
@@ -214,7 +225,7 @@ def info_of(info: parameters_pb2.ParametersInfo) -> ParametersInfo:
         is_private=info.is_private,
         idle_lease=decode_duration(info, "idle_lease"),
         incarnation=info.parameters.incarnation,
-        components={each.name: DenseSpec(to_dtype(each.dtype), tuple(each.shape.dims)) for each in spec.components},
+        components=shapes_of(spec),
         update=update_of(spec),
         optimizer=optimizer_of(spec.optimizer),
         schedule=schedule_of(spec.schedule) if spec.HasField("schedule") else None,

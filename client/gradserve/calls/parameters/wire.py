@@ -1,6 +1,6 @@
 """Operations on parameters: the messages they send and receive."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,9 @@ from gradserve.calls.accumulators.contributions import (
     is_in_place,
 )
 from gradserve.calls.accumulators.service import Accepted, Method, RoundService, without_run
+from gradserve.calls.accumulators.session import RoundSession
 from gradserve.calls.exchange import Operation, Progress, Reply, Whole, encode_timeout
+from gradserve.calls.identity import RequestIds
 from gradserve.calls.parameters.model import ParameterComponents, check_saved
 from gradserve.calls.parameters.spec import changed_rules, info_of, record_of, rules_message, rules_of, update_of
 from gradserve.calls.tensors import call_with_arrays, receive_results
@@ -86,6 +88,22 @@ class ParametersWire(ContributionWire):
 
     components: ParameterComponents
 
+    def __init__(
+        self,
+        session: RoundSession,
+        components: ParameterComponents,
+        ids: RequestIds,
+        spec: parameters_pb2.ParametersSpec,
+        *,
+        deleted: Callable[[str, str], object],
+        target: int = 0,
+    ) -> None:
+        has_default_workers = not spec.deterministic
+        super().__init__(
+            session, components, ids, has_default_workers=has_default_workers, deleted=deleted, target=target
+        )
+        self._one_per_worker = not spec.many_per_worker
+
     def push(
         self, update: Tree, how: Contribution, request_id: int | None, progress: Progress | None = None
     ) -> Operation[PushResult]:
@@ -108,7 +126,6 @@ class ParametersWire(ContributionWire):
         request_id: int | None,
         progress: Progress | None = None,
         *,
-        one_per_worker: bool,
         copy: bool = True,
     ) -> Operation[PushPull]:
         """Adds an update, and waits for the version that its round makes."""
@@ -127,7 +144,7 @@ class ParametersWire(ContributionWire):
             progress,
             receive,
             plain={},
-            one_per_worker=one_per_worker,
+            one_per_worker=self._one_per_worker,
             in_place=in_place,
         )
 
