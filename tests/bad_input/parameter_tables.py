@@ -261,6 +261,7 @@ UNKNOWN = [
     *of_nobody("ForkParameters", Fork(fork=ref("fork"))),
     Bad("CreateParameters", create("bad", values=[]), "create them with values", "parameters.name", NOT_FOUND),
     Bad("CreateParameters", create(""), "got an empty one", "parameters.name"),
+    bad_create("expected at most 128 bytes, got 129", "creator", creator=129 * "c"),
     Bad("DeleteParameters", Delete(), "got an empty one", "parameters.name"),
     Bad("ForkParameters", Fork(parameters=ref(), fork=ref("")), "got an empty one", "fork.name"),
     Bad("ForkParameters", Fork(parameters=ref(), fork=ref("x" * 1025)), "at most 1024 bytes", "fork.name"),

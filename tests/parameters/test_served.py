@@ -113,6 +113,24 @@ def test_only_shapes(client: gradserve.Client, name: str) -> None:
     assert client.parameters(shapes, shared_name=name).read()["w"].tolist() == W.tolist()
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_one_of_many_creators_sends_its_values(server_address: str, name: str, way: TransportName) -> None:
+    together = threading.Barrier(8)
+
+    def create(number: int) -> tuple[int, str]:
+        sent = [0]
+        with gradserve.connect(server_address, transport=way) as other:
+            together.wait(PATIENCE_SECONDS)
+            values = {"w": np.full(LARGE, float(number))}
+            made = other.parameters(values, shared_name=name, progress=lambda done, _: sent.append(done))
+            return max(sent), made.info().digest
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(create, range(8)))
+    assert sorted(sent for sent, _ in found) == [0] * 7 + [8 * LARGE]
+    assert len({digest for _, digest in found}) == 1
+
+
 def test_the_name_alone(client: gradserve.Client, server_address: str, name: str) -> None:
     with gradserve.connect(server_address) as other:
         with pytest.raises(gradserve.NotFoundError, match="create them with values"):

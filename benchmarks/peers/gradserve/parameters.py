@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -28,10 +27,7 @@ class ParametersWorker(Worker):
         self._result: Any = None
         self._step = 0
         self._optimizer = setup.options["optimizer"]
-        client = self._connection.client
-        while setup.rank and not client.list_parameters():  # or several send initial values, whose memory is kept
-            time.sleep(0.05)
-        self._parameters = client.parameters(
+        self._parameters = self._connection.client.parameters(
             {"x": np.zeros(setup.num_floats, np.float32)},
             shared_name="model",
             refuse_non_finite=setup.options["refuse_non_finite"],

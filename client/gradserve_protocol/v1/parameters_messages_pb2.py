@@ -29,7 +29,7 @@ from gradserve_protocol.v1 import parameters_pb2 as gradserve_dot_v1_dot_paramet
 from gradserve_protocol.v1 import tensor_pb2 as gradserve_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&gradserve/v1/parameters_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egradserve/v1/accumulator.proto\x1a\x18gradserve/v1/lease.proto\x1a\x1dgradserve/v1/parameters.proto\x1a\x19gradserve/v1/tensor.proto\"\xa5\x02\n\x17\x43reateParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12*\n\x04spec\x18\x02 \x01(\x0b\x32\x1c.gradserve.v1.ParametersSpec\x12(\n\x08lifetime\x18\x03 \x01(\x0b\x32\x16.gradserve.v1.Lifetime\x12/\n\x06values\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x17\n\x0frelease_handles\x18\x05 \x01(\x08\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12+\n\x05state\x18\x07 \x01(\x0b\x32\x1c.gradserve.v1.OptimizerState\"W\n\x18\x43reateParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfo\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"G\n\x14GetParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\"C\n\x15GetParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfo\"Q\n\x15ListParametersRequest\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"c\n\x16ListParametersResponse\x12\x30\n\nparameters\x18\x01 \x03(\x0b\x32\x1c.gradserve.v1.ParametersInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"J\n\x17\x44\x65leteParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\"+\n\x18\x44\x65leteParametersResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\"\xe8\x01\n\x15ReadParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12*\n\tplacement\x18\x03 \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nwith_state\x18\x05 \x01(\x08\x12\x16\n\x0ewithout_values\x18\x06 \x01(\x08\x42\x07\n\x05_step\"@\n\x16ReadParametersResponse\x12&\n\x07version\x18\x01 \x01(\x0b\x32\x15.gradserve.v1.Version\"\xae\x02\n\x0bPushRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12/\n\x06update\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x12\x17\n\x0f\x61\x63\x63\x65pted_before\x18\x08 \x01(\x08\x12\x17\n\x0funread_contents\x18\t \x01(\x08\x42\t\n\x07_weight\"\xb7\x01\n\x0cPushResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x13\n\x0bnum_updates\x18\x04 \x01(\x03\x12\x11\n\tstaleness\x18\x05 \x01(\x03\x12\x0e\n\x06weight\x18\x06 \x01(\x01\x12\r\n\x05round\x18\x07 \x01(\x03\x12\x12\n\nnum_rounds\x18\x08 \x01(\x03\"\xfb\x02\n\x19PushPullParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12/\n\x06update\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x12\x17\n\x0funread_contents\x18\t \x01(\x08\x12*\n\tplacement\x18\n \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x0b \x01(\x0b\x32\x19.google.protobuf.DurationB\t\n\x07_weight\"\xa7\x01\n\x1aPushPullParametersResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12&\n\x07version\x18\x03 \x01(\x0b\x32\x15.gradserve.v1.Version\x12\x11\n\tstaleness\x18\x04 \x01(\x03\x12\x0e\n\x06weight\x18\x05 \x01(\x01\"\x8a\x03\n\x17\x43hangeParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12*\n\toptimizer\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.Optimizer\x12(\n\x08schedule\x18\x03 \x01(\x0b\x32\x16.gradserve.v1.Schedule\x12(\n\x06rounds\x18\x04 \x01(\x0b\x32\x18.gradserve.v1.RoundRules\x12/\n\x06values\x18\x05 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x11\n\x04step\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12+\n\x05state\x18\x07 \x01(\x0b\x32\x1c.gradserve.v1.OptimizerState\x12\x17\n\x0frelease_handles\x18\x08 \x01(\x08\x12+\n\nrequest_id\x18\t \x01(\x0b\x32\x17.gradserve.v1.RequestIdB\x07\n\x05_step\"F\n\x18\x43hangeParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfo\"f\n\x11ListRoundsRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\r\n\x05since\x18\x02 \x01(\x03\x12\x11\n\tpage_size\x18\x03 \x01(\x05\"Q\n\x12ListRoundsResponse\x12)\n\x06rounds\x18\x01 \x03(\x0b\x32\x19.gradserve.v1.RoundRecord\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"\xb9\x01\n\x15\x46orkParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12)\n\x04\x66ork\x18\x03 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12(\n\x08lifetime\x18\x04 \x01(\x0b\x32\x16.gradserve.v1.LifetimeB\x07\n\x05_step\"D\n\x16\x46orkParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&gradserve/v1/parameters_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egradserve/v1/accumulator.proto\x1a\x18gradserve/v1/lease.proto\x1a\x1dgradserve/v1/parameters.proto\x1a\x19gradserve/v1/tensor.proto\"\xb6\x02\n\x17\x43reateParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12*\n\x04spec\x18\x02 \x01(\x0b\x32\x1c.gradserve.v1.ParametersSpec\x12(\n\x08lifetime\x18\x03 \x01(\x0b\x32\x16.gradserve.v1.Lifetime\x12/\n\x06values\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x17\n\x0frelease_handles\x18\x05 \x01(\x08\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12+\n\x05state\x18\x07 \x01(\x0b\x32\x1c.gradserve.v1.OptimizerState\x12\x0f\n\x07\x63reator\x18\x08 \x01(\t\"W\n\x18\x43reateParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfo\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"G\n\x14GetParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\"C\n\x15GetParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfo\"Q\n\x15ListParametersRequest\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"c\n\x16ListParametersResponse\x12\x30\n\nparameters\x18\x01 \x03(\x0b\x32\x1c.gradserve.v1.ParametersInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"J\n\x17\x44\x65leteParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\"+\n\x18\x44\x65leteParametersResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\"\xe8\x01\n\x15ReadParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12*\n\tplacement\x18\x03 \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nwith_state\x18\x05 \x01(\x08\x12\x16\n\x0ewithout_values\x18\x06 \x01(\x08\x42\x07\n\x05_step\"@\n\x16ReadParametersResponse\x12&\n\x07version\x18\x01 \x01(\x0b\x32\x15.gradserve.v1.Version\"\xae\x02\n\x0bPushRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12/\n\x06update\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x12\x17\n\x0f\x61\x63\x63\x65pted_before\x18\x08 \x01(\x08\x12\x17\n\x0funread_contents\x18\t \x01(\x08\x42\t\n\x07_weight\"\xb7\x01\n\x0cPushResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x13\n\x0bnum_updates\x18\x04 \x01(\x03\x12\x11\n\tstaleness\x18\x05 \x01(\x03\x12\x0e\n\x06weight\x18\x06 \x01(\x01\x12\r\n\x05round\x18\x07 \x01(\x03\x12\x12\n\nnum_rounds\x18\x08 \x01(\x03\"\xfb\x02\n\x19PushPullParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12/\n\x06update\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x12\x17\n\x0funread_contents\x18\t \x01(\x08\x12*\n\tplacement\x18\n \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x0b \x01(\x0b\x32\x19.google.protobuf.DurationB\t\n\x07_weight\"\xa7\x01\n\x1aPushPullParametersResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12&\n\x07version\x18\x03 \x01(\x0b\x32\x15.gradserve.v1.Version\x12\x11\n\tstaleness\x18\x04 \x01(\x03\x12\x0e\n\x06weight\x18\x05 \x01(\x01\"\x8a\x03\n\x17\x43hangeParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12*\n\toptimizer\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.Optimizer\x12(\n\x08schedule\x18\x03 \x01(\x0b\x32\x16.gradserve.v1.Schedule\x12(\n\x06rounds\x18\x04 \x01(\x0b\x32\x18.gradserve.v1.RoundRules\x12/\n\x06values\x18\x05 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x11\n\x04step\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12+\n\x05state\x18\x07 \x01(\x0b\x32\x1c.gradserve.v1.OptimizerState\x12\x17\n\x0frelease_handles\x18\x08 \x01(\x08\x12+\n\nrequest_id\x18\t \x01(\x0b\x32\x17.gradserve.v1.RequestIdB\x07\n\x05_step\"F\n\x18\x43hangeParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfo\"f\n\x11ListRoundsRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\r\n\x05since\x18\x02 \x01(\x03\x12\x11\n\tpage_size\x18\x03 \x01(\x05\"Q\n\x12ListRoundsResponse\x12)\n\x06rounds\x18\x01 \x03(\x0b\x32\x19.gradserve.v1.RoundRecord\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"\xb9\x01\n\x15\x46orkParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12)\n\x04\x66ork\x18\x03 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12(\n\x08lifetime\x18\x04 \x01(\x0b\x32\x16.gradserve.v1.LifetimeB\x07\n\x05_step\"D\n\x16\x46orkParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfob\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,43 +37,43 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradserve_protocol.v1.param
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CREATEPARAMETERSREQUEST']._serialized_start=205
-  _globals['_CREATEPARAMETERSREQUEST']._serialized_end=498
-  _globals['_CREATEPARAMETERSRESPONSE']._serialized_start=500
-  _globals['_CREATEPARAMETERSRESPONSE']._serialized_end=587
-  _globals['_GETPARAMETERSREQUEST']._serialized_start=589
-  _globals['_GETPARAMETERSREQUEST']._serialized_end=660
-  _globals['_GETPARAMETERSRESPONSE']._serialized_start=662
-  _globals['_GETPARAMETERSRESPONSE']._serialized_end=729
-  _globals['_LISTPARAMETERSREQUEST']._serialized_start=731
-  _globals['_LISTPARAMETERSREQUEST']._serialized_end=812
-  _globals['_LISTPARAMETERSRESPONSE']._serialized_start=814
-  _globals['_LISTPARAMETERSRESPONSE']._serialized_end=913
-  _globals['_DELETEPARAMETERSREQUEST']._serialized_start=915
-  _globals['_DELETEPARAMETERSREQUEST']._serialized_end=989
-  _globals['_DELETEPARAMETERSRESPONSE']._serialized_start=991
-  _globals['_DELETEPARAMETERSRESPONSE']._serialized_end=1034
-  _globals['_READPARAMETERSREQUEST']._serialized_start=1037
-  _globals['_READPARAMETERSREQUEST']._serialized_end=1269
-  _globals['_READPARAMETERSRESPONSE']._serialized_start=1271
-  _globals['_READPARAMETERSRESPONSE']._serialized_end=1335
-  _globals['_PUSHREQUEST']._serialized_start=1338
-  _globals['_PUSHREQUEST']._serialized_end=1640
-  _globals['_PUSHRESPONSE']._serialized_start=1643
-  _globals['_PUSHRESPONSE']._serialized_end=1826
-  _globals['_PUSHPULLPARAMETERSREQUEST']._serialized_start=1829
-  _globals['_PUSHPULLPARAMETERSREQUEST']._serialized_end=2208
-  _globals['_PUSHPULLPARAMETERSRESPONSE']._serialized_start=2211
-  _globals['_PUSHPULLPARAMETERSRESPONSE']._serialized_end=2378
-  _globals['_CHANGEPARAMETERSREQUEST']._serialized_start=2381
-  _globals['_CHANGEPARAMETERSREQUEST']._serialized_end=2775
-  _globals['_CHANGEPARAMETERSRESPONSE']._serialized_start=2777
-  _globals['_CHANGEPARAMETERSRESPONSE']._serialized_end=2847
-  _globals['_LISTROUNDSREQUEST']._serialized_start=2849
-  _globals['_LISTROUNDSREQUEST']._serialized_end=2951
-  _globals['_LISTROUNDSRESPONSE']._serialized_start=2953
-  _globals['_LISTROUNDSRESPONSE']._serialized_end=3034
-  _globals['_FORKPARAMETERSREQUEST']._serialized_start=3037
-  _globals['_FORKPARAMETERSREQUEST']._serialized_end=3222
-  _globals['_FORKPARAMETERSRESPONSE']._serialized_start=3224
-  _globals['_FORKPARAMETERSRESPONSE']._serialized_end=3292
+  _globals['_CREATEPARAMETERSREQUEST']._serialized_end=515
+  _globals['_CREATEPARAMETERSRESPONSE']._serialized_start=517
+  _globals['_CREATEPARAMETERSRESPONSE']._serialized_end=604
+  _globals['_GETPARAMETERSREQUEST']._serialized_start=606
+  _globals['_GETPARAMETERSREQUEST']._serialized_end=677
+  _globals['_GETPARAMETERSRESPONSE']._serialized_start=679
+  _globals['_GETPARAMETERSRESPONSE']._serialized_end=746
+  _globals['_LISTPARAMETERSREQUEST']._serialized_start=748
+  _globals['_LISTPARAMETERSREQUEST']._serialized_end=829
+  _globals['_LISTPARAMETERSRESPONSE']._serialized_start=831
+  _globals['_LISTPARAMETERSRESPONSE']._serialized_end=930
+  _globals['_DELETEPARAMETERSREQUEST']._serialized_start=932
+  _globals['_DELETEPARAMETERSREQUEST']._serialized_end=1006
+  _globals['_DELETEPARAMETERSRESPONSE']._serialized_start=1008
+  _globals['_DELETEPARAMETERSRESPONSE']._serialized_end=1051
+  _globals['_READPARAMETERSREQUEST']._serialized_start=1054
+  _globals['_READPARAMETERSREQUEST']._serialized_end=1286
+  _globals['_READPARAMETERSRESPONSE']._serialized_start=1288
+  _globals['_READPARAMETERSRESPONSE']._serialized_end=1352
+  _globals['_PUSHREQUEST']._serialized_start=1355
+  _globals['_PUSHREQUEST']._serialized_end=1657
+  _globals['_PUSHRESPONSE']._serialized_start=1660
+  _globals['_PUSHRESPONSE']._serialized_end=1843
+  _globals['_PUSHPULLPARAMETERSREQUEST']._serialized_start=1846
+  _globals['_PUSHPULLPARAMETERSREQUEST']._serialized_end=2225
+  _globals['_PUSHPULLPARAMETERSRESPONSE']._serialized_start=2228
+  _globals['_PUSHPULLPARAMETERSRESPONSE']._serialized_end=2395
+  _globals['_CHANGEPARAMETERSREQUEST']._serialized_start=2398
+  _globals['_CHANGEPARAMETERSREQUEST']._serialized_end=2792
+  _globals['_CHANGEPARAMETERSRESPONSE']._serialized_start=2794
+  _globals['_CHANGEPARAMETERSRESPONSE']._serialized_end=2864
+  _globals['_LISTROUNDSREQUEST']._serialized_start=2866
+  _globals['_LISTROUNDSREQUEST']._serialized_end=2968
+  _globals['_LISTROUNDSRESPONSE']._serialized_start=2970
+  _globals['_LISTROUNDSRESPONSE']._serialized_end=3051
+  _globals['_FORKPARAMETERSREQUEST']._serialized_start=3054
+  _globals['_FORKPARAMETERSREQUEST']._serialized_end=3239
+  _globals['_FORKPARAMETERSRESPONSE']._serialized_start=3241
+  _globals['_FORKPARAMETERSRESPONSE']._serialized_end=3309
 # @@protoc_insertion_point(module_scope)

@@ -14,7 +14,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CreateParametersRequest(_message.Message):
-    __slots__ = ("parameters", "spec", "lifetime", "values", "release_handles", "step", "state")
+    __slots__ = ("parameters", "spec", "lifetime", "values", "release_handles", "step", "state", "creator")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     LIFETIME_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class CreateParametersRequest(_message.Message):
     RELEASE_HANDLES_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    CREATOR_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     spec: _parameters_pb2.ParametersSpec
     lifetime: _lease_pb2.Lifetime
@@ -29,7 +30,8 @@ class CreateParametersRequest(_message.Message):
     release_handles: bool
     step: int
     state: _parameters_pb2.OptimizerState
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., spec: _Optional[_Union[_parameters_pb2.ParametersSpec, _Mapping]] = ..., lifetime: _Optional[_Union[_lease_pb2.Lifetime, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., release_handles: bool = ..., step: _Optional[int] = ..., state: _Optional[_Union[_parameters_pb2.OptimizerState, _Mapping]] = ...) -> None: ...
+    creator: str
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., spec: _Optional[_Union[_parameters_pb2.ParametersSpec, _Mapping]] = ..., lifetime: _Optional[_Union[_lease_pb2.Lifetime, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., release_handles: bool = ..., step: _Optional[int] = ..., state: _Optional[_Union[_parameters_pb2.OptimizerState, _Mapping]] = ..., creator: _Optional[str] = ...) -> None: ...
 
 class CreateParametersResponse(_message.Message):
     __slots__ = ("info", "created")

@@ -129,6 +129,7 @@ class ParameterServiceServicer(object):
 
         INVALID_ARGUMENT: the spec or a value is not valid.
         NOT_FOUND: there are none, and no values to create them with.
+        DEADLINE_EXCEEDED: others with a `creator` were creating them all the time.
         ALREADY_EXISTS: the name is taken by parameters with other components,
         other properties than rules, or another lifetime. The message says which.
         RESOURCE_EXHAUSTED: too many accumulators and parameters, or too little

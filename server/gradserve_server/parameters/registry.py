@@ -20,6 +20,7 @@ from gradserve_server.errors import (
     UnavailableError,
 )
 from gradserve_server.parameters.changes import Machine
+from gradserve_server.parameters.creators import Creators
 from gradserve_server.parameters.journal import ParametersJournal, ParametersJournals
 from gradserve_server.parameters.ledger import UpdateLedger
 from gradserve_server.parameters.optimizers.stepping import Stepper
@@ -74,6 +75,8 @@ class ParametersRegistry:
         )
         self._reservations: dict[ResourceKey, OwnReservations] = {}
         self._beginning: dict[ResourceKey, asyncio.Future[None]] = {}
+        self.creators = Creators()
+        """The turns of clients that create parameters of the same name."""
 
     async def create(
         self, key: ResourceKey, spec: ParametersSpec, lifetime: Lifetime = SHARED, initial: Loaded | None = None
@@ -110,7 +113,9 @@ class ParametersRegistry:
             raise NotFoundError(
                 f"there are no parameters {str(key)!r}: create them with values", field="parameters.name"
             )
-        return await self._create(key, spec, lifetime, initial), True
+        made = await self._create(key, spec, lifetime, initial)
+        self.creators.end(key)
+        return made, True
 
     async def _create(self, key: ResourceKey, spec: ParametersSpec, lifetime: Lifetime, initial: Loaded) -> Parameters:
         spec = spec.resolved(durability_of_new(spec.durability, self._journals, "spec.durability"))
@@ -287,6 +292,7 @@ class ParametersRegistry:
 
     def close(self) -> None:
         """Fails all waiting calls because the server is shutting down."""
+        self.creators.close(UnavailableError("the server is shutting down"))
         for key, parameters in self._parameters:
             parameters.close(UnavailableError(f"the server is shutting down; parameters {str(key)!r} end"))
 

@@ -27,6 +27,16 @@ def test_values_are_sent_only_if_there_are_none(server: FakeParameterServer, cli
     assert not server.of("CreateParameters")[-1].values
 
 
+def test_who_has_values_says_so_before_it_sends_them(server: FakeParameterServer, client: gradserve.Client) -> None:
+    client.parameters({"w": W}, shared_name="llm")
+    asked, sent = server.of("CreateParameters")
+    assert asked.creator == sent.creator != ""
+    client.parameters({"w": W}, shared_name="llm")
+    assert server.of("CreateParameters")[-1].creator not in ("", sent.creator)
+    client.parameters(SHAPES, shared_name="llm")
+    assert server.of("CreateParameters")[-1].creator == ""
+
+
 def test_another_creator_may_come_first(server: FakeParameterServer, client: gradserve.Client) -> None:
     client.parameters({"w": W}, shared_name="llm")
     server.failures["CreateParameters"] = [gradserve.NotFoundError("not yet")]

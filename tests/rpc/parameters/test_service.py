@@ -31,6 +31,7 @@ from tests.rpc.parameters.requests import (
     spec,
     values,
 )
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import RawCalls
 from tests.servers.runtime import NOT_WARMED_UP
 
@@ -42,6 +43,7 @@ ACCEPTED, STALE, COUNTED = (
     accumulator_pb2.APPLY_OUTCOME_ALREADY_COUNTED,
 )
 NOT_FOUND, EXISTS = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ALREADY_EXISTS
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.fixture
@@ -74,6 +76,29 @@ def test_a_call_without_values_only_finds(raw: RawCalls) -> None:
     assert raw.fail("CreateParameters", create(values=[])).code is NOT_FOUND
     raw.call("CreateParameters", create())
     assert not raw.call("CreateParameters", create(values=[])).created
+
+
+def test_one_of_two_creators_sends_values(raw: RawCalls) -> None:
+    assert raw.fail("CreateParameters", create(values=[], creator="a")).code is NOT_FOUND
+    assert raw.fail("CreateParameters", create(values=[], creator="a")).code is NOT_FOUND, "it may ask again"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(raw.call, "CreateParameters", create(values=[], creator="b"))
+        assert raw.call("CreateParameters", create(creator="a")).created
+        assert not waiting.result(PATIENCE_SECONDS).created
+
+
+def test_the_next_creator_has_the_turn_when_one_fails(raw: RawCalls) -> None:
+    assert raw.fail("CreateParameters", create(values=[], creator="a")).code is NOT_FOUND
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(raw.fail, "CreateParameters", create(values=[], creator="b"))
+        assert raw.fail("CreateParameters", create(values=values()[:1], creator="a")).code is INVALID
+        assert waiting.result(PATIENCE_SECONDS).code is NOT_FOUND
+    assert raw.call("CreateParameters", create(creator="b")).created
+
+
+def test_who_has_no_values_waits_for_nobody(raw: RawCalls) -> None:
+    assert raw.fail("CreateParameters", create(values=[], creator="a")).code is NOT_FOUND
+    assert raw.fail("CreateParameters", create(values=[])).code is NOT_FOUND
 
 
 def test_another_spec_is_another_thing(raw: RawCalls) -> None:

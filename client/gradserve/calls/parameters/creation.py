@@ -12,7 +12,7 @@ from gradserve.calls.accumulators.components import arrays_of
 from gradserve.calls.accumulators.kept import KeptMemory
 from gradserve.calls.accumulators.session import RoundSession, Watch
 from gradserve.calls.combinators import at_target, together
-from gradserve.calls.exchange import Operation, Progress, Unary
+from gradserve.calls.exchange import Operation, Progress, Reply, Unary, Whole
 from gradserve.calls.identity import RequestIds, private_name
 from gradserve.calls.parameters.model import Model, ParameterComponents, model_of
 from gradserve.calls.parameters.spec import ParametersOptions, given_names, info_of, shapes_of, spec_of
@@ -205,12 +205,19 @@ class ParametersCache:
         *,
         is_private: bool,
     ) -> Operation[parameters_pb2.ParametersInfo]:
-        """Finds parameters without sending values, which may be large; creates them with values if there are none."""
+        """Finds parameters without sending values, which may be large; creates them with values if there are none.
+
+        The server lets one client at a time find none: the others wait until it has sent its values.
+        """
         if is_private:
             creation = _created(request, model, target, progress)
             return (yield from self._private[target].create(request.parameters.name, creation))
+        if model.values is not None:
+            request.creator = self._ids.private_name()
+        # It may have to wait for as long as another client needs to send as much.
+        num_bytes = sum([each.nbytes for each in arrays_of(model.values or {})[0]])
         try:
-            reply: messages_pb2.CreateParametersResponse = yield Unary(PARAMETERS.name, _CREATE, request)
+            found: Reply = yield Whole(Unary(PARAMETERS.name, _CREATE, request), reply_bytes=num_bytes)
         except NotFoundError as error:
             if model.values is None:
                 raise _without_values(
@@ -218,7 +225,8 @@ class ParametersCache:
                     f"{request.parameters.container or DEFAULT_CONTAINER!r}"
                 ) from error
         else:
-            return reply.info
+            info: parameters_pb2.ParametersInfo = found.message.info
+            return info
         return (yield from _created(request, model, target, progress))
 
     def _wire(

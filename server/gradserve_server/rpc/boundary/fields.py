@@ -52,11 +52,16 @@ def wait_timeout(request: Any, call: Call) -> float | None:
     timeout = decode_duration(request, "timeout")
     if timeout is not None and timeout < 0:
         raise InvalidArgumentError(f"expected a timeout of at least 0, got {timeout:g} s", field="timeout")
-    remaining = call.time_left()
-    if remaining is None:
+    within = time_to_wait(call)
+    if within is None:
         return timeout
-    within = max(remaining - min(_MAX_MARGIN_SECONDS, remaining / 10), 0.0)
     return within if timeout is None else min(timeout, within)
+
+
+def time_to_wait(call: Call) -> float | None:
+    """Returns the seconds until a little before the deadline of a call, None for no limit."""
+    remaining = call.time_left()
+    return None if remaining is None else max(remaining - min(_MAX_MARGIN_SECONDS, remaining / 10), 0.0)
 
 
 def decode_lifetime(message: lease_pb2.Lifetime, user: Identity = ANONYMOUS) -> Lifetime:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 from gradserve_protocol.tensors import Contents, WithContents
@@ -13,6 +14,7 @@ from gradserve_server.accumulators.incoming import GradientReceiver, IncomingGra
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.errors import AbortedError, InvalidArgumentError, request_fields
+from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.record import RoundRecord
 from gradserve_server.parameters.registry import ParametersRegistry
@@ -21,7 +23,7 @@ from gradserve_server.resources.cluster import Member, check_member
 from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.accumulators.replies import ServerId
 from gradserve_server.rpc.boundary.chain import Call
-from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of, wait_timeout
+from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of, time_to_wait, wait_timeout
 from gradserve_server.rpc.boundary.messages import Entries, Serialized, assembled
 from gradserve_server.rpc.parameters.replies import (
     encode_pulled,
@@ -88,14 +90,25 @@ class ParameterServicer:
     ) -> messages_pb2.CreateParametersResponse | Serialized:
         key = self._key(request.parameters, call)
         lifetime = decode_lifetime(request.lifetime, call.identity)
+        check_length(request.creator, MAX_ID_BYTES, "creator")
         work = PIECE_BYTES * len(request.spec.components)
         spec = await self._compute.run(work, decode_parameters_spec, request.spec)
-        version = await self._decoded_version(request, call)
-        # Without values, the call only finds parameters: it learns whether they exist.
-        if call.may_only_open is not None and version is not None and not self._registry.has(key):
-            raise call.may_only_open
-        async with self._opened(version, spec.components, release=request.release_handles) as loaded:
-            parameters, created = await self._registry.create(key, spec, lifetime, loaded)
+        creators = self._registry.creators
+        try:
+            version = await self._decoded_version(request, call)
+            if call.may_only_open is not None:
+                # Without values, the call only finds parameters: it learns whether they exist.
+                if version is not None and not self._registry.has(key):
+                    raise call.may_only_open
+            elif version is None and request.creator:
+                with self._registry.factory.waiting(call.identity):
+                    exists, timeout = partial(self._registry.has, key), time_to_wait(call)
+                    await creators.turn(key, request.creator, spec.version_bytes, exists, timeout)
+            async with self._opened(version, spec.components, release=request.release_handles) as loaded:
+                parameters, created = await self._registry.create(key, spec, lifetime, loaded)
+        finally:
+            if request.values:
+                creators.end(key, request.creator)
         await self._registry.settle()
         return await self._with_info(messages_pb2.CreateParametersResponse(created=created), key, parameters)
 
