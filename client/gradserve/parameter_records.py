@@ -157,7 +157,7 @@ class ParametersInfo:
         step: The step of the newest version: the number of rounds applied.
         digest: The digest of the newest version.
         num_updates: The number of updates in the current round.
-        num_waiting: The number of calls that wait for a version.
+        num_waiting: The number of calls that wait for a version: of push_pull, read and wait.
         num_bytes: The memory of versions, optimizer state and updates.
         worker_ids: The ids of the workers with an update in the current round.
         kept_steps: The steps that can be read, the oldest first.

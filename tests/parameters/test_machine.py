@@ -347,8 +347,7 @@ class ParametersMachine(RuleBasedStateMachine):
             assert (self.bench.memory.used, self.bench.bookkeeping.used, waiters) == (0, 0, 0)
             return
         model = self.model
-        assert self.parameters.state.num_waiting == len(self.waiting)
-        assert waiters == len(self.waiting) + len(self.reads)
+        assert self.parameters.state.num_waiting == waiters == len(self.waiting) + len(self.reads)
         sums = sum(MASTER_BYTES[name] for name in {name for each in model.updates for name in each.update})
         slots = model.num_slot_vectors * sum(MASTER_BYTES.values())
         expected = VERSION_BYTES * len(model.kept_rounds) + NARROW_BYTES + slots + sums

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from gradserve import optim
 from gradserve.transport.settings import TransportName
 from gradserve_protocol.arrays import BFLOAT16
 from gradserve_protocol.digest import digest_of
-from tests.servers.polling import PATIENCE_SECONDS
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.restarting import RestartingServer
 
 WAYS: tuple[TransportName, ...] = ("shared_memory", "bulk", "grpc")
@@ -189,6 +189,24 @@ def test_bad_updates(client: gradserve.Client, name: str, update: Any, options: 
         parameters.push(update, 0, **options)
     assert (raised.value.field or "").startswith(field)
     assert parameters.info().step == 0
+
+
+def test_every_call_that_waits_for_a_version_counts(client: gradserve.Client, name: str) -> None:
+    parameters = client.parameters({"w": W}, shared_name=name, num_required=2)
+    assert parameters.info().num_waiting == 0
+    with ThreadPoolExecutor(3) as pool:
+        waiting: list[Future[Any]] = [
+            pool.submit(parameters.push_pull, {"w": W}, 0, worker_id="a", timeout=PATIENCE_SECONDS),
+            pool.submit(parameters.read, 1, timeout=PATIENCE_SECONDS),
+            pool.submit(parameters.wait, 1, timeout=PATIENCE_SECONDS),
+        ]
+        eventually(lambda: parameters.info().num_waiting, lambda seen: seen == 3)
+        (status,) = client.server_status(name_contains=name, max_accumulators=1).parameters
+        assert status.num_waiting == 3
+        parameters.push({"w": W}, 0, worker_id="b")
+        for each in waiting:
+            each.result(PATIENCE_SECONDS)
+    assert parameters.info().num_waiting == 0
 
 
 def test_waiting_for_a_step(client: gradserve.Client, name: str) -> None:

@@ -85,6 +85,11 @@ class AverageHistory:
         return tuple(self._averages)
 
     @property
+    def num_readers(self) -> int:
+        """The number of readers that wait."""
+        return sum([reading.readers for reading in self._readings.values()])
+
+    @property
     def all_kept(self) -> list[Average]:
         """All kept averages."""
         return list(self._averages.values())

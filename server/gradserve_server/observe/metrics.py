@@ -276,7 +276,11 @@ _PARAMETERS_GAUGES: Sequence[tuple[str, str, Callable[[ParametersFigures], float
     ("gradserve_parameters_learning_rate", "The learning rate, after the schedule.", lambda each: each.learning_rate),
     ("gradserve_parameters_open_round_updates", "Updates in the current round.", lambda each: each.num_updates),
     ("gradserve_parameters_required_updates", "Updates that a round needs.", lambda each: each.num_required),
-    ("gradserve_parameters_waiting_calls", "Calls that wait for a version.", lambda each: each.num_waiting),
+    (
+        "gradserve_parameters_waiting_calls",
+        "Calls of push_pull, read and wait that wait for a version.",
+        lambda each: each.num_waiting,
+    ),
     (
         "gradserve_parameters_bytes",
         "Memory of versions, the optimizer's state and updates.",

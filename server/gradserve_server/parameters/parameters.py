@@ -102,8 +102,8 @@ class Parameters:
 
     @property
     def num_waiting(self) -> int:
-        """The number of calls that wait for a version."""
-        return len(self._parts.queue)
+        """The number of calls that wait for a version, of those that push and of readers."""
+        return len(self._parts.queue) + self._versions.history.num_readers
 
     @property
     def num_bytes(self) -> int:
@@ -123,7 +123,7 @@ class Parameters:
             step=rounds.global_step,
             digest=self._variables.digest,
             num_updates=rounds.num_accumulated,
-            num_waiting=rounds.num_waiting,
+            num_waiting=self.num_waiting,
             num_bytes=rounds.num_bytes,
             worker_ids=rounds.worker_ids,
             kept_steps=rounds.kept_steps,
