@@ -1,6 +1,8 @@
 """Limits of memory: what exceeds them is refused before anything changes."""
 
+import itertools
 from collections.abc import AsyncIterator
+from sys import getsizeof
 from typing import Any
 
 import ml_dtypes
@@ -132,3 +134,38 @@ async def test_the_bookkeeping_of_updates_without_a_name_is_limited() -> None:
     for _ in range(10):
         await push(made, {"w": [1, 1]})
     await fails(made, ResourceExhaustedError, push(made, {"w": [1, 1]}), "bookkeeping")
+
+
+async def test_records_of_rounds_count_in_the_budget_of_bookkeeping(bench: ParametersBench) -> None:
+    made = await bench.parameters(keep_rounds=2, rounds={"num_required": 2})
+    worker_ids = ["a", 200 * "b"]
+    used = []
+    for _ in range(4):
+        for worker_id in worker_ids:
+            await push(made, {"w": [1, 1]}, worker_id=worker_id)
+        used.append(bench.bookkeeping.used)
+    record = 768 + sum(272 + getsizeof(each) for each in worker_ids)
+    assert [later - each for each, later in itertools.pairwise(used)] == [record, 0, 0], "two are kept"
+
+
+async def test_the_oldest_records_go_when_there_is_no_room_for_another(bench: ParametersBench) -> None:
+    made = await bench.parameters(keep_rounds=1000)
+    for _ in range(5):
+        await push(made, {"w": [1, 1]})
+    bench.bookkeeping.limit = bench.bookkeeping.used + 768  # room for an update, but not for a record
+    for step in range(6, 9):
+        await push(made, {"w": [1, 1]})
+        records, _ = made.records(0, 100)
+        assert [each.step for each in records] == list(range(step - 4, step + 1))
+        assert all(later.chained(each.hash) == later for each, later in itertools.pairwise(records))
+    bench.bookkeeping.limit = 768
+    with pytest.raises(ResourceExhaustedError, match="bookkeeping"):
+        await push(made, {"w": [1, 1]})
+    assert len(made.records(0, 100)[0]) == 5, "only a record takes the room of others"
+
+
+async def test_the_newest_record_stays_if_there_is_no_room_at_all(bench: ParametersBench) -> None:
+    made = await bench.parameters()
+    bench.bookkeeping.limit = bench.bookkeeping.used + 768
+    await push(made, {"w": [1, 1]})
+    assert [each.step for each in made.records(0, 100)[0]] == [1]

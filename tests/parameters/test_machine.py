@@ -1,6 +1,7 @@
 """Random interleavings of everything that parameters can be asked, against a model of plain numbers."""
 
 import asyncio
+from sys import getsizeof
 from typing import Any, cast
 
 import numpy as np
@@ -354,7 +355,12 @@ class ParametersMachine(RuleBasedStateMachine):
         assert self.bench.memory.used == self.parameters.state.num_bytes == expected
         known = len(self.sent) + len(self.changes)
         calls = 640 * known + (1024 if known else 0)
-        assert self.bench.bookkeeping.used == self.base_bytes + calls + 768 * model.num_named + (12 << 10) * waiters
+        found, _ = self.parameters.records(-1, 1 << 20)
+        workers = [each.worker_id for record in found for each in record.updates]
+        workers += [each.worker_id for record in found for each in record.refusals]
+        records = 768 * len(found) + sum(272 + getsizeof(worker_id) for worker_id in workers)
+        bookkeeping = self.base_bytes + calls + records + 768 * model.num_named + (12 << 10) * waiters
+        assert self.bench.bookkeeping.used == bookkeeping
         assert self.bench.memory.held_by("chief") == self.bench.memory.held_in("test") == self.bench.memory.used
 
     @invariant()

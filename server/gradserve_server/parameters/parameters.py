@@ -231,6 +231,7 @@ class Parameters:
     def close(self, error: ServiceError) -> None:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
         self._changes.close(error)
+        self._parts.records.close()
 
     # Beginning
 

@@ -5,12 +5,18 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
+from sys import getsizeof
 
+from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.parameters.optimizers import name_of
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
+from gradserve_server.resources.budget import Reservation
 
 _MOST_ENTRIES = 1 << 16
-"""The most updates and refusals in the records that are kept, whatever `keep_rounds` says: they take memory."""
+"""The most updates and refusals in the records that are kept, whatever `keep_rounds` says: others need memory, too."""
+_RECORD_BYTES = 768
+_ENTRY_BYTES = 272
+"""The measured memory of a record, and of each of its updates and refusals beside the id of its worker."""
 NO_HASH = bytes(32)
 """The hash before the first record."""
 
@@ -96,6 +102,16 @@ class RoundRecord:
         return replace(self, hash=digest.digest())
 
 
+def _num_entries(record: RoundRecord) -> int:
+    return len(record.updates) + len(record.refusals)
+
+
+def _num_bytes(record: RoundRecord) -> int:
+    entries: list[RoundUpdate | Refusal] = [*record.updates, *record.refusals]
+    ids = sum([getsizeof(each.worker_id) for each in entries])
+    return _RECORD_BYTES + _ENTRY_BYTES * _num_entries(record) + ids
+
+
 def _parts(record: RoundRecord) -> Iterable[bytes]:
     yield _packed(record.step, record.reason, record.end_time, len(record.updates))
     for update in record.updates:
@@ -133,10 +149,16 @@ def _packed(*values: object) -> bytes:
 
 
 class RoundRecords:
-    """The records of the latest rounds, oldest first. Not thread-safe: used on the event loop only."""
+    """The records of the latest rounds, oldest first. Not thread-safe: used on the event loop only.
 
-    def __init__(self, capacity: int) -> None:
+    The oldest ones go when there are too many, or no room for them in the budget. The newest one stays: its round has
+    been applied.
+    """
+
+    def __init__(self, capacity: int, bookkeeping: Reservation) -> None:
         self._capacity = capacity
+        self._reservation = bookkeeping.another()
+        self._is_closed = False
         self._records: deque[RoundRecord] = deque()
         self._num_entries = 0
         self.last_hash = NO_HASH
@@ -147,15 +169,35 @@ class RoundRecords:
 
     def add(self, record: RoundRecord) -> list[int]:
         """Appends a record; returns the steps of those that are no longer kept."""
-        self._records.append(record)
-        self._num_entries += len(record.updates) + len(record.refusals)
-        self.last_hash = record.hash
         dropped = []
-        while len(self._records) > self._capacity or (self._num_entries > _MOST_ENTRIES and len(self._records) > 1):
+        while self._records and not self._has_room(record):
             oldest = self._records.popleft()
-            self._num_entries -= len(oldest.updates) + len(oldest.refusals)
+            self._count(oldest, -1)
             dropped.append(oldest.step)
+        self._records.append(record)
+        self._count(record, 1)
+        self.last_hash = record.hash
         return dropped
+
+    def close(self) -> None:
+        """Forgets all records, and gives their memory back. A round that is ending may still add one, uncounted."""
+        self._is_closed = True
+        self._records.clear()
+        self._reservation.settle(0)
+
+    def _has_room(self, record: RoundRecord) -> bool:
+        if len(self._records) >= self._capacity or self._num_entries + _num_entries(record) > _MOST_ENTRIES:
+            return False
+        try:
+            self._reservation.check(_num_bytes(record))
+        except ResourceExhaustedError:
+            return False
+        return True
+
+    def _count(self, record: RoundRecord, sign: int) -> None:
+        self._num_entries += sign * _num_entries(record)
+        if not self._is_closed:
+            self._reservation.settle(self._reservation.used + sign * _num_bytes(record))
 
     def since(self, step: int, most: int) -> tuple[list[RoundRecord], bool]:
         """Returns up to `most` records of rounds that led beyond a step, and whether there are later ones."""

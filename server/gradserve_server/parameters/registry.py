@@ -330,7 +330,7 @@ class ParametersRegistry:
         variables = Variables(spec, place, self._stepper)
         if journal is not None:
             journal.variables = variables
-        records = RoundRecords(spec.keep_rounds)
+        records = RoundRecords(spec.keep_rounds, own.bookkeeping)
         queue = UpdateQueue(str(key), ledger)
         forget_rounds = (lambda _: None) if journal is None else journal.forget_rounds
         kind = RoundKind(

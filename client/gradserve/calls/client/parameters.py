@@ -110,7 +110,7 @@ class ParametersOfClient(ClientState):
             clip_norm: The L2 norm over all components to which longer updates are scaled. None: none.
             schedule: The schedule of the learning rate, of `gradserve.optim`. None: constant.
             keep_versions: The number of versions that can be read, the newest included.
-            keep_rounds: The number of rounds whose records are kept.
+            keep_rounds: The number of rounds whose records are kept; fewer if the server has no room for them.
             deterministic: Whether to sum in the order of worker ids, so that the same updates give the same bits in
                 whatever order they arrive.
             refuse_non_finite: Whether to refuse updates with infinities or NaN, with an InvalidArgumentError that
