@@ -14,7 +14,8 @@ class GradserveError(Exception):
 
     Attributes:
         message: What was wrong, in the server's words if it answered.
-        field: The field of the request that was wrong, e.g. "gradient[0].dense.shape", or None.
+        field: The field of the request that was wrong, e.g. "gradient[0].dense.shape", or None. Of calls on parameters,
+            the argument, and the component if it is about one: "update['w']", "max_staleness".
         request_id: The id of the apply, take or push_pull that failed, or None. Pass it to the same call to try again:
             the call then counts once, whatever became of the first attempt. An id that the client gave is a long
             integer, which names the call in every client; a number that the caller gave belongs to that one client.

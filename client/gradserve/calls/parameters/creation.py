@@ -14,6 +14,7 @@ from gradserve.calls.accumulators.session import RoundSession, Watch
 from gradserve.calls.combinators import at_target, together
 from gradserve.calls.exchange import Operation, Progress, Reply, Unary, Whole
 from gradserve.calls.identity import RequestIds, private_name
+from gradserve.calls.parameters.fields import fields_named
 from gradserve.calls.parameters.model import Model, ParameterComponents, model_of
 from gradserve.calls.parameters.spec import ParametersOptions, given_names, info_of, shapes_of, spec_of
 from gradserve.calls.parameters.wire import PARAMETERS, ParametersWire, add_saved
@@ -93,9 +94,10 @@ class ParametersCache:
         if is_private and model.values is None:
             raise _without_values("private parameters are always new")
         request.parameters.member = yield from self._cluster.member(target)
-        info = yield from at_target(
-            target, self._found_or_created(request, model, target, progress, is_private=is_private)
-        )
+        with fields_named(lambda: [each.name for each in model.components]):
+            info = yield from at_target(
+                target, self._found_or_created(request, model, target, progress, is_private=is_private)
+            )
         return self._wire(info, model.components, target, is_private=is_private)
 
     def find(
@@ -174,7 +176,8 @@ class ParametersCache:
             )
         ref.member = yield from self._cluster.member(target)
         lifetime = self._private[target].lifetime(idle_lease, is_private=False)
-        info = yield from at_target(target, wire.fork(step, ref, lifetime))
+        with fields_named():
+            info = yield from at_target(target, wire.fork(step, ref, lifetime))
         return self._wire(info, wire.components, target, is_private=False)
 
     def list_all(self, container: str) -> Operation[list[ParametersInfo]]:

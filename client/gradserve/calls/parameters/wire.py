@@ -19,6 +19,7 @@ from gradserve.calls.accumulators.service import Accepted, Method, RoundService,
 from gradserve.calls.accumulators.session import RoundSession
 from gradserve.calls.exchange import Operation, Progress, Reply, Whole, encode_timeout
 from gradserve.calls.identity import RequestIds
+from gradserve.calls.parameters.fields import fields_named
 from gradserve.calls.parameters.model import ParameterComponents, check_saved
 from gradserve.calls.parameters.spec import changed_rules, info_of, record_of, rules_message, rules_of, update_of
 from gradserve.calls.tensors import call_with_arrays, receive_results
@@ -108,7 +109,8 @@ class ParametersWire(ContributionWire):
         self, update: Tree, how: Contribution, request_id: int | None, progress: Progress | None = None
     ) -> Operation[PushResult]:
         """Adds an update to the round: a tree of components, or a dict by component name."""
-        answer: messages_pb2.PushResponse = yield from self._apply(update, how, request_id, progress)
+        with fields_named(lambda: self.components.gradient(update)):
+            answer: messages_pb2.PushResponse = yield from self._apply(update, how, request_id, progress)
         return PushResult(
             outcome=OUTCOMES[answer.outcome],
             step=answer.step,
@@ -136,17 +138,20 @@ class ParametersWire(ContributionWire):
             version = yield from self._receive_version(request, reply, progress, in_place=in_place)
             return PushPull(OUTCOMES[answer.outcome], version, answer.weight, answer.staleness, answer.duplicate)
 
-        return self._push_pull(
-            update,
-            how,
-            timeout,
-            request_id,
-            progress,
-            receive,
-            plain={},
-            one_per_worker=self._one_per_worker,
-            in_place=in_place,
-        )
+        with fields_named(lambda: self.components.gradient(update)):
+            return (
+                yield from self._push_pull(
+                    update,
+                    how,
+                    timeout,
+                    request_id,
+                    progress,
+                    receive,
+                    plain={},
+                    one_per_worker=self._one_per_worker,
+                    in_place=in_place,
+                )
+            )
 
     def read(
         self, step: int | None, timeout: float, progress: Progress | None = None, *, copy: bool = True
@@ -195,7 +200,8 @@ class ParametersWire(ContributionWire):
             request.rounds.CopyFrom(rules_message(changed_rules(present, rules)))
         self._address(request, call)
         try:
-            reply: messages_pb2.ChangeParametersResponse = yield self._unary(_CHANGE.name, request)
+            with fields_named():
+                reply: messages_pb2.ChangeParametersResponse = yield self._unary(_CHANGE.name, request)
         except GradserveError as error:
             self._identify(error, call)
             raise
@@ -245,15 +251,16 @@ class ParametersWire(ContributionWire):
 
         arrays = [*arrays_of(values)[0], *(state.slots.values() if state is not None else ())]
         try:
-            reply = yield from call_with_arrays(
-                PARAMETERS.name,
-                _CHANGE.name,
-                arrays,
-                request,
-                released=True,
-                renew=self._session.renew,
-                progress=progress,
-            )
+            with fields_named(values="path"):
+                reply = yield from call_with_arrays(
+                    PARAMETERS.name,
+                    _CHANGE.name,
+                    arrays,
+                    request,
+                    released=True,
+                    renew=self._session.renew,
+                    progress=progress,
+                )
         except GradserveError as error:
             self._identify(error, call)
             raise
