@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import gradserve
 from gradserve_protocol.server_status import ParametersStatus, WeightStatus
 from gradserve_server.commands import parameters as parameters_command
+from tests.cluster.servers import addresses_of, name_at, running_cluster
 from tests.commands.conftest import CommandLine
 from tests.servers.polling import eventually
 
@@ -178,3 +180,26 @@ def test_weight_that_is_lost_is_named(weights: WeightStatus, line: str) -> None:
 def test_participation_is_empty_while_it_is_unknown() -> None:
     assert parameters_command.participation(ParametersStatus()) == ""
     assert parameters_command.participation(ParametersStatus(num_counted=2, num_live=3)) == "2 of 3"
+
+
+@pytest.fixture(scope="module")
+def two_servers() -> Iterator[list[str]]:
+    with running_cluster(2) as servers:
+        yield addresses_of(servers)
+
+
+@pytest.mark.parametrize("home", [0, 1])
+def test_parameters_of_a_cluster_are_saved_from_their_home(two_servers: list[str], tmp_path: Path, home: int) -> None:
+    name = name_at(home, 2, "saved-")
+    line = CommandLine(",".join(two_servers))
+    with gradserve.connect(two_servers) as client:
+        found = made(client, name, num_required=1)
+        digest = found.push_pull(UPDATE, 0).version.digest
+    (listed,) = line.json("ls", "parameters", "--name", name)["parameters"]
+    assert (listed["server"], listed["step"]) == (home, 1)
+    done = line.run("parameters", "save", name, str(tmp_path / "{step}"))
+    assert (done.exit_code, done.stdout.startswith(f"{tmp_path}/1: step 1, ")) == (0, True), done.output
+    saved = gradserve.load_parameters(tmp_path / "1")
+    assert (saved.step, saved.digest, saved.state is not None) == (1, digest, True)
+    done = line.run("parameters", "save", "nobody", str(tmp_path / "never"))
+    assert (done.exit_code, "no parameters default/nobody" in done.stderr) == (1, True)

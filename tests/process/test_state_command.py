@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -84,10 +85,65 @@ def test_the_newest_average(directory: Path, tmp_path: Path) -> None:
 
 def test_what_is_not_there(directory: Path, tmp_path: Path) -> None:
     result = run("export", directory, "model", tmp_path / "m.npz")
-    assert (result.exit_code, result.output) == (1, f"Error: {directory}: there is no accumulator 'default/model'\n")
+    assert (result.exit_code, result.output) == (
+        1,
+        f"Error: {directory}: there is no accumulator and no parameters 'default/model'\n",
+    )
     result = run("export", directory, "plain", tmp_path / "nowhere" / "m.npz")
     assert result.exit_code == 1
     assert "No such file or directory" in result.output
+
+
+class TestParameters:
+    """`gradserve state export` of parameters."""
+
+    VALUES: ClassVar = {"w": np.linspace(0, 1, 6, dtype=np.float32), "h": np.ones((2, 2), ml_dtypes.bfloat16)}
+
+    @pytest.fixture
+    def saved(self, tmp_path: Path) -> Path:
+        """Saves parameters at step 3 while their server runs, and returns the file."""
+        with LocalServer(config(tmp_path / "state")) as server, gradserve.connect(server.address) as client:
+            made = client.parameters(
+                self.VALUES, shared_name="llm", container="c", optimizer=gradserve.optim.Adam(0.1), keep_versions=2
+            )
+            for step in range(3):
+                made.push({"w": np.full(6, step + 1.0)}, step)
+            made.change(optimizer=gradserve.optim.Adam(0.2), schedule=gradserve.optim.cosine(9), num_required=2)
+            made.push({"h": np.ones((2, 2))}, 3)
+            made.save(tmp_path / "saved")
+            client.conditional_accumulator("float32", (), shared_name="llm", container="c")
+        return tmp_path / "saved"
+
+    def export(self, tmp_path: Path, *options: object) -> Result:
+        return run("export", tmp_path / "state", "llm", tmp_path / "exported", "--container", "c", *options)
+
+    def test_the_file_is_the_one_that_save_writes(self, saved: Path, tmp_path: Path) -> None:
+        result = self.export(tmp_path, "--kind", "parameters")
+        assert (result.exit_code, result.output.startswith(f"{tmp_path}/exported: step 3, ")) == (0, True)
+        assert (tmp_path / "exported").read_bytes() == saved.read_bytes()
+        with LocalServer(config(tmp_path / "state")) as server, gradserve.connect(server.address) as client:
+            values = gradserve.load_parameters(tmp_path / "exported")
+            assert client.parameters(values, shared_name="next").read().step == 3
+
+    def test_an_older_version_has_no_state(self, saved: Path, tmp_path: Path) -> None:
+        assert self.export(tmp_path, "--kind", "parameters", "--step", 2).exit_code == 0
+        found = gradserve.load_parameters(tmp_path / "exported")
+        assert (found.step, found.state, found.update) == (2, None, "delta")
+        for step in (1, 4):
+            result = self.export(tmp_path, "--kind", "parameters", "--step", step)
+            assert (result.exit_code, "step" in result.output) == (1, True)
+
+    def test_an_accumulator_of_the_same_name(self, saved: Path, tmp_path: Path) -> None:
+        result = self.export(tmp_path)
+        assert result.exit_code == 1
+        assert "an accumulator and parameters are called 'c/llm': add --kind" in result.output
+        assert not (tmp_path / "exported").exists()
+
+    def test_one_that_is_damaged(self, saved: Path, tmp_path: Path) -> None:
+        damage(tmp_path / "state", "SELECT blob FROM parameters_state")
+        result = self.export(tmp_path, "--kind", "parameters")
+        assert (result.exit_code, "parameters 'c/llm': " in result.output) == (1, True)
+        assert not (tmp_path / "exported").exists()
 
 
 @pytest.fixture

@@ -3,18 +3,19 @@
 import asyncio
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from gradserve_server.commands.wording import bytes_of, reading, tell, tell_problem
+from gradserve_server.commands.wording import bytes_of, reading, size, tell, tell_problem
 from gradserve_server.resources.registry import DEFAULT_CONTAINER
 
 if TYPE_CHECKING:  # imported late: other commands need none of it, and start sooner
+    from gradserve_protocol.arrays import Array
     from gradserve_server.accumulators.durable.restoring import Found
     from gradserve_server.layers.batch_norm.restoring import FoundLayer
     from gradserve_server.parameters.restoring import FoundParameters
@@ -117,29 +118,54 @@ def _begin_anew(directory: Path) -> None:
 @_directory
 @click.argument("name")
 @click.argument("output", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--container", default=DEFAULT_CONTAINER, show_default=True, help="container of the accumulator")
-def export(directory: Path, name: str, output: Path, container: str) -> None:
-    """Write the newest average of accumulator NAME to OUTPUT, a .npz file of NumPy's.
+@click.option("--container", default=DEFAULT_CONTAINER, show_default=True, help="container of NAME")
+@click.option("--kind", type=click.Choice(["accumulator", "parameters"]), help="what NAME is, if there are both")
+@click.option("--step", type=click.IntRange(min=0), help="step of a version of parameters  [default: the newest]")
+def export(directory: Path, name: str, output: Path, container: str, kind: str | None, step: int | None) -> None:
+    """Write the newest average of an accumulator, or a version of parameters, to OUTPUT.
 
-    It has an array for each component, NAME.indices and NAME.values for a sparse one, and the step and the number of
-    gradients as `.step` and `.num_gradients`. The only component of a plain accumulator is called `average`. Values of
-    bfloat16 become float32.
+    Of accumulator NAME, OUTPUT is a .npz file of NumPy's. It has an array for each component, NAME.indices and
+    NAME.values for a sparse one, and the step and the number of gradients as `.step` and `.num_gradients`. The only
+    component of a plain accumulator is called `average`. Values of bfloat16 become float32.
+
+    Of parameters NAME, OUTPUT is the file in safetensors' format that `gradserve parameters save` writes. The newest
+    version has the state of the optimizer, too. gradserve.load_parameters reads it.
     """
+    from gradserve_server.storage.directory import DAMAGES, StateError
+
+    with _opened(directory) as store:
+        numbers = {
+            each: rows[0][0]
+            for each in ("accumulator", "parameters")
+            if kind in (None, each)
+            and (rows := store.rows(f"SELECT id FROM {each} WHERE container = ? AND name = ?", container, name))
+        }
+        title = f"'{container}/{name}'"
+        if not numbers:
+            what = "no accumulator and no parameters" if kind is None else f"no {kind}"
+            raise click.ClickException(f"{directory}: there is {what} {title}")
+        if len(numbers) > 1:
+            raise click.ClickException(f"{directory}: an accumulator and parameters are called {title}: add --kind")
+        ((found, number),) = numbers.items()
+        try:
+            if found == "accumulator":
+                _export_average(store, number, output)
+            else:
+                _export_version(store, number, output, step)
+        except (StateError, *DAMAGES) as error:
+            raise click.ClickException(f"{directory}: {found} {title}: {error}") from None
+        except OSError as error:
+            raise click.ClickException(str(error)) from None
+
+
+def _export_average(store: "StateStore", number: int, output: Path) -> None:
     import numpy as np
 
     from gradserve_server.accumulators.durable.restoring import average_bytes, read_average
     from gradserve_server.accumulators.gradient import SparseSlices
-    from gradserve_server.storage.directory import DAMAGES, StateError
 
-    with _opened(directory) as store:
-        rows = store.rows("SELECT id FROM accumulator WHERE container = ? AND name = ?", container, name)
-        if not rows:
-            raise click.ClickException(f"{directory}: there is no accumulator '{container}/{name}'")
-        try:
-            with reading(store, average_bytes(store, rows[0][0])):
-                average = read_average(store, rows[0][0])
-        except (StateError, *DAMAGES) as error:
-            raise click.ClickException(f"{directory}: accumulator '{container}/{name}': {error}") from None
+    with reading(store, average_bytes(store, number)):
+        average = read_average(store, number)
     arrays: dict[str, Any] = {
         ".step": np.array(average.step),
         ".num_gradients": np.array(average.num_gradients),
@@ -153,13 +179,36 @@ def export(directory: Path, name: str, output: Path, container: str) -> None:
     for label, array in arrays.items():
         if array.dtype.name == "bfloat16":  # which NumPy cannot read again
             arrays[label] = array.astype(np.float32)
-    try:
-        num_bytes = sum(array.nbytes for array in arrays.values())
-        with bytes_of("writing", num_bytes) as add, _ToldFile(output, add) as file:
-            np.savez(file, **arrays)
-    except OSError as error:
-        raise click.ClickException(str(error)) from None
+    num_bytes = sum(array.nbytes for array in arrays.values())
+    with bytes_of("writing", num_bytes) as add, _ToldFile(output, add) as file:
+        np.savez(file, **arrays)
     tell(f"{output}: {json.dumps(sorted(average.values))[1:-1] or 'nothing'}, step {average.step}")
+
+
+def _export_version(store: "StateStore", number: int, output: Path, step: int | None) -> None:
+    from gradserve.saved.parameters import SavedParameters, SavedState, save
+    from gradserve_server.errors import OutOfRangeError
+    from gradserve_server.parameters.restoring import read_version
+    from gradserve_server.rpc.parameters.optimizers import encode_optimizer, encode_schedule
+
+    try:
+        with reading(store):
+            spec, version, state = read_version(store, number, step)
+    except OutOfRangeError as error:
+        raise click.ClickException(str(error)) from None
+    saved_state = None
+    if state is not None:
+        slots = {
+            (slot, component): values[component]
+            for component in state.component_steps
+            for slot, values in state.slots.items()
+            if component in values
+        }
+        saved_state = SavedState(slots, state.component_steps, state.rounds, encode_optimizer(state.optimizer))
+    schedule, update = encode_schedule(spec.rules.schedule), spec.update.value.lower()
+    values = cast("Mapping[str, Array]", version.values)
+    save(output, SavedParameters(values, version.step, version.digest.hex(), saved_state, schedule, update))
+    tell(f"{output}: step {version.step}, {size(output.stat().st_size)}")
 
 
 class _ToldFile(io.BufferedWriter):

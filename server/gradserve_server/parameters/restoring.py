@@ -22,7 +22,7 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.records import contribution_of, joined
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
-from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.errors import OutOfRangeError, ResourceExhaustedError
 from gradserve_server.parameters.journal import (
     PARAMETERS,
     ParametersJournal,
@@ -38,6 +38,7 @@ from gradserve_server.parameters.record import RoundRecord
 from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.variables import OptimizerState
+from gradserve_server.parameters.versions import Version
 from gradserve_server.resources.budget import UNLIMITED, Budget
 from gradserve_server.resources.cluster import MisplacedError
 from gradserve_server.resources.lifetimes import Lifetime
@@ -243,7 +244,36 @@ def _inspect_one(store: StateStore, durability: str, row: tuple[Any, ...]) -> Fo
     return FoundParameters(number, key, durability, step, num_updates, tuple(versions), damaged, damage)
 
 
-async def _try_again(store: StateStore, row: _Stored, versions: Sequence[_Kept]) -> None:
+def read_version(
+    store: StateStore, number: int, step: int | None
+) -> tuple[ParametersSpec, Version, OptimizerState | None]:
+    """Returns a version of parameters of a state directory, with their present properties.
+
+    Args:
+        store: The state directory.
+        number: The number of the parameters there.
+        step: The step of the version; None for the newest, which alone has the state of the optimizer.
+
+    Raises:
+        OutOfRangeError: The version is not kept.
+        StateError, DAMAGES: Something is damaged.
+    """
+    (columns,) = [row for row in store.rows(SELECT_PARAMETERS) if row[0] == number]
+    versions = [average_in(store, np.empty, *each, what="version") for each in _version_rows(store, number)]
+
+    async def read() -> tuple[ParametersSpec, Version, OptimizerState | None]:
+        made = await _try_again(store, _Stored.of_row(*columns), versions)
+        if step is None:
+            async with made.reading_state() as (version, state):
+                return made.spec, version, state
+        if step > made.rounds.global_step:
+            raise OutOfRangeError(f"expected a step of at most {made.rounds.global_step}, got {step}", field="step")
+        return made.spec, await made.read(step, 0.0), None
+
+    return asyncio.run(read())
+
+
+async def _try_again(store: StateStore, row: _Stored, versions: Sequence[_Kept]) -> Parameters:
     """Restores parameters on a server without limits that writes nothing.
 
     Raises:
@@ -252,7 +282,7 @@ async def _try_again(store: StateStore, row: _Stored, versions: Sequence[_Kept])
     parallel = ForkJoin(1)
     factory, lifetimes = unlimited_factory(Reducer(parallel))
     registry = ParametersRegistry(factory, lifetimes, Stepper(parallel), new_incarnation=str)
-    await _make_again(store, row, registry, lambda *_: None, versions, np.empty)
+    return await _make_again(store, row, registry, lambda *_: None, versions, np.empty)
 
 
 def parameters_removal(store: StateStore, found: FoundParameters) -> Change | None:
