@@ -102,3 +102,29 @@ def test_a_look_comes_early_where_much_more_was_put_aside(pauses: GcTuner, monke
     assert pauses.look_if_due()
     assert left() is None
     assert not pauses.look_if_due()
+
+
+def test_calls_that_still_wait_are_no_reason_to_look(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at ten thousand of them takes a second, in which no other call is answered."""
+    monkeypatch.setattr(garbage, "_GROWTH", 1.0)
+    monkeypatch.setattr(garbage, "_FREE_GROWTH", 10_000)
+    num_waiting = 0
+    with GcTuner(clock, lambda: num_waiting) as pauses:
+        pauses.look_if_due()  # at what the test run has made meanwhile
+        nodes = [Node() for _ in range(20_000)]
+        num_waiting = 200
+        gc.collect()
+        assert not pauses.look_if_due()
+        left, num_waiting = weakref.ref(nodes[0]), 0
+        nodes.clear()
+        assert pauses.look_if_due()
+        assert left() is None
+
+
+def test_frozen_objects_are_not_counted_in_vain(pauses: GcTuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting a million of them takes 0.2 s."""
+    pauses.look_if_due()
+    gc.collect()
+    with monkeypatch.context() as patched:
+        patched.setattr(gc, "get_freeze_count", lambda: pytest.fail("all objects are visited"))
+        assert not pauses.look_if_due()

@@ -119,23 +119,32 @@ _SELDOM_SECONDS = 3600.0
 _GROWTH, _FREE_GROWTH = 1.25, 50_000
 """Growth since the last look, as a factor and a number of objects on top, that makes the next look due early."""
 _MANY = 500_000
-"""A look at so many objects takes about 0.1 s."""
+"""A look at so many objects takes about half a second."""
+_OBJECTS_OF_A_CALL = 120
+"""A waiting call has about 100 objects."""
 
 
 class GcTuner:
     """Avoids long pauses of the garbage collector for the length of a block.
 
-    A full collection visits all objects, which takes 0.4 s on a server with a million of them, while all calls wait.
+    A full collection visits all objects, which takes a second on a server with a million of them, while all calls wait.
     So its survivors are frozen. If they become garbage later, a look at everything finds it: every ten minutes (every
     hour on a server with very many objects), and earlier if many more objects were frozen since the last one, as each
-    call that waits during a full collection is frozen, and gRPC makes a cycle of it.
+    call that waits during a full collection is frozen, and gRPC makes a cycle of it. Objects of calls that still wait
+    are no garbage, and no reason for a look.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, num_waiting: Callable[[], int] = lambda: 0) -> None:
+        """`num_waiting` returns the number of calls that wait."""
         self._clock = clock
+        self._num_waiting = num_waiting
         self._last_look = clock()
         self._left = 0
         """The number of frozen objects just after the last look."""
+        self._waited = 0
+        """The number of calls that waited then."""
+        self._added = 0
+        """The number of objects frozen since then, of which some may be gone: counting the rest visits all of them."""
 
     def __enter__(self) -> Self:
         """Freezes the objects made so far."""
@@ -156,17 +165,23 @@ class GcTuner:
 
     def look_if_due(self) -> bool:
         """Runs a full collection if it is due; returns whether it did."""
-        now, put_aside = self._clock(), gc.get_freeze_count()
-        interval = _SELDOM_SECONDS if put_aside > _MANY else _LOOK_SECONDS
-        has_grown = put_aside > self._left * _GROWTH + _FREE_GROWTH
-        if now - self._last_look < interval and not has_grown:
+        now, num_waiting = self._clock(), self._num_waiting()
+        interval = _SELDOM_SECONDS if self._left + self._added > _MANY else _LOOK_SECONDS
+        if now - self._last_look < interval and not self._has_grown(num_waiting):
             return False
-        self._last_look = now
+        self._last_look, self._waited, self._added = now, num_waiting, 0
         gc.unfreeze()
         gc.collect()  # whose survivors are frozen again, by the callback
-        self._left = gc.get_freeze_count()
+        self._left, self._added = self._added, 0
         return True
+
+    def _has_grown(self, num_waiting: int) -> bool:
+        most = self._left * _GROWTH + _FREE_GROWTH + _OBJECTS_OF_A_CALL * max(num_waiting - self._waited, 0)
+        if self._left + self._added > most:
+            self._added = max(gc.get_freeze_count() - self._left, 0)
+        return self._left + self._added > most
 
     def _collected(self, phase: str, info: Mapping[str, Any]) -> None:
         if phase == "stop" and info["generation"] == 2:
+            self._added += len(gc.get_objects())
             gc.freeze()
