@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 
 import gradserve
-from gradserve.calls.identity import RequestIds
 from gradserve_protocol.address import Address
 from gradserve_protocol.lasting import lasting_task
 from gradserve_server.accumulators.durable.restoring import restore_accumulators
@@ -60,9 +59,8 @@ from gradserve_server.rpc.services import Services
 from gradserve_server.rpc.sockets.service import SocketAddresses, SocketServicer, TicketRegistry
 from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
 from gradserve_server.rpc.tensors.service import TensorServicer
-from gradserve_server.rpc.upstream.forwarding import Forwarding
-from gradserve_server.rpc.upstream.link import UpstreamLink
-from gradserve_server.rpc.upstream.parameters import NoParameters
+from gradserve_server.rpc.upstream.aggregator import Aggregator
+from gradserve_server.rpc.upstream.parameters import AggregatingParameters
 from gradserve_server.rpc.upstream.service import AggregatingServicer
 from gradserve_server.runtime.event_loop import LoopWatch
 from gradserve_server.runtime.files import OwnedFile, write_addresses
@@ -75,7 +73,7 @@ from gradserve_server.tensors.inflight import InFlight
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 from gradserve_server.tensors.transfers import Downloads, Uploads
-from gradserve_server.upstream.batches import Counts, ForwardingRule
+from gradserve_server.upstream.batches import Counts
 
 _log = logging.getLogger(__name__)
 
@@ -206,8 +204,8 @@ class Server:
         """The counts of an aggregator."""
         self.status = self._make_status(resources)
         self.summary = Summary(self.observed, resources.memory)
-        self._upstream: UpstreamLink | None = None
-        self.aggregating: AggregatingServicer | None = None
+        self.aggregator: Aggregator | None = None
+        """The services that forward to the server upstream; None without one."""
         self.services = self._make_services()
         self._certificates = server_certificates(config.tls)
         self.listener = parts.make_listener(
@@ -323,6 +321,7 @@ class Server:
         figures = DeviceFigures(
             device, self.evictor, inventory=self._parts.inventory, ops_prepared=lambda: self.runner.is_prepared
         )
+        accumulators, parameters = self._make_servicers()
         access = None
         if self.access is not None:
             access = AccessChecks(self.access, FairCalls(limits.max_calls, budgets.rules))
@@ -346,8 +345,8 @@ class Server:
                 stream_idle_seconds=config.runtime.stream_idle_seconds,
                 max_message_bytes=limits.max_message_bytes,
             ),
-            accumulators=self._make_accumulator_servicer(),
-            parameters=self._make_parameter_servicer(),
+            accumulators=accumulators,
+            parameters=parameters,
             gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer, processors.compute),
             batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
             leases=LeaseServicer(self.lifetimes.clients),
@@ -361,43 +360,32 @@ class Server:
             observed=self.observed,
         )
 
-    def _make_parameter_servicer(self) -> ParameterServicer | NoParameters:
-        if self._config.upstream.upstream is not None:
-            return NoParameters(self._config.upstream.upstream)
-        return ParameterServicer(
-            self.parameters,
-            self._opener,
-            self._receiver,
-            self._deliverer,
-            self._processors.compute,
-            self._run.incarnation,
-            self._member,
+    def _make_servicers(
+        self,
+    ) -> tuple[AccumulatorServicer | AggregatingServicer, ParameterServicer | AggregatingParameters]:
+        """Returns the servicers of accumulators and of parameters."""
+        compute, incarnation = self._processors.compute, self._run.incarnation
+        accumulators = AccumulatorServicer(
+            self.registry, self._receiver, self._deliverer, compute, incarnation, self._member
         )
-
-    def _make_accumulator_servicer(self) -> AccumulatorServicer | AggregatingServicer:
-        compute, budgets, upstream = self._processors.compute, self.budgets, self._config.upstream
-        own = AccumulatorServicer(
-            self.registry,
-            self._receiver,
-            self._deliverer,
-            compute,
-            self._run.incarnation,
-            self._member,
+        parameters = ParameterServicer(
+            self.parameters, self._opener, self._receiver, self._deliverer, compute, incarnation, self._member
         )
-        if upstream.upstream is None:
-            return own
-        self._upstream = UpstreamLink(upstream.upstream)
-        self.aggregating = AggregatingServicer(
-            Forwarding(
-                self._upstream, self._places.host, budgets.memory, RequestIds(self._run.incarnation), self.counts
-            ),
-            ForwardingRule(upstream.upstream_workers or 1, upstream.upstream_grace_seconds),
-            own,
-            self.registry,
-            self._receiver,
-            self._deliverer,
+        if self._config.upstream.upstream is None:
+            return accumulators, parameters
+        self.aggregator = Aggregator(
+            self._config.upstream,
+            place=self._places.host,
+            memory=self.budgets.memory,
+            incarnation=incarnation,
+            counts=self.counts,
+            receiver=self._receiver,
+            opener=self._opener,
+            deliverer=self._deliverer,
+            accumulators=(accumulators, self.registry),
+            parameters=(parameters, self.parameters),
         )
-        return self.aggregating
+        return self.aggregator.accumulators, self.aggregator.parameters
 
     def _make_sockets(self) -> SocketListener:
         config, limits, processors = self._config, self._limits, self._processors
@@ -457,9 +445,9 @@ class Server:
             state.store.start(self._on_failure)
             counts = (count, num_parameters, num_layers)
             _log.info("restored %d accumulators, %d parameters and %d layers from %s", *counts, state.store.path)
-        if self._upstream is not None:
-            await self._upstream.open()
-            _log.info("forwarding gradients to %s", self._upstream.address)
+        if self.aggregator is not None:
+            await self.aggregator.open()
+            _log.info("forwarding gradients and updates to %s", self.aggregator.address)
         listen = [Address.to_listen(address) for address in self._config.listen.listen]
         bound = self.listener.bind(listen)
         self.addresses = tuple(map(str, bound))
@@ -509,9 +497,8 @@ class Server:
         if self._address_file is not None:
             self._address_file.remove()
         self.services.close()
-        if self.aggregating is not None and self._upstream is not None:
-            self.aggregating.close()
-            await self._upstream.close()
+        if self.aggregator is not None:
+            await self.aggregator.close()
         self.registry.close()
         self.parameters.close()
         self.lifetimes.clients.close(UnavailableError("the server is shutting down"))

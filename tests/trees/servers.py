@@ -47,8 +47,9 @@ def end_grace(near: LocalServer, num_waiting: int) -> None:
     """Passes on the gradients that wait at an aggregator for others, as the end of the grace does, once so many do."""
 
     def flush(server: Server) -> bool:
-        assert server.aggregating is not None
-        waiting = [each.batches for each in server.aggregating._known.values()]
+        assert server.aggregator is not None
+        known = (*server.aggregator.accumulators.known, *server.aggregator.parameters.known)
+        waiting = [each.batches for each in known]
         if sum(each.num_waiting for each in waiting) < num_waiting:
             return False
         for batches in waiting:

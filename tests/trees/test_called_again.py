@@ -83,8 +83,8 @@ class Tree:
         """Returns the call of a client that is under way at the aggregator."""
 
         def look(server: Server) -> Any:
-            assert server.aggregating is not None
-            (accumulator,) = server.aggregating._known.values()
+            assert server.aggregator is not None
+            (accumulator,) = server.aggregator.accumulators.known
             return accumulator.under_way._work[client, 1][1]
 
         leaf: Leaf[Any, Any] = self._aggregator.inspect(look)

@@ -158,8 +158,8 @@ def test_a_gradient_of_a_deleted_one_is_not_in_its_successor(deleted_at: str) ->
 
 
 def _num_waiting(server: Server) -> int:
-    assert server.aggregating is not None
-    return sum(each.batches.num_waiting for each in server.aggregating._known.values())
+    assert server.aggregator is not None
+    return sum(each.batches.num_waiting for each in server.aggregator.accumulators.known)
 
 
 class TestMemory:

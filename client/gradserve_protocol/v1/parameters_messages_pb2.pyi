@@ -106,7 +106,7 @@ class ReadParametersResponse(_message.Message):
     def __init__(self, version: _Optional[_Union[_parameters_pb2.Version, _Mapping]] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents")
+    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents", "sum_of")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class PushRequest(_message.Message):
     RELEASE_HANDLES_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     UNREAD_CONTENTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_OF_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -125,7 +126,8 @@ class PushRequest(_message.Message):
     release_handles: bool
     accepted_before: bool
     unread_contents: bool
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ..., unread_contents: bool = ...) -> None: ...
+    sum_of: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.Summand]
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ..., unread_contents: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ...) -> None: ...
 
 class PushResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "step", "num_updates", "staleness", "weight", "round", "num_rounds")
@@ -148,7 +150,7 @@ class PushResponse(_message.Message):
     def __init__(self, outcome: _Optional[_Union[_accumulator_pb2.ApplyOutcome, str]] = ..., duplicate: bool = ..., step: _Optional[int] = ..., num_updates: _Optional[int] = ..., staleness: _Optional[int] = ..., weight: _Optional[float] = ..., round: _Optional[int] = ..., num_rounds: _Optional[int] = ...) -> None: ...
 
 class PushPullParametersRequest(_message.Message):
-    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "unread_contents", "placement", "timeout")
+    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "unread_contents", "placement", "timeout", "sum_of", "without_values")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +161,8 @@ class PushPullParametersRequest(_message.Message):
     UNREAD_CONTENTS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    SUM_OF_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_VALUES_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -169,7 +173,9 @@ class PushPullParametersRequest(_message.Message):
     unread_contents: bool
     placement: _tensor_pb2.Placement
     timeout: _duration_pb2.Duration
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., unread_contents: bool = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    sum_of: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.Summand]
+    without_values: bool
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., unread_contents: bool = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., without_values: bool = ...) -> None: ...
 
 class PushPullParametersResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "version", "staleness", "weight")

@@ -185,8 +185,9 @@ class ParameterServiceServicer(object):
     def PushPullParameters(self, request, context):
         """Does the same, and waits for the end of the round.
 
-        DEADLINE_EXCEEDED: the round did not end in time, or its own deadline passed
-        with too few updates. The update stays in the round.
+        DEADLINE_EXCEEDED: the round did not end in time; or, with the field
+        "spec.rounds.deadline", its own deadline passed with too few updates. The
+        update stays in the round.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -11,8 +11,7 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.rounds import Pushed, Rounds, Wording
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.errors import InvalidArgumentError, ServiceError
-from gradserve_server.limits import listed, quoted
+from gradserve_server.errors import ServiceError
 from gradserve_server.parameters.changes import Changer, Changes, Machine
 from gradserve_server.parameters.ledger import UpdateLedger, WeightLedger
 from gradserve_server.parameters.record import RoundRecord
@@ -132,24 +131,8 @@ class Parameters:
         )
 
     def update_spec(self, names: Sequence[str]) -> AccumulatorSpec:
-        """Returns the spec of an update that has these components.
-
-        Raises:
-            InvalidArgumentError: There are none, or one does not exist or comes twice, or the reduction needs all.
-        """
-        known = self._spec.by_name
-        for index, name in enumerate(names):
-            if name not in known:
-                raise InvalidArgumentError(
-                    f"expected components out of {listed(sorted(known))}, got {quoted(name)}",
-                    field=f"update[{index}].name",
-                )
-        if not names:
-            raise InvalidArgumentError("expected at least one component, got none", field="update")
-        if len(set(names)) < len(names):
-            raise InvalidArgumentError("expected every component once, got one twice", field="update")
-        self._spec.reduction.check_update(names, tuple(known))
-        return self._spec.updates if len(names) == len(known) else self._spec.updates.only(names)
+        """Returns the spec of an update that has these components; see `ParametersSpec.of_update`."""
+        return self._spec.of_update(names)
 
     async def push(
         self, call: RequestId | None, contribution: Contribution, open_update: OpenGradient

@@ -10,6 +10,8 @@ from gradserve_server.errors import DeadlineExceededError
 from gradserve_server.parameters.closing import End, Overdue
 from gradserve_server.parameters.ledger import UpdateLedger
 
+OVERDUE_FIELD = "spec.rounds.deadline"
+"""The field of the error of calls that waited for a round whose own deadline has passed with too few updates."""
 _SHORTEST_SECONDS = 0.001
 """The shortest wait for a time: clocks may differ in how they round."""
 _RETRY_SECONDS = 1.0
@@ -89,6 +91,7 @@ class UpdateQueue(TakeQueue):
             f"its deadline of {self._ledger.closer.rules.deadline:g} s: {verdict.num_updates} are in, of workers "
             f"{named(verdict.came) or 'without names'}; missing: {named(verdict.missing) or 'unknown'}{gone}. The "
             "updates stay in the round",
+            field=OVERDUE_FIELD,
         )
 
 

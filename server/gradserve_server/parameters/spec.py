@@ -1,7 +1,7 @@
 """The properties of parameters, some of which are rules that can change."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum
@@ -174,6 +174,26 @@ class ParametersSpec:
     def work(self) -> int:
         """The work of something that is done once for each element, in bytes; at least that for each array."""
         return max(self.version_bytes, PIECE_BYTES * len(self.components))
+
+    def of_update(self, names: Sequence[str]) -> AccumulatorSpec:
+        """Returns the spec of an update that has these components.
+
+        Raises:
+            InvalidArgumentError: There are none, or one does not exist or comes twice, or the reduction needs all.
+        """
+        known = self.by_name
+        for index, name in enumerate(names):
+            if name not in known:
+                raise InvalidArgumentError(
+                    f"expected components out of {listed(sorted(known))}, got {quoted(name)}",
+                    field=f"update[{index}].name",
+                )
+        if not names:
+            raise InvalidArgumentError("expected at least one component, got none", field="update")
+        if len(set(names)) < len(names):
+            raise InvalidArgumentError("expected every component once, got one twice", field="update")
+        self.reduction.check_update(names, tuple(known))
+        return self.updates if len(names) == len(known) else self.updates.only(names)
 
     def resolved(self, durability: Durability) -> Self:
         """Returns a copy with a durability."""

@@ -40,7 +40,7 @@ from gradserve_server.rpc.parameters.service import ParameterServicer
 from gradserve_server.rpc.server_info.service import ServerServicer
 from gradserve_server.rpc.sockets.service import SocketServicer
 from gradserve_server.rpc.tensors.service import STREAM_CODECS, TensorServicer
-from gradserve_server.rpc.upstream.parameters import NoParameters
+from gradserve_server.rpc.upstream.parameters import AggregatingParameters
 from gradserve_server.rpc.upstream.service import AggregatingServicer
 
 SERVICES = (
@@ -86,7 +86,7 @@ class Services:
         *,
         tensors: TensorServicer,
         accumulators: AccumulatorServicer | AggregatingServicer,
-        parameters: ParameterServicer | NoParameters,
+        parameters: ParameterServicer | AggregatingParameters,
         gradient_ops: GradientOpsServicer,
         batch_norm_layers: BatchNormLayerServicer,
         leases: LeaseServicer,

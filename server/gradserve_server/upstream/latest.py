@@ -89,20 +89,23 @@ class LatestAverage:
             return None
         return average
 
-    async def shared(self, key: Hashable, read: Callable[[], Awaitable[Average]], timeout: float | None) -> Average:
+    async def shared(
+        self, key: Hashable, read: Callable[[], Awaitable[Average]], timeout: float | None, *, keep: bool = True
+    ) -> Average:
         """Reads an average once for all who ask for it by the same key at the same time.
 
         Args:
             key: Says what is read.
             read: Reads it, however long that takes; cancelled when nobody waits for it any more.
             timeout: Seconds to wait; None for no limit.
+            keep: Whether to keep it if it is the newest one.
 
         Raises:
             TimeoutError: It did not come in time.
             ServiceError: It cannot be read.
         """
         if key not in self._reading:
-            self._reading[key] = self._tasks.begin(self._read(read)), []
+            self._reading[key] = self._tasks.begin(self._read(read, keep=keep)), []
         task, readers = self._reading[key]
         readers.append(None)
         try:
@@ -115,7 +118,8 @@ class LatestAverage:
                     del self._reading[key]
                 task.cancel()
 
-    async def _read(self, read: Callable[[], Awaitable[Average]]) -> Average:
+    async def _read(self, read: Callable[[], Awaitable[Average]], *, keep: bool) -> Average:
         average = await read()
-        self.note(average)
+        if keep:
+            self.note(average)
         return average

@@ -12,15 +12,20 @@ from tests.trees.servers import running_tree
 METHODS = SERVICES["ParameterService"].methods_by_name
 
 
-def test_an_aggregator_names_the_server_that_has_parameters() -> None:
-    with running_tree(1) as (top, near), RawCalls(near.address) as calls:
+def test_an_aggregator_refuses_what_its_server_refuses() -> None:
+    with running_tree(1) as (top, near), RawCalls(near.address) as calls, RawCalls(top.address) as there:
         for method, descriptor in METHODS.items():
-            failure = calls.fail(method, message_factory.GetMessageClass(descriptor.input_type)())
-            assert failure.code is grpc.StatusCode.UNIMPLEMENTED, method
-            assert failure.message == (
-                "this server is an aggregator, which has no parameters and forwards no updates: connect to the server "
-                f"upstream, {top.address}"
-            )
+            kind = message_factory.GetMessageClass(descriptor.input_type)
+            if method == "ListParameters":
+                assert calls.call(method, kind()) == there.call(method, kind())
+                continue
+            requests = [kind(), kind(parameters=ref("x" * 10_000))]
+            if method == "DeleteParameters":
+                assert not calls.call(method, kind(parameters=ref("missing"))).deleted
+            else:
+                requests.append(kind(parameters=ref("missing")))
+            for request in requests:
+                assert calls.fail(method, request) == there.fail(method, request), method
 
 
 def test_parameters_are_on_the_home_of_their_name() -> None:

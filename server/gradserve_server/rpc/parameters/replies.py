@@ -8,7 +8,7 @@ from gradserve_protocol.tensors import Contents, WithContents
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Array
-from gradserve_server.accumulators.rounds import Pushed
+from gradserve_server.accumulators.rounds import Outcome, Pushed
 from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.parameters.parameters import Parameters, ParametersState
 from gradserve_server.parameters.record import RoundRecord
@@ -52,21 +52,25 @@ def encode_pushed(pushed: Pushed, *, duplicate: bool, num_rounds: int) -> messag
 
 
 async def encode_pulled(
-    pushed: Pushed, version: Version, outgoing: OutgoingTensors, *, duplicate: bool
+    outcome: Outcome,
+    version: Version,
+    outgoing: OutgoingTensors,
+    *,
+    staleness: int,
+    weight: float,
+    duplicate: bool,
+    with_values: bool,
 ) -> WithContents:
     """Returns the response of a push_pull, with the version that it waited for."""
     response = messages_pb2.PushPullParametersResponse(
-        outcome=OUTCOMES[pushed.outcome],
-        duplicate=duplicate,
-        staleness=pushed.staleness,
-        weight=pushed.weight,
+        outcome=OUTCOMES[outcome], duplicate=duplicate, staleness=staleness, weight=weight
     )
-    return await _with_version(response, version, outgoing)
+    return await _with_version(response, version, outgoing, with_values=with_values)
 
 
-async def encode_read(version: Version, outgoing: OutgoingTensors) -> WithContents:
+async def encode_read(version: Version, outgoing: OutgoingTensors, *, with_values: bool) -> WithContents:
     """Returns the response with a version."""
-    return await _with_version(messages_pb2.ReadParametersResponse(), version, outgoing)
+    return await _with_version(messages_pb2.ReadParametersResponse(), version, outgoing, with_values=with_values)
 
 
 async def encode_read_state(
@@ -102,7 +106,12 @@ async def _with_version(
     response: messages_pb2.ReadParametersResponse | messages_pb2.PushPullParametersResponse,
     version: Version,
     outgoing: OutgoingTensors,
+    *,
+    with_values: bool,
 ) -> WithContents:
+    if not with_values:
+        response.version.CopyFrom(encode_version(version))
+        return WithContents(response, Contents())
     contents = ContentsOfAverage(average=version)
     added = await add_average(version, outgoing)
 

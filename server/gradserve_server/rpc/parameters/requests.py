@@ -114,6 +114,8 @@ def decode_update(
     """
     if not request.update:
         raise InvalidArgumentError("expected at least one component, got none", field="update")
+    if request.sum_of:
+        raise InvalidArgumentError("expected single updates, got the sum of several", field="sum_of")
     is_again = isinstance(request, messages_pb2.PushRequest) and request.accepted_before
     contribution = contribution_of(request, was_accepted=is_again)
     given = incoming_gradient(request.update, payload, user, release=request.release_handles, path="update")
@@ -283,7 +285,22 @@ def _fitting(tensor: IncomingTensor, component: ComponentSpec) -> Array:
     return array
 
 
-# Changes and rounds
+# Reads, changes and rounds
+
+
+def decode_step(request: messages_pb2.ReadParametersRequest) -> int | None:
+    """Returns the step of the version that a read asks for; None for the newest.
+
+    Raises:
+        InvalidArgumentError: It asks for the state of another one than the newest.
+    """
+    step = request.step if request.HasField("step") else None
+    if request.with_state and step is not None:
+        raise InvalidArgumentError(
+            f"expected with_state without a step, got step {step}: the state is kept for the newest version",
+            field="with_state",
+        )
+    return step
 
 
 def decode_changes(request: messages_pb2.ChangeParametersRequest, loaded: Loaded | None) -> Changes:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
-from gradserve_protocol.tensors import Contents, WithContents
+from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2
 from gradserve_server.accumulators.gradient import Contribution, OpenGradient
@@ -13,7 +13,7 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import GradientReceiver, IncomingGradient, components_named
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
-from gradserve_server.errors import AbortedError, InvalidArgumentError, request_fields
+from gradserve_server.errors import AbortedError, request_fields
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.record import RoundRecord
@@ -31,7 +31,6 @@ from gradserve_server.rpc.parameters.replies import (
     encode_read,
     encode_read_state,
     encode_record,
-    encode_version,
     info_pieces,
     num_parts,
 )
@@ -43,6 +42,7 @@ from gradserve_server.rpc.parameters.requests import (
     decode_key,
     decode_parameters_spec,
     decode_records_page,
+    decode_step,
     decode_update,
     decode_version,
     names_in,
@@ -143,12 +143,7 @@ class ParameterServicer:
         return messages_pb2.DeleteParametersResponse(deleted=deleted)
 
     async def ReadParameters(self, request: messages_pb2.ReadParametersRequest, call: Call) -> WithContents:
-        step = request.step if request.HasField("step") else None
-        if request.with_state and step is not None:
-            raise InvalidArgumentError(
-                f"expected with_state without a step, got step {step}: the state is kept for the newest version",
-                field="with_state",
-            )
+        step = decode_step(request)
         with (
             self._using(request.parameters, call) as parameters,
             self._registry.factory.waiting(call.identity),
@@ -158,9 +153,7 @@ class ParameterServicer:
                 async with parameters.reading_state() as (version, state):
                     return await encode_read_state(version, state, outgoing, with_values=not request.without_values)
             version = await parameters.read(step, wait_timeout(request, call))
-            if request.without_values:
-                return WithContents(messages_pb2.ReadParametersResponse(version=encode_version(version)), Contents())
-            return await encode_read(version, outgoing)
+            return await encode_read(version, outgoing, with_values=not request.without_values)
 
     async def Push(self, request: messages_pb2.PushRequest, call: Call) -> messages_pb2.PushResponse:
         with self._using(request.parameters, call) as parameters:
@@ -178,7 +171,15 @@ class ParameterServicer:
             pushed, version, duplicate = await parameters.push_pull(
                 request_id, contribution, opening, wait_timeout(request, call)
             )
-            return await encode_pulled(pushed, version, outgoing, duplicate=duplicate)
+            return await encode_pulled(
+                pushed.outcome,
+                version,
+                outgoing,
+                staleness=pushed.staleness,
+                weight=pushed.weight,
+                duplicate=duplicate,
+                with_values=not request.without_values,
+            )
 
     async def ChangeParameters(
         self, request: messages_pb2.ChangeParametersRequest, call: Call

@@ -1,28 +1,27 @@
-"""Pages of the accumulators of an aggregator: those of all servers upstream, and its own private ones, by name."""
+"""Pages of what an aggregator has: what all servers upstream have, and what is private to clients here, by name."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradserve_protocol.placement import home_of
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve_protocol.v1 import accumulator_pb2
+from gradserve_protocol.v1 import accumulator_pb2, parameters_messages_pb2
 from gradserve_server.errors import NotFoundError
 from gradserve_server.rpc.boundary.fields import Page
+from gradserve_server.rpc.upstream.messages import ref_of
 
 if TYPE_CHECKING:
     from gradserve_server.rpc.upstream.link import UpstreamLink
 
 
-def merged(
-    page: Page,
-    container: str,
-    here: messages_pb2.ListAccumulatorsResponse,
-    upstream: Sequence[messages_pb2.ListAccumulatorsResponse],
-) -> messages_pb2.ListAccumulatorsResponse:
+_Pages = TypeVar("_Pages", messages_pb2.ListAccumulatorsResponse, parameters_messages_pb2.ListParametersResponse)
+
+
+def merged(page: Page, container: str, here: _Pages, upstream: Sequence[_Pages]) -> _Pages:
     """Returns one page out of the pages that several lists have for the same `page_token` and `page_size`.
 
     Each is sorted by name, and so is the result. Names after the end of a page that is not its list's last may be
@@ -32,30 +31,45 @@ def merged(
     Args:
         page: The page.
         container: The container, as in the request.
-        here: The page of this server's own accumulators.
+        here: The page of what this server has itself.
         upstream: Those of the servers upstream, in their order.
     """
-    responses = [here, *upstream]
-    ends = [each.accumulators[-1].accumulator.name for each in responses if each.next_page_token and each.accumulators]
+    responses: list[Any] = [here, *upstream]
+    entries = [_entries(each) for each in responses]
+    ends = [_name(infos[-1]) for each, infos in zip(responses, entries, strict=True) if each.next_page_token and infos]
     end = min(ends, default=None)
     sizes = Counter[str]()
-    for each in responses:
-        for info in each.accumulators:
-            sizes[info.accumulator.name] += info.num_bytes
-    found = list(here.accumulators)
-    for target, each in enumerate(upstream):
-        for info in each.accumulators:
-            if not info.spec.num_shards or home_of(container, info.accumulator.name, len(upstream)) == target:
-                info.num_bytes = sizes[info.accumulator.name]
+    for infos in entries:
+        for info in infos:
+            sizes[_name(info)] += info.num_bytes
+    found = list(entries[0])
+    for target, infos in enumerate(entries[1:]):
+        for info in infos:
+            if not _is_sharded(info) or home_of(container, _name(info), len(upstream)) == target:
+                info.num_bytes = sizes[_name(info)]
                 found.append(info)
-    found.sort(key=lambda info: info.accumulator.name)
-    within = [info for info in found if end is None or info.accumulator.name <= end]
+    found.sort(key=_name)
+    within = [info for info in found if end is None or _name(info) <= end]
     shown = within[: page.size]
     is_last = end is None and len(shown) == len(found)
-    last = shown[-1].accumulator.name if shown else ""
-    return messages_pb2.ListAccumulatorsResponse(
-        accumulators=shown, next_page_token=page.next_token(last, is_last=is_last)
-    )
+    response = type(here)()
+    response.next_page_token = page.next_token(_name(shown[-1]) if shown else "", is_last=is_last)
+    _entries(response).extend(shown)
+    return response
+
+
+def _entries(response: Any) -> Any:
+    if isinstance(response, parameters_messages_pb2.ListParametersResponse):
+        return response.parameters
+    return response.accumulators
+
+
+def _name(info: Any) -> str:
+    return ref_of(info).name
+
+
+def _is_sharded(info: Any) -> bool:
+    return isinstance(info, accumulator_pb2.AccumulatorInfo) and info.spec.num_shards > 0
 
 
 async def delete(

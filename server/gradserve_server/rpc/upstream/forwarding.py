@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gradserve.calls.identity import RequestIds
-from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Average, Value
-from gradserve_server.accumulators.identity import CallsUnderWay, RequestId
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
 from gradserve_server.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -24,86 +20,27 @@ from gradserve_server.errors import (
     InvalidArgumentError,
     ServiceError,
 )
+from gradserve_server.parameters.queue import OVERDUE_FIELD
 from gradserve_server.resources.budget import Budget, Purpose
-from gradserve_server.rpc.accumulators.requests import GradientRequest
-from gradserve_server.rpc.upstream.messages import Answer, Pulled, alone, answer_of, arrays_of, of_sum
-from gradserve_server.rpc.upstream.shards import UpstreamShards
+from gradserve_server.rpc.upstream.aggregated import Aggregated, GradientLeaf
+from gradserve_server.rpc.upstream.messages import (
+    Answer,
+    Contributed,
+    Pulled,
+    Ref,
+    alone,
+    answer_of,
+    arrays_of,
+    method_of,
+    of_sum,
+    ref_of,
+    waits_for_round,
+)
 from gradserve_server.runtime.tasks import BackgroundTasks
-from gradserve_server.upstream.batches import Batches, Counts, in_order, sum_bytes, summed
-from gradserve_server.upstream.latest import LatestAverage
-from gradserve_server.upstream.leaf import Leaf
+from gradserve_server.upstream.batches import Batches, Counts, ForwardingRule, in_order, sum_bytes, summed
 
 if TYPE_CHECKING:
     from gradserve_server.rpc.upstream.link import UpstreamLink
-
-_MOST_ANSWERED = 4096
-"""Answered calls that are remembered: one that comes again need not wait for others, which would be refused with it."""
-
-GradientLeaf = Leaf[GradientRequest, Answer]
-
-
-class Aggregated:
-    """The state that all calls on an accumulator share, and the gradients on their way.
-
-    Attributes:
-        name: Its name, for messages.
-        incarnation: Tells it from a later accumulator of the same name.
-        spec: Its spec.
-        adds_up: Whether its gradients may go together. Each row of a sparse mean is divided by the weights of only
-            those gradients that have it, which a sum does not say.
-        batches: The gradients that wait for others.
-        under_way: The calls that have not been answered.
-        latest: Its newest average.
-        shards: What each server upstream has of it; None if it is on one of them as a whole.
-    """
-
-    def __init__(
-        self,
-        info: accumulator_pb2.AccumulatorInfo,
-        spec: AccumulatorSpec,
-        new_batches: Callable[[Aggregated], Batches[GradientLeaf]],
-        latest: LatestAverage,
-        shards: UpstreamShards | None,
-    ) -> None:
-        self.name = f"{info.accumulator.container}/{info.accumulator.name}"
-        self.incarnation = info.accumulator.incarnation
-        self.spec = spec
-        self.shards = shards
-        self.adds_up = all(each.layout is Layout.DENSE for each in spec.components)
-        self.under_way: CallsUnderWay[GradientLeaf] = CallsUnderWay()
-        self.latest = latest
-        self.batches = new_batches(self)
-        self._answered: OrderedDict[tuple[str, int], None] = OrderedDict()
-        self._has_ended = False
-
-    def may_add(self, leaf: GradientLeaf) -> bool:
-        """Returns True if a gradient may go together with others, and has not been answered before."""
-        is_ordered = bool(leaf.contribution.worker_id) or not self.spec.deterministic
-        is_again = bool(getattr(leaf.request, "accepted_before", False)) or _id_of(leaf) in self._answered
-        return self.adds_up and is_ordered and not is_again and not self._has_ended
-
-    def end(self) -> list[GradientLeaf]:
-        """Notes that it is gone; returns the gradients that wait for others, of which there will be no more."""
-        self._has_ended = True
-        self.latest.end()
-        return self.batches.close()
-
-    def begin(self, call: RequestId | None, leaf: GradientLeaf) -> None:
-        """Notes that a call is under way, until it is answered."""
-        self.under_way.begin(call, leaf)
-        leaf.answer.add_done_callback(lambda _: self._end(call, leaf))
-
-    def _end(self, call: RequestId | None, leaf: GradientLeaf) -> None:
-        self.under_way.end(call, leaf)
-        if call is not None:
-            self._answered[_id_of(leaf)] = None
-            if len(self._answered) > _MOST_ANSWERED:
-                self._answered.popitem(last=False)
-
-
-def _id_of(leaf: GradientLeaf) -> tuple[str, int]:
-    return leaf.request.request_id.client_id, leaf.request.request_id.sequence
-
 
 _MARGIN_SECONDS = 1.0
 """The time that the server upstream waits longer than the callers here, who explain why they stop waiting."""
@@ -119,7 +56,15 @@ class Forwarding:
     have got without an aggregator.
     """
 
-    def __init__(self, link: UpstreamLink, place: Place, memory: Budget, ids: RequestIds, counts: Counts) -> None:
+    def __init__(
+        self,
+        link: UpstreamLink,
+        place: Place,
+        memory: Budget,
+        ids: RequestIds,
+        rule: ForwardingRule,
+        counts: Counts,
+    ) -> None:
         self.link = link
         self.place = place
         """The memory in which sums are computed."""
@@ -127,7 +72,16 @@ class Forwarding:
         """The budget of sums while they are forwarded."""
         self.counts = counts
         self.tasks = BackgroundTasks()
+        self.rule = rule
         self._ids = ids
+
+    def new_batches(self, resource: Aggregated) -> Batches[GradientLeaf]:
+        """Returns the batches of an accumulator or of parameters."""
+        return Batches(self.rule, partial(self.forward, resource))
+
+    def forward_alone(self, resource: Aggregated, leaf: GradientLeaf) -> None:
+        """Begins to pass a gradient on by itself."""
+        self.forward(resource, [leaf])
 
     def forward(self, accumulator: Aggregated, leaves: Sequence[GradientLeaf]) -> None:
         """Begins to pass gradients on that may go together."""
@@ -174,15 +128,14 @@ class Forwarding:
                 del given, gradients
             for each in ordered:
                 each.added_up()
-            ref = ordered[0].request.accumulator
-            request_id = self._new_id(ref)
+            request_id = self._new_id(ref_of(ordered[0].request))
             requests = [each.request for each in ordered]
             self.counts.sums += 1
             return await self._send(
                 accumulator,
                 ordered,
                 values,
-                lambda carried, tensors, timeout: of_sum(requests, ref, request_id, carried, tensors, timeout),
+                lambda carried, tensors, timeout: of_sum(requests, request_id, carried, tensors, timeout),
             )
         except MemoryError as error:
             raise InternalError("the aggregator has no memory left for a sum") from error
@@ -195,8 +148,11 @@ class Forwarding:
                 self.counts.alone += 1
                 if accumulator.shards is not None and not leaf.request.HasField("request_id"):
                     # By which the servers hold it.
-                    leaf.request.request_id.CopyFrom(self._new_id(leaf.request.accumulator))
-                answer = await self._send(accumulator, [leaf], gradient.values, partial(alone, leaf.request))
+                    leaf.request.request_id.CopyFrom(self._new_id(ref_of(leaf.request)))
+                send = partial(self._send, accumulator, [leaf], gradient.values)
+                whole = partial(alone, leaf.request)
+                sent = partial(whole, without_values=True) if accumulator.leaves_values(leaf) else whole
+                answer = await accumulator.complete(leaf, await send(sent), lambda: send(whole))
             leaf.succeed(answer)
         except Exception as error:
             leaf.fail(error)
@@ -210,12 +166,12 @@ class Forwarding:
         values: Mapping[str, Value],
         request: _MakeRequest,
     ) -> Answer:
-        if isinstance(leaves[0].request, messages_pb2.ApplyGradientRequest):
-            message, _ = await self._sent(accumulator, leaves[0], "ApplyGradient", values, request, None, 0.0)
+        if not waits_for_round(leaves[0].request):
+            message, _ = await self._sent(accumulator, leaves[0], values, request, None, 0.0)
             return answer_of(message, None)
         message, average = await self._waited(accumulator, leaves, values, request)
         answer = answer_of(message, average)
-        if isinstance(answer, Pulled) and average is not None:
+        if isinstance(answer, Pulled) and average is not None and average.values:
             accumulator.latest.note(average)
         return answer
 
@@ -231,12 +187,14 @@ class Forwarding:
         while True:
             timeout = _time_left(leaves)
             wait = math.inf if timeout is None else timeout
-            sent = self._sent(accumulator, leaves[0], "PushPull", values, request, timeout, wait)
+            sent = self._sent(accumulator, leaves[0], values, request, timeout, wait)
             sending = asyncio.ensure_future(sent)
             try:
                 await _while_wanted(sending, leaves)
                 return await sending
-            except DeadlineExceededError:
+            except DeadlineExceededError as error:
+                if error.field == OVERDUE_FIELD:
+                    raise  # the round has ended the wait of all, however long they would wait
                 left = _time_left(leaves)
                 if not counts_once or timeout is None or (left is not None and left <= _MARGIN_SECONDS):
                     raise
@@ -247,23 +205,22 @@ class Forwarding:
         self,
         accumulator: Aggregated,
         first: GradientLeaf,
-        method: str,
         values: Mapping[str, Value],
         request: _MakeRequest,
         timeout: float | None,
         wait: float,
     ) -> tuple[Any, Average | None]:
         if accumulator.shards is not None:
-            return await accumulator.shards.send(method, request({}, (), timeout), values, wait)
+            return await accumulator.shards.send(method_of(first.request), request({}, (), timeout), values, wait)
         return await self.link.send(
-            method,
-            first.request.accumulator,
+            method_of(first.request),
+            ref_of(first.request),
             arrays_of(values),
             lambda tensors: request(values, tensors, timeout),
             wait,
         )
 
-    def _new_id(self, ref: accumulator_pb2.AccumulatorRef) -> accumulator_pb2.RequestId:
+    def _new_id(self, ref: Ref) -> accumulator_pb2.RequestId:
         request_id = accumulator_pb2.RequestId()
         self._ids.write(request_id, self._ids.new_call(), (ref.container, ref.name))
         return request_id
@@ -272,7 +229,7 @@ class Forwarding:
 class _MakeRequest(Protocol):
     def __call__(
         self, values: Mapping[str, Value], tensors: Sequence[tensor_pb2.Tensor], timeout: float | None, /
-    ) -> GradientRequest:
+    ) -> Contributed:
         """Returns a request with values and the messages of their arrays; it waits for `timeout` seconds."""
         ...
 

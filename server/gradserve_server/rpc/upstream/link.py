@@ -19,18 +19,17 @@ from gradserve.transport.settings import ConnectionSettings
 from gradserve_protocol.arrays import Array
 from gradserve_protocol.errors import GradserveError
 from gradserve_protocol.tls import TLS
-from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
+from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.accumulators.gradient import Average
-from gradserve_server.rpc.upstream.messages import receive_average, served
+from gradserve_server.rpc.upstream.messages import Ref, receive_result, ref_of, served, service_of
 
 T = TypeVar("T")
 
 _YES = ("1", "true", "t", "yes", "y", "on")
-_SERVICE = "AccumulatorService"
 
 
 class UpstreamLink:
-    """Makes calls on accumulators upstream, with the transports, retries, TLS and token of any other client.
+    """Makes calls on what is upstream, with the transports, retries, TLS and token of any other client.
 
     Opened and used on one event loop.
 
@@ -74,8 +73,8 @@ class UpstreamLink:
         """Makes a call without tensors; returns the response.
 
         Args:
-            method: The method of AccumulatorService.
-            request: The request, on the accumulator that it names unless there is a target.
+            method: The method of AccumulatorService or ParameterService.
+            request: The request, at the home of what it names unless there is a target.
             target: The index of the server.
 
         Raises:
@@ -83,25 +82,25 @@ class UpstreamLink:
         """
 
         def operation() -> Operation[Any]:
-            if target is None:
-                yield from self._name_member(request.accumulator)
-            return (yield Unary(_SERVICE, method, request))
+            return (yield Unary(service_of(method), method, request))
 
-        return await self._run_at(self._home_of(request.accumulator) if target is None else target, operation())
+        if target is None:
+            return await self.run_at_home(ref_of(request), operation())
+        return await self._run_at(target, operation())
 
     async def send(
         self,
         method: str,
-        ref: accumulator_pb2.AccumulatorRef,
+        ref: Ref,
         arrays: Sequence[Array],
         request: Callable[[Sequence[tensor_pb2.Tensor]], Message],
         wait: float = 0.0,
     ) -> tuple[Any, Average | None]:
-        """Makes a call with tensors in its request; returns the response, and its average if it has one.
+        """Makes a call with tensors in its request; returns the response, and the average or version in it.
 
         Args:
-            method: The method of AccumulatorService.
-            ref: The accumulator.
+            method: The method of AccumulatorService or ParameterService.
+            ref: The name in the request.
             arrays: The tensors.
             request: Returns the request for the messages of the tensors.
             wait: Seconds that the server may wait for others; math.inf for no limit.
@@ -111,16 +110,15 @@ class UpstreamLink:
         """
 
         def operation() -> Operation[tuple[Any, Average | None]]:
-            yield from self._name_member(ref)
             reply = yield from call_with_arrays(
-                _SERVICE, method, arrays, request, wait=wait, released=True, in_place=True
+                service_of(method), method, arrays, request, wait=wait, released=True, in_place=True
             )
-            return reply.message, (yield from receive_average(reply))
+            return reply.message, (yield from receive_result(reply))
 
-        return await self._run_at(self._home_of(ref), operation())
+        return await self.run_at_home(ref, operation())
 
     async def wait(self, method: str, request: Any, wait: float) -> tuple[Any, Average]:
-        """Makes a call that waits for an average; returns the response and the average.
+        """Makes a call that waits for an average or a version; returns the response and that.
 
         Args:
             method: The method of AccumulatorService.
@@ -132,21 +130,31 @@ class UpstreamLink:
         """
 
         def operation() -> Operation[tuple[Any, Average | None]]:
-            yield from self._name_member(request.accumulator)
-            reply: Reply = yield Whole(Unary(_SERVICE, method, request, wait, in_place=True))
-            return reply.message, (yield from receive_average(reply))
+            reply: Reply = yield Whole(Unary(service_of(method), method, request, wait, in_place=True))
+            return reply.message, (yield from receive_result(reply))
 
-        message, average = await self._run_at(self._home_of(request.accumulator), operation())
+        message, average = await self.run_at_home(ref_of(request), operation())
         assert average is not None, "the protos say so"
         return message, average
 
-    def _home_of(self, ref: accumulator_pb2.AccumulatorRef) -> int:
-        return self._cluster.home_of(ref.container, ref.name)
+    async def run_at_home(self, ref: Ref, operation: Operation[T]) -> T:
+        """Carries out an operation of a client of the server that has what `ref` names.
 
-    def _name_member(self, ref: accumulator_pb2.AccumulatorRef) -> Operation[None]:
-        """Says in a request for which member of a cluster it is, if there are several."""
-        if self._cluster.size > 1 and not ref.member:
-            ref.member = yield from self._cluster.member(self._home_of(ref))
+        Args:
+            ref: The name in the requests of the operation. In a cluster, it gets the member that they are for.
+            operation: The operation.
+
+        Raises:
+            ServiceError: See `call`.
+        """
+        home = self._cluster.home_of(ref.container, ref.name)
+
+        def named() -> Operation[T]:
+            if self._cluster.size > 1 and not ref.member:
+                ref.member = yield from self._cluster.member(home)
+            return (yield from operation)
+
+        return await self._run_at(home, named())
 
     async def _run_at(self, target: int, operation: Operation[T]) -> T:
         return await self.run(at_target(target, operation) if target else operation)

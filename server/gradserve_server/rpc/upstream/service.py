@@ -4,41 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from google.protobuf.message import Message
+from typing import Any
 
 from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2
 from gradserve_server.accumulators.closing import ClosingRule
-from gradserve_server.accumulators.gradient import Average, Gradient, OpenGradient
-from gradserve_server.accumulators.incoming import (
-    GradientReceiver,
-    check_contribution,
-)
+from gradserve_server.accumulators.gradient import Average
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.rounds import Applied
 from gradserve_server.accumulators.sharding.home import is_incarnation, is_of_earlier
 from gradserve_server.accumulators.spec import AccumulatorSpec
-from gradserve_server.accumulators.sums.checking import Check
 from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.errors import (
     AbortedError,
     DeadlineExceededError,
     InvalidArgumentError,
     NotFoundError,
-    ResourceExhaustedError,
     ServiceError,
     UnavailableError,
 )
-from gradserve_server.resources.registry import DEFAULT_CONTAINER
 from gradserve_server.rpc.accumulators.replies import encode_pulled, encode_read, encode_taken
 from gradserve_server.rpc.accumulators.requests import (
     GradientRequest,
-    counts_one_per_worker,
     decode_accumulator_spec,
     decode_gradient,
     decode_key,
@@ -48,22 +36,15 @@ from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import page_of, wait_timeout
 from gradserve_server.rpc.boundary.messages import Serialized
 from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
+from gradserve_server.rpc.upstream.aggregated import Aggregated, KnownUpstream
+from gradserve_server.rpc.upstream.arrivals import Arrivals
 from gradserve_server.rpc.upstream.directory import delete, merged
-from gradserve_server.rpc.upstream.forwarding import Aggregated, Forwarding, GradientLeaf
-from gradserve_server.rpc.upstream.messages import Answer, Pulled, waiting_request, without_tensors
+from gradserve_server.rpc.upstream.forwarding import Forwarding
+from gradserve_server.rpc.upstream.messages import Answer, Pulled, Ref, copied, waiting_request
 from gradserve_server.rpc.upstream.shards import UpstreamShards, shard_if_wanted
 from gradserve_server.security.identity import ANONYMOUS
-from gradserve_server.upstream.batches import Batches, ForwardingRule
 from gradserve_server.upstream.latest import LatestAverage, LatestAverages
-from gradserve_server.upstream.leaf import Leaf
 
-if TYPE_CHECKING:
-    pass
-
-MessageT = TypeVar("MessageT", bound=Message)
-
-_MOST_KNOWN = 10_000
-"""Accumulators upstream that an aggregator remembers; it asks again for others."""
 _NEVER = (1 << 63) - 1
 """A step that no accumulator reaches: reading its average ends with a diagnosis of the round."""
 _AT_ONCE = 0.001
@@ -79,33 +60,30 @@ class AggregatingServicer:
     def __init__(
         self,
         forwarding: Forwarding,
-        rule: ForwardingRule,
+        arrivals: Arrivals,
+        latest: LatestAverages,
         local: AccumulatorServicer,
         registry: AccumulatorRegistry,
-        receiver: GradientReceiver,
         deliverer: TensorDeliverer,
     ) -> None:
-        """Makes a servicer. Averages count in the memory of sums for as long as they are kept."""
         self._forwarding = forwarding
         self._link = forwarding.link
-        self._place = forwarding.place
         self._compute = forwarding.place.compute
         self._counts = forwarding.counts
         self._tasks = forwarding.tasks
-        self._rule = rule
         self._local = local
         self._registry = registry
-        self._receiver = receiver
         self._deliverer = deliverer
-        self._latest = LatestAverages(forwarding.memory)
-        self._known: OrderedDict[tuple[str, str], Aggregated] = OrderedDict()
+        self._arrivals = arrivals
+        self._latest = latest
+        self.known: KnownUpstream[Aggregated] = KnownUpstream(
+            self._describe, self._check, self._make, forwarding.forward_alone
+        )
+        """The accumulators upstream that are known here."""
 
     def close(self) -> None:
         """Ends the calls whose gradients wait for others: nothing of them has counted."""
-        error = UnavailableError("the aggregator is shutting down")
-        for accumulator in self._known.values():
-            for leaf in accumulator.batches.close(error):
-                leaf.fail(error)
+        self.known.close(UnavailableError("the aggregator is shutting down"))
 
     # By name
 
@@ -121,7 +99,7 @@ class AggregatingServicer:
         earlier = ""
         while True:
             response = await self._link.call("CreateAccumulator", sent)
-            accumulator = await self._remember(response.info)
+            accumulator = await self.known.remember(response.info)
             try:
                 if accumulator.shards is not None:
                     await accumulator.shards.create()
@@ -135,8 +113,8 @@ class AggregatingServicer:
     async def GetAccumulator(self, request: messages_pb2.GetAccumulatorRequest, call: Call) -> Any:
         if self._is_local(request.accumulator, call):
             return await self._local.GetAccumulator(request, call)
-        response = await self._link.call("GetAccumulator", _copy(request))
-        accumulator = await self._remember(response.info)
+        response = await self._link.call("GetAccumulator", copied(request))
+        accumulator = await self.known.remember(response.info)
         if accumulator.shards is not None:
             response.info.num_bytes += await accumulator.shards.num_bytes_elsewhere()
         return response
@@ -149,16 +127,17 @@ class AggregatingServicer:
         if isinstance(here, Serialized):
             here = messages_pb2.ListAccumulatorsResponse.FromString(here.data)
         calls = [
-            self._link.call("ListAccumulators", _copy(request), target=target)
+            self._link.call("ListAccumulators", copied(request), target=target)
             for target in range(self._link.cluster.size)
         ]
-        return merged(page, request.container, here, await asyncio.gather(*calls))
+        there: list[messages_pb2.ListAccumulatorsResponse] = await asyncio.gather(*calls)
+        return merged(page, request.container, here, there)
 
     async def DeleteAccumulator(self, request: messages_pb2.DeleteAccumulatorRequest, call: Call) -> Any:
         if self._is_local(request.accumulator, call):
             return await self._local.DeleteAccumulator(request, call)
         response = await delete(self._link, request)
-        self._forget((request.accumulator.container or DEFAULT_CONTAINER, request.accumulator.name))
+        self.known.forget(request.accumulator)
         return response
 
     async def _exists(self, ref: accumulator_pb2.AccumulatorRef) -> bool:
@@ -182,12 +161,12 @@ class AggregatingServicer:
     async def GetNumAccumulated(self, request: messages_pb2.GetNumAccumulatedRequest, call: Call) -> Any:
         if self._is_local(request.accumulator, call):
             return await self._local.GetNumAccumulated(request, call)
-        return await self._link.call("GetNumAccumulated", _copy(request))
+        return await self._link.call("GetNumAccumulated", copied(request))
 
     async def SetGlobalStep(self, request: messages_pb2.SetGlobalStepRequest, call: Call) -> Any:
         if self._is_local(request.accumulator, call):
             return await self._local.SetGlobalStep(request, call)
-        return await self._link.call("SetGlobalStep", _copy(request))
+        return await self._link.call("SetGlobalStep", copied(request))
 
     # Gradients
 
@@ -196,11 +175,11 @@ class AggregatingServicer:
     ) -> messages_pb2.ApplyGradientResponse:
         if self._is_local(request.accumulator, call):
             return await self._local.ApplyGradient(request, call)
-        accumulator = await self._accumulator(request.accumulator)
+        accumulator = await self.known.find(request.accumulator)
         answer, is_repeated = await self._answered(accumulator, request, call, None)
         assert isinstance(answer, messages_pb2.ApplyGradientResponse), "the kinds of calls differ in their fingerprints"
         if is_repeated:
-            answer = _copy(answer)
+            answer = copied(answer)
             answer.duplicate = True
         return answer
 
@@ -208,7 +187,7 @@ class AggregatingServicer:
         if self._is_local(request.accumulator, call):
             return await self._local.PushPull(request, call)
         closing = ClosingRule(request.num_required)
-        accumulator = await self._accumulator(request.accumulator)
+        accumulator = await self.known.find(request.accumulator)
         with self._registry.factory.waiting(call.identity), self._deliverer.begin(request.placement, call) as outgoing:
             timeout = wait_timeout(request, call)
             try:
@@ -231,69 +210,13 @@ class AggregatingServicer:
     async def _answered(
         self, accumulator: Aggregated, request: GradientRequest, call: Call, timeout: float | None
     ) -> tuple[Answer, bool]:
-        """Passes a gradient on; returns the answer, and whether an earlier call with the same id gets the same one."""
+        """Passes a gradient on; see `Arrivals.answered`."""
         spec = accumulator.spec
         if request.sum_of:
             spec = await self._compute.run(PIECE_BYTES * len(spec.components), lambda: accumulator.spec.of_sums)
         work = PIECE_BYTES * len(request.gradient)
-        sent = (request, call.payload, call.identity)
-        request_id, contribution, given = await self._compute.run(work, decode_gradient, *sent)
-        check_contribution(accumulator.name, accumulator.spec, contribution)
-        self._counts.gradients += contribution.num_gradients
-        opening = await self._receiver.receive(spec, self._place, given)
-        leaf = accumulator.under_way.find(request_id)
-        is_repeated = leaf is not None
-        if leaf is None:
-            leaf = Leaf(without_tensors(request, call.identity), contribution)
-            accumulator.begin(request_id, leaf)
-        leaf.bring()
-        self._tasks.begin(self._bring(accumulator, spec, leaf, opening, is_repeated=is_repeated))
-        return await leaf.wait(timeout), is_repeated
-
-    async def _bring(
-        self,
-        accumulator: Aggregated,
-        spec: AccumulatorSpec,
-        leaf: GradientLeaf,
-        opening: OpenGradient,
-        *,
-        is_repeated: bool,
-    ) -> None:
-        """Holds a gradient open while it is needed, and forwards it unless an earlier call has done so."""
-
-        async def lend(gradient: Gradient) -> None:
-            check = Check.of(spec, gradient, self._place)
-            work = max(check.work, PIECE_BYTES * len(spec.components))
-            checked = await self._compute.run(work, check.checked, None)
-            returned = leaf.lend(checked)
-            if not is_repeated:
-                self._pass_on(accumulator, leaf)
-            await returned
-
-        try:
-            await opening(lend)
-        except Exception as error:
-            if is_repeated:
-                if not isinstance(error, ServiceError | MemoryError):
-                    raise
-            elif isinstance(error, MemoryError):
-                leaf.fail(ResourceExhaustedError("the aggregator has no memory left for this gradient"))
-            else:
-                leaf.fail(error)
-                if not isinstance(error, ServiceError):
-                    raise
-        finally:
-            leaf.brought()
-
-    def _pass_on(self, accumulator: Aggregated, leaf: GradientLeaf) -> None:
-        if not accumulator.may_add(leaf):
-            self._forwarding.forward(accumulator, [leaf])
-            return
-        request, pull = leaf.request, None
-        if isinstance(request, messages_pb2.PushPullRequest):
-            pull = (request.num_required, counts_one_per_worker(request))
-        key = (pull, request.local_step, request.accumulator.server_incarnation)
-        accumulator.batches.add(key, leaf, leaf.contribution.num_gradients)
+        decoded = await self._compute.run(work, decode_gradient, request, call.payload, call.identity)
+        return await self._arrivals.answered(accumulator, spec, request, decoded, call.identity, timeout)
 
     # Averages
 
@@ -305,7 +228,7 @@ class AggregatingServicer:
             raise call.may_only_open
         with self._registry.factory.waiting(call.identity), self._deliverer.begin(request.placement, call) as outgoing:
             timeout = wait_timeout(request, call)
-            accumulator = await self._accumulator(request.accumulator)
+            accumulator = await self.known.find(request.accumulator)
             sent = waiting_request(request, call.identity, timeout)
             wait = math.inf if timeout is None else timeout
             response, average = await self._waited(accumulator, "TakeGradient", sent, wait)
@@ -322,7 +245,7 @@ class AggregatingServicer:
 
     async def _read(self, request: messages_pb2.ReadAverageRequest, call: Call) -> Average:
         timeout = wait_timeout(request, call)
-        accumulator = await self._accumulator(request.accumulator)
+        accumulator = await self.known.find(request.accumulator)
         step = request.step if request.HasField("step") else None
         asked = messages_pb2.GetNumAccumulatedRequest(accumulator=request.accumulator)
         state = await self._link.call("GetNumAccumulated", asked)
@@ -383,59 +306,21 @@ class AggregatingServicer:
     def _is_local(self, ref: accumulator_pb2.AccumulatorRef, call: Call) -> bool:
         return self._registry.has(decode_key(ref, call.identity))
 
-    async def _accumulator(self, ref: accumulator_pb2.AccumulatorRef) -> Aggregated:
-        """Returns the accumulator that a request names, and makes the name that of this very one.
+    async def _describe(self, ref: Ref) -> accumulator_pb2.AccumulatorInfo:
+        request = messages_pb2.GetAccumulatorRequest()
+        request.accumulator.CopyFrom(ref)  # type: ignore[arg-type]
+        info: accumulator_pb2.AccumulatorInfo = (await self._link.call("GetAccumulator", request)).info
+        return info
 
-        So what is known here of an accumulator is used for no other: once it is deleted, the server upstream refuses
-        the request. A name without an incarnation is that of the accumulator which is there now.
-        """
-        found = self._known.get((ref.container or DEFAULT_CONTAINER, ref.name))
-        if found is None or not await self._is_named(ref, found):
-            request = messages_pb2.GetAccumulatorRequest()
-            request.accumulator.CopyFrom(ref)
-            response = await self._link.call("GetAccumulator", request)
-            found = await self._remember(response.info)
-        ref.incarnation = found.incarnation
-        return found
-
-    async def _is_named(self, ref: accumulator_pb2.AccumulatorRef, known: Aggregated) -> bool:
-        """Returns True if a request names a known accumulator; asks upstream if it may as well name a later one."""
-        if ref.incarnation:
-            return ref.incarnation == known.incarnation
+    async def _check(self, ref: Ref) -> None:
         asked = messages_pb2.GetNumAccumulatedRequest()
-        asked.accumulator.CopyFrom(ref)
-        asked.accumulator.incarnation = known.incarnation
-        try:
-            await self._link.call("GetNumAccumulated", asked)
-        except NotFoundError:
-            return False
-        return True
+        asked.accumulator.CopyFrom(ref)  # type: ignore[arg-type]
+        await self._link.call("GetNumAccumulated", asked)
 
-    async def _remember(self, info: accumulator_pb2.AccumulatorInfo) -> Aggregated:
-        key = (info.accumulator.container, info.accumulator.name)
-        known = self._known.get(key)
-        if known is None or known.incarnation != info.accumulator.incarnation:
-            work = PIECE_BYTES * len(info.spec.components)
-            spec, shards = await self._compute.run(work, self._decoded, info)
-            made = Aggregated(
-                info, spec, self._new_batches, LatestAverage(self._latest, self._tasks, info.epoch), shards
-            )
-            known = self._known.get(key)  # another call may have been faster
-            if known is None or known.incarnation != made.incarnation:
-                self._forget(key)
-                known = self._known[key] = made
-        self._known.move_to_end(key)
-        for oldest in list(self._known)[: len(self._known) - _MOST_KNOWN]:
-            if not self._known[oldest].batches.num_waiting:
-                self._forget(oldest)
-        return known
-
-    def _forget(self, key: tuple[str, str]) -> None:
-        """Forgets an accumulator that may be gone; gradients that wait for others here go upstream one by one."""
-        gone = self._known.pop(key, None)
-        if gone is not None:
-            for leaf in gone.end():
-                self._forwarding.forward(gone, [leaf])
+    async def _make(self, info: accumulator_pb2.AccumulatorInfo) -> Aggregated:
+        spec, shards = await self._compute.run(PIECE_BYTES * len(info.spec.components), self._decoded, info)
+        latest = LatestAverage(self._latest, self._tasks, info.epoch)
+        return Aggregated(info.accumulator, spec, self._forwarding.new_batches, latest, shards)
 
     def _decoded(self, info: accumulator_pb2.AccumulatorInfo) -> tuple[AccumulatorSpec, UpstreamShards | None]:
         spec = decode_accumulator_spec(info.spec)
@@ -445,15 +330,12 @@ class AggregatingServicer:
 
     def _creation(self, request: messages_pb2.CreateAccumulatorRequest) -> messages_pb2.CreateAccumulatorRequest:
         """Returns the request for the accumulator's home."""
-        sent = _copy(request)
+        sent = copied(request)
         if self._link.cluster.size > 1:
             sent.ClearField("sharded")
             if not sent.spec.num_shards:
                 shard_if_wanted(sent, request.sharded if request.HasField("sharded") else None, self._link.cluster)
         return sent
-
-    def _new_batches(self, accumulator: Aggregated) -> Batches[GradientLeaf]:
-        return Batches(self._rule, partial(self._forwarding.forward, accumulator))
 
 
 def _no_shard(ref: accumulator_pb2.AccumulatorRef) -> InvalidArgumentError:
@@ -462,10 +344,3 @@ def _no_shard(ref: accumulator_pb2.AccumulatorRef) -> InvalidArgumentError:
         "or connect to the servers upstream themselves",
         field="accumulator.name",
     )
-
-
-def _copy(message: MessageT) -> MessageT:
-    """Returns a copy, to which the server upstream may be written."""
-    copied = type(message)()
-    copied.CopyFrom(message)
-    return copied

@@ -110,7 +110,7 @@ class UpstreamShards:
         return sum(await self._link.run(operation()))
 
     async def send(
-        self, method: str, request: GradientRequest, values: Mapping[str, Value], wait: float
+        self, method: str, request: Any, values: Mapping[str, Value], wait: float
     ) -> tuple[Any, Average | None]:
         """Brings each server its part of a gradient, and then makes the call that applies it.
 

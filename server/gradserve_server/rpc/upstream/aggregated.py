@@ -1,0 +1,212 @@
+"""What an aggregator knows of an accumulator or of parameters upstream, and the directory of all of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from gradserve_server.accumulators.identity import CallsUnderWay, RequestId
+from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
+from gradserve_server.errors import NotFoundError, ServiceError
+from gradserve_server.resources.registry import DEFAULT_CONTAINER
+from gradserve_server.rpc.upstream.messages import Answer, Contributed, Ref, ref_of
+from gradserve_server.rpc.upstream.shards import UpstreamShards
+from gradserve_server.upstream.batches import Batches
+from gradserve_server.upstream.latest import LatestAverage
+from gradserve_server.upstream.leaf import Leaf
+
+_MOST_ANSWERED = 4096
+"""Answered calls that are remembered: one that comes again need not wait for others, which would be refused with it."""
+_MOST_KNOWN = 10_000
+"""Resources upstream that an aggregator remembers; it asks again for others."""
+
+GradientLeaf = Leaf[Contributed, Answer]
+
+
+class Aggregated:
+    """The state that all calls on an accumulator share, and the gradients on their way. Parameters are like one.
+
+    Attributes:
+        name: Its name, for messages.
+        incarnation: Tells it from a later one of the same name.
+        spec: The spec of its gradients.
+        batches: The gradients that wait for others.
+        under_way: The calls that have not been answered.
+        latest: Its newest average.
+        shards: What each server upstream has of it; None if it is on one of them as a whole.
+    """
+
+    def __init__(
+        self,
+        ref: Ref,
+        spec: AccumulatorSpec,
+        new_batches: Callable[[Aggregated], Batches[GradientLeaf]],
+        latest: LatestAverage,
+        shards: UpstreamShards | None = None,
+    ) -> None:
+        self.name = f"{ref.container}/{ref.name}"
+        self.incarnation = ref.incarnation
+        self.spec = spec
+        self.shards = shards
+        self.under_way: CallsUnderWay[GradientLeaf] = CallsUnderWay()
+        self.latest = latest
+        self.batches = new_batches(self)
+        self._answered: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._has_ended = False
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether its gradients may go together.
+
+        Each row of a sparse mean is divided by the weights of only those gradients that have it, which a sum does not
+        say.
+        """
+        return all(each.layout is Layout.DENSE for each in self.spec.components)
+
+    def may_add(self, leaf: GradientLeaf) -> bool:
+        """Returns True if a gradient may go together with others, and has not been answered before."""
+        is_ordered = bool(leaf.contribution.worker_id) or not self.spec.deterministic
+        is_again = bool(getattr(leaf.request, "accepted_before", False)) or _id_of(leaf) in self._answered
+        return self.adds_up and is_ordered and not is_again and not self._has_ended
+
+    def end(self) -> list[GradientLeaf]:
+        """Notes that it is gone; returns the gradients that wait for others, of which there will be no more."""
+        self._has_ended = True
+        self.latest.end()
+        return self.batches.close()
+
+    def begin(self, call: RequestId | None, leaf: GradientLeaf) -> None:
+        """Notes that a call is under way, until it is answered."""
+        self.under_way.begin(call, leaf)
+        leaf.answer.add_done_callback(lambda _: self._end(call, leaf))
+
+    def _end(self, call: RequestId | None, leaf: GradientLeaf) -> None:
+        self.under_way.end(call, leaf)
+        if call is not None:
+            self._answered[_id_of(leaf)] = None
+            if len(self._answered) > _MOST_ANSWERED:
+                self._answered.popitem(last=False)
+
+    # Answers
+
+    def leaves_values(self, leaf: GradientLeaf) -> bool:
+        """Returns True if the answer to a call that goes alone is to come without values, which `complete` adds."""
+        return False
+
+    async def complete(self, leaf: GradientLeaf, answer: Answer, again: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Returns an answer with the values that it was to come without.
+
+        Args:
+            leaf: The call that is answered.
+            answer: The answer.
+            again: Makes the call again, which counts once, for an answer with values.
+        """
+        return answer
+
+
+def _id_of(leaf: GradientLeaf) -> tuple[str, int]:
+    return leaf.request.request_id.client_id, leaf.request.request_id.sequence
+
+
+AggregatedT = TypeVar("AggregatedT", bound=Aggregated)
+
+
+class KnownUpstream(Generic[AggregatedT]):
+    """What an aggregator knows of one kind of resources upstream, by container and name.
+
+    Used on the event loop only.
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[Ref], Awaitable[Any]],
+        check: Callable[[Ref], Awaitable[object]],
+        make: Callable[[Any], Awaitable[AggregatedT]],
+        forward_alone: Callable[[AggregatedT, GradientLeaf], object],
+    ) -> None:
+        """Begins empty.
+
+        Args:
+            describe: Returns the server's description of what a name stands for.
+            check: Raises NotFoundError if a name with an incarnation stands for nothing; cheaper than `describe`.
+            make: Makes what is to be known of a description.
+            forward_alone: Called with a gradient that waits for others when what it is for is forgotten.
+        """
+        self._describe = describe
+        self._check = check
+        self._make = make
+        self._forward_alone = forward_alone
+        self._known: OrderedDict[tuple[str, str], AggregatedT] = OrderedDict()
+
+    def __iter__(self) -> Iterator[AggregatedT]:
+        return iter(self._known.values())
+
+    async def find(self, ref: Ref) -> AggregatedT:
+        """Returns what a request names, and makes the name that of this very one.
+
+        So what is known here is used for no other: once it is deleted, the server upstream refuses the request. A name
+        without an incarnation is that of the one which is there now.
+
+        Raises:
+            ServiceError: See `UpstreamLink.call`.
+        """
+        found = self._known.get(_key_of(ref))
+        if found is None or not await self._is_named(ref, found):
+            found = await self.remember(await self._describe(ref))
+        ref.incarnation = found.incarnation
+        return found
+
+    async def remember(self, info: Any) -> AggregatedT:
+        """Returns what is known of a resource that the server upstream has described.
+
+        Raises:
+            ServiceError: It is nothing that this server can forward to.
+        """
+        ref = ref_of(info)
+        key = (ref.container, ref.name)
+        known = self._known.get(key)
+        if known is None or known.incarnation != ref.incarnation:
+            made = await self._make(info)
+            known = self._known.get(key)  # another call may have been faster
+            if known is None or known.incarnation != made.incarnation:
+                self._forget(key)
+                known = self._known[key] = made
+        self._known.move_to_end(key)
+        for oldest in list(self._known)[: len(self._known) - _MOST_KNOWN]:
+            if not self._known[oldest].batches.num_waiting:
+                self._forget(oldest)
+        return known
+
+    def forget(self, ref: Ref) -> None:
+        """Forgets something that may be gone; gradients that wait for others here go upstream one by one."""
+        self._forget(_key_of(ref))
+
+    def close(self, error: ServiceError) -> None:
+        """Ends the calls whose gradients wait for others: nothing of them has counted."""
+        for each in self:
+            for leaf in each.batches.close(error):
+                leaf.fail(error)
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        gone = self._known.pop(key, None)
+        if gone is not None:
+            for leaf in gone.end():
+                self._forward_alone(gone, leaf)
+
+    async def _is_named(self, ref: Ref, known: AggregatedT) -> bool:
+        """Returns True if a request names a known resource; asks upstream if it may as well name a later one."""
+        if ref.incarnation:
+            return ref.incarnation == known.incarnation
+        asked = type(ref)()
+        asked.CopyFrom(ref)  # type: ignore[arg-type]
+        asked.incarnation = known.incarnation
+        try:
+            await self._check(asked)
+        except NotFoundError:
+            return False
+        return True
+
+
+def _key_of(ref: Ref) -> tuple[str, str]:
+    return ref.container or DEFAULT_CONTAINER, ref.name

@@ -1,0 +1,1 @@
+"""Parameters through aggregators."""
