@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
+from gradserve.testing import ServerProcess
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
 from gradserve_server.config.servers import UpstreamConfig
@@ -41,6 +43,14 @@ def running_tree_on(num_servers: int, workers: int, grace: float = 30.0) -> Iter
             servers = stack.enter_context(running_cluster(num_servers))
         addresses = addresses_of(servers)
         yield addresses, stack.enter_context(aggregator(",".join(addresses), workers, grace))
+
+
+@contextmanager
+def aggregator_process(folder: Path, top: str, *flags: str) -> Iterator[ServerProcess]:
+    """Runs an aggregator of two workers in a process of its own, until the end of the block; its grace never ends."""
+    settings = ["--upstream", top, "--upstream-workers", "2", "--upstream-grace-seconds", "600", "--warm-up", "false"]
+    with ServerProcess(folder, *settings, *flags) as process:
+        yield process
 
 
 def end_grace(near: LocalServer, num_waiting: int) -> None:

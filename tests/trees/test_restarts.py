@@ -17,7 +17,7 @@ from gradserve.testing import ServerProcess
 from tests.cluster.servers import addresses_of, running_cluster
 from tests.servers.connecting import no_server
 from tests.servers.polling import PATIENCE_SECONDS, eventually
-from tests.trees.servers import aggregator
+from tests.trees.servers import aggregator, aggregator_process
 from tests.trees.workers import at_once, clients_of
 
 GRADIENTS = [{name: np.full(3, value, np.float32) for name in "wb"} for value in (1.0, 2.0, 6.0)]
@@ -28,13 +28,6 @@ MEAN = 3.0
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine, a process may take long to start."""
     monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", str(PATIENCE_SECONDS))
-
-
-@contextmanager
-def _aggregator_process(folder: Path, top: str, *flags: str) -> Iterator[ServerProcess]:
-    settings = ["--upstream", top, "--upstream-workers", "2", "--upstream-grace-seconds", "600", "--warm-up", "false"]
-    with ServerProcess(folder, *settings, *flags) as process:
-        yield process
 
 
 @contextmanager
@@ -49,7 +42,7 @@ def _tree(
     with (
         running_cluster(num_servers) as top,
         gradserve.connect(addresses_of(top)) as client,
-        _aggregator_process(folder, ",".join(addresses_of(top)), *flags) as near,
+        aggregator_process(folder, ",".join(addresses_of(top)), *flags) as near,
         clients_of(near.address, 2) as clients,
     ):
         at_top = client.gradient_accumulator(GRADIENTS[0], **how)

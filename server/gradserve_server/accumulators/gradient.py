@@ -164,6 +164,8 @@ class Contribution:
         was_accepted: Whether an earlier run of the server has accepted and lost it, so that it counts though the
             accumulator may have moved on.
         parameters_digest: A digest of the parameters at which the worker computed it; empty if they are not compared.
+        discount: Of a sum of updates, the factor for its staleness, which `weight` has and the weights and values of
+            the sum have not.
     """
 
     local_step: int = 0
@@ -175,6 +177,7 @@ class Contribution:
     epoch: int | None = None
     was_accepted: bool = False
     parameters_digest: bytes = b""
+    discount: float = 1.0
 
     @property
     def num_gradients(self) -> int:
@@ -183,8 +186,15 @@ class Contribution:
 
     @property
     def factor(self) -> float:
-        """The factor of its values; 1 for a sum, whose values are multiplied already."""
-        return 1.0 if self.sum_of else self.weight
+        """The factor of its values; of a sum only the discount, as its values are multiplied with the weights."""
+        return self.discount if self.sum_of else self.weight
+
+    def discounted(self, discount: float) -> "Contribution":
+        """Returns a copy whose weight, or the weight of each gradient of a sum, is multiplied with a factor."""
+        if not self.sum_of:
+            return replace(self, weight=self.weight * discount)
+        weight = sum_of_weights([each.weight * discount for each in self.sum_of])
+        return replace(self, weight=weight, discount=discount)
 
     @property
     def workers(self) -> tuple[str, ...]:

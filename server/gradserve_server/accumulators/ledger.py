@@ -1,5 +1,6 @@
 """The ledger of an accumulator: its rounds, and the outcomes of the calls that changed them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gradserve_server.accumulators.events import (
@@ -113,11 +114,15 @@ class Ledger:
         if event.outcome is Outcome.ACCEPTED:
             joined = self.rounds.admit(event.contribution)
         applied = self._applied(event, joined)
-        for call in (event.call, *event.contribution.calls):
+        for call, answer in self._answers(event, applied):
             if joined is not None and event.awaits_average:
                 self._await(call)
-            self.calls.remember(call, applied)
+            self.calls.remember(call, answer)
         return applied
+
+    def _answers(self, event: GradientAnswered, applied: Applied) -> Iterable[tuple[RequestId | None, Applied]]:
+        """Returns the calls that an event answers, with their answers."""
+        return [(call, applied) for call in (event.call, *event.contribution.calls)]
 
     def _applied(self, event: GradientAnswered, joined: Round | None) -> Applied:
         return Applied(event.outcome, joined, self.rounds.global_step, self.rounds.members.count)

@@ -42,6 +42,8 @@ def contribution_record(contribution: Contribution) -> Record:
             [each.weight, each.worker_id, call_record(each.call), each.parameters_digest.hex()]
             for each in contribution.sum_of
         ]
+    if contribution.discount != 1.0:
+        record["discount"] = contribution.discount
     return record
 
 

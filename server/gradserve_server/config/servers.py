@@ -80,7 +80,7 @@ class UpstreamConfig(Concern):
         Field(
             min_length=1,
             description="address of a server, or comma-separated addresses of a cluster: this server is an aggregator, "
-            "which forwards the gradients of several workers to it as one (default: none)",
+            "which forwards the gradients and updates of several workers to it as one (default: none)",
         ),
         Expected("an address such as top:50051"),
     ] = None

@@ -377,20 +377,22 @@ def _resource_families(figures: Figures) -> Iterator[Metric]:
 def _upstream_families(address: str, counts: Mapping[str, int]) -> Iterator[Metric]:
     """Returns the families of an aggregator, which forwards gradients to the server at an address."""
     yield InfoMetricFamily(
-        "gradserve_upstream", "The server that an aggregator forwards gradients to.", {"address": address}
+        "gradserve_upstream", "The server that an aggregator forwards gradients and updates to.", {"address": address}
     )
     yield CounterMetricFamily(
-        "gradserve_upstream_gradients", "Gradients received for accumulators upstream.", counts["gradients"]
+        "gradserve_upstream_gradients", "Gradients and updates received for what is upstream.", counts["gradients"]
     )
     sent = CounterMetricFamily(
-        "gradserve_upstream_sent", "Forwarded sums of several gradients, and gradients alone.", labels=("kind",)
+        "gradserve_upstream_sent", "Forwarded sums of several, and single ones.", labels=("kind",)
     )
     sent.add_metric(("sum",), counts["sums"])
     sent.add_metric(("alone",), counts["alone"])
     yield sent
-    yield CounterMetricFamily("gradserve_upstream_reads", "Averages returned to readers here.", counts["reads"])
     yield CounterMetricFamily(
-        "gradserve_upstream_downloads", "Averages that were fetched for them.", counts["downloads"]
+        "gradserve_upstream_reads", "Averages and versions returned to readers here.", counts["reads"]
+    )
+    yield CounterMetricFamily(
+        "gradserve_upstream_downloads", "Averages and versions that were fetched for them.", counts["downloads"]
     )
 
 

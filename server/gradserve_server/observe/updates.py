@@ -43,9 +43,10 @@ class UpdateHistory(History):
         super().on_answer(contribution, outcome, num_bytes)
         if outcome is Outcome.ACCEPTED:
             staleness = self.ledger.rounds.global_step - contribution.local_step
-            self._totals.staleness.observe(staleness)
-            del self.staleness[len(self.times) - 1 :]  # of very many arrivals, only the latest is kept
-            self.staleness.append(staleness)
+            for _ in range(contribution.num_gradients):
+                self._totals.staleness.observe(staleness)
+                self.staleness.append(staleness)
+            del self.staleness[len(self.times) - 1 : -1]  # of very many arrivals, only the latest is kept
 
     def on_drop(self) -> None:
         super().on_drop()

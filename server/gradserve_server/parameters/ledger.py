@@ -1,8 +1,9 @@
 """The ledger of parameters: which updates count with which weight, when rounds end, and by which rules."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from gradserve_server.accumulators.events import Event, GradientAnswered, OtherChange, RoundEnded
 from gradserve_server.accumulators.gradient import Contribution, Gradient
@@ -28,15 +29,35 @@ class UpdateAnswered(GradientAnswered):
 
     Attributes:
         at: The time; see `UpdateLedger.now`.
-        weight_asked: The weight that its sender asked for.
+        weight_asked: The weight that its sender asked for; of a sum, the sum of these.
         staleness: The number of versions made since the one from which it was computed.
-        num_bytes: The size of its values.
+        num_bytes: The size of its values; of a sum, the size of each update.
     """
 
     at: float = 0.0
     weight_asked: float = 1.0
     staleness: int = 0
     num_bytes: int = 0
+
+    @property
+    def updates(self) -> list["SingleUpdate"]:
+        """The update, or all updates of a sum."""
+        contribution = self.contribution
+        if not contribution.sum_of:
+            return [SingleUpdate(self.call, contribution.worker_id, self.weight_asked, contribution.weight)]
+        return [
+            SingleUpdate(each.call, each.worker_id, each.weight, each.weight * contribution.discount)
+            for each in contribution.sum_of
+        ]
+
+
+class SingleUpdate(NamedTuple):
+    """An update that came by itself or in a sum: its call, its worker, and the weights asked for and given."""
+
+    call: RequestId | None
+    worker_id: str
+    weight_asked: float
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +243,10 @@ class UpdateLedger(Ledger):
         if outcome is Outcome.ACCEPTED:
             # One that was accepted and lost with its server may be too stale by now.
             factor = self._spec.staleness.factor(min(staleness, self._spec.staleness.max))
-            counted = replace(contribution, weight=contribution.weight * factor)
             if factor < 1.0:
+                counted = contribution.discounted(factor)
+                for index, each in enumerate(counted.sum_of):
+                    check_weight(self._spec.updates, each.weight * factor, f"sum_of[{index}].weight")
                 check_weight(self._spec.updates, counted.weight, "weight")
         return UpdateAnswered(
             call,
@@ -233,8 +256,13 @@ class UpdateLedger(Ledger):
             at=self.now,
             weight_asked=contribution.weight,
             staleness=staleness,
-            num_bytes=gradient.nbytes,
+            num_bytes=gradient.nbytes if not contribution.sum_of else self._size_of_each(gradient),
         )
+
+    def _size_of_each(self, total: Gradient) -> int:
+        """Returns the size of each update of a sum, as its worker has sent it."""
+        components = self._spec.by_name
+        return sum([value.size * components[name].dtype.itemsize for name, value in total.dense.items()])
 
     def ending(self, call: RequestId | None) -> StepTaken:
         """Returns the decision to end the round, as of now."""
@@ -255,19 +283,21 @@ class UpdateLedger(Ledger):
         """Applies the decision on an update; returns the answer to its call."""
         assert isinstance(event, UpdateAnswered)
         applied = super().answer(event)
-        worker_id = event.contribution.worker_id
-        if event.outcome is Outcome.ACCEPTED:
-            weight = event.contribution.weight
-            self.weights.accepted += weight
-            self.weights.pending += weight
-            self.updates.append(RoundUpdate(worker_id, event.weight_asked, weight, event.staleness, event.num_bytes))
-            if event.call is not None and worker_id:
-                self._clients[worker_id] = event.call.client_id
-            self.closer.admit(event.at, event.contribution.workers, self.rounds.members.count)
-        else:
+        if event.outcome is not Outcome.ACCEPTED:
             reason = _REFUSALS[event.outcome]
-            self.weights.refuse(reason, event.weight_asked)
-            self.refusals.append(Refusal(worker_id, event.weight_asked, reason))
+            for each in event.updates:
+                self.weights.refuse(reason, each.weight_asked)
+                self.refusals.append(Refusal(each.worker_id, each.weight_asked, reason))
+            return applied
+        for each in event.updates:
+            self.weights.accepted += each.weight
+            self.weights.pending += each.weight
+            self.updates.append(
+                RoundUpdate(each.worker_id, each.weight_asked, each.weight, event.staleness, event.num_bytes)
+            )
+            if each.call is not None and each.worker_id:
+                self._clients[each.worker_id] = each.call.client_id
+        self.closer.admit(event.at, event.contribution.workers, self.rounds.members.count)
         return applied
 
     def _applied(self, event: GradientAnswered, joined: Round | None) -> Pushed:
@@ -275,6 +305,16 @@ class UpdateLedger(Ledger):
         plain = super()._applied(event, joined)
         weight = event.contribution.weight if event.outcome is Outcome.ACCEPTED else 0.0
         return Pushed(**vars(plain), staleness=event.staleness, weight=weight)
+
+    def _answers(self, event: GradientAnswered, applied: Applied) -> Iterable[tuple[RequestId | None, Applied]]:
+        """Returns the calls that an event answers; those of a sum each get their own weight."""
+        assert isinstance(event, UpdateAnswered)
+        assert isinstance(applied, Pushed)
+        yield event.call, applied
+        if event.contribution.sum_of:
+            is_counted = event.outcome is Outcome.ACCEPTED
+            for each in event.updates:
+                yield each.call, replace(applied, weight=each.weight if is_counted else 0.0)
 
     def end_round(self, event: RoundEnded) -> Round:
         """Ends the round; returns it."""

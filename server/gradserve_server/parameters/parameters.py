@@ -130,9 +130,9 @@ class Parameters:
             num_required=self._ledger.closer.rules.num_required,
         )
 
-    def update_spec(self, names: Sequence[str]) -> AccumulatorSpec:
+    def update_spec(self, names: Sequence[str], *, is_sum: bool = False) -> AccumulatorSpec:
         """Returns the spec of an update that has these components; see `ParametersSpec.of_update`."""
-        return self._spec.of_update(names)
+        return self._spec.of_update(names, is_sum=is_sum)
 
     async def push(
         self, call: RequestId | None, contribution: Contribution, open_update: OpenGradient

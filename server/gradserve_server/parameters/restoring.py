@@ -158,12 +158,15 @@ async def _make_again(
     updates = store.rows(
         "SELECT contribution, names, blob FROM parameters_update WHERE parameters = ? ORDER BY position", number
     )
+    count = 0
     for record, names, blob in updates:
         values = joined(json.loads(names), store.read(blob, allocate))
         gradient = Gradient(values, owned=True, finite=frozenset(values))
-        await made.add_again(gradient, contribution_of(json.loads(record)))
-    if len(updates) != made.rounds.num_accumulated:
-        raise ValueError(f"expected {made.rounds.num_accumulated} updates of the current round, got {len(updates)}")
+        contribution = contribution_of(json.loads(record))
+        count += contribution.num_gradients
+        await made.add_again(gradient, contribution)
+    if count != made.rounds.num_accumulated:
+        raise ValueError(f"expected {made.rounds.num_accumulated} updates of the current round, got {count}")
     made.go_on()
     return made
 

@@ -129,6 +129,11 @@ class ParametersSpec:
         )
 
     @property
+    def adds_up(self) -> bool:
+        """True if updates may be added up before they come: nothing looks at each, or at their order."""
+        return not self.holds_updates and self.clip_norm is None
+
+    @property
     def holds_updates(self) -> bool:
         """True if the updates of a round are held until it ends."""
         return self.deterministic or self.reduction.holds_updates
@@ -175,12 +180,19 @@ class ParametersSpec:
         """The work of something that is done once for each element, in bytes; at least that for each array."""
         return max(self.version_bytes, PIECE_BYTES * len(self.components))
 
-    def of_update(self, names: Sequence[str]) -> AccumulatorSpec:
-        """Returns the spec of an update that has these components.
+    def of_update(self, names: Sequence[str], *, is_sum: bool = False) -> AccumulatorSpec:
+        """Returns the spec of an update that has these components, or of the sum of several such updates.
 
         Raises:
-            InvalidArgumentError: There are none, or one does not exist or comes twice, or the reduction needs all.
+            InvalidArgumentError: There are none, or one does not exist or comes twice, or the reduction needs all; or
+                it is a sum, and each update is needed.
         """
+        if is_sum and not self.adds_up:
+            what = "clip_norm" if self.clip_norm is not None else f"reduction {self.reduction.name}"
+            what = f"{what}, which looks at each" if not self.deterministic else "a deterministic order"
+            raise InvalidArgumentError(
+                f"expected single updates for {what}, got the sum of several: send them one by one", field="sum_of"
+            )
         known = self.by_name
         for index, name in enumerate(names):
             if name not in known:
@@ -193,7 +205,8 @@ class ParametersSpec:
         if len(set(names)) < len(names):
             raise InvalidArgumentError("expected every component once, got one twice", field="update")
         self.reduction.check_update(names, tuple(known))
-        return self.updates if len(names) == len(known) else self.updates.only(names)
+        spec = self.updates if len(names) == len(known) else self.updates.only(names)
+        return spec.of_sums if is_sum else spec
 
     def resolved(self, durability: Durability) -> Self:
         """Returns a copy with a durability."""

@@ -112,11 +112,11 @@ class Counts:
     """Numbers since the start of the server, for metrics.
 
     Attributes:
-        gradients: Gradients received for accumulators upstream.
-        sums: Forwarded sums of several gradients.
-        alone: Gradients that were forwarded alone.
-        downloads: Averages read upstream for readers here.
-        reads: Averages returned to readers here.
+        gradients: Gradients received for accumulators upstream, and updates of parameters.
+        sums: Forwarded sums of several.
+        alone: Those that were forwarded alone.
+        downloads: Averages and versions read upstream for readers here.
+        reads: Averages and versions returned to readers here.
     """
 
     gradients: int = 0
@@ -133,8 +133,7 @@ def in_order(contributions: Sequence[Contribution]) -> list[int]:
 
 def sum_bytes(spec: AccumulatorSpec, gradient: Gradient) -> int:
     """Returns the memory of a sum of gradients like this one."""
-    dense = gradient.dense
-    return sum([dense[name].size * dtype.itemsize for name, dtype in spec.dense_sum_dtypes.items()])
+    return sum([value.size * spec.dense_sum_dtypes[name].itemsize for name, value in gradient.dense.items()])
 
 
 def summed(
@@ -147,16 +146,17 @@ def summed(
     Args:
         spec: The accumulator's spec.
         place: Computes.
-        gradients: The gradients, in the order in which they are added, with what they contribute; at least one.
+        gradients: The gradients, in the order in which they are added, with what they contribute; at least one. All
+            have the same components.
 
     Raises:
         MemoryError: There is not enough memory.
     """
-    names = list(spec.dense_sum_dtypes)
+    names = list(gradients[0][1].values)
     lists: list[list[Any]] = [[gradient.values[name] for name in names] for _, gradient in gradients]
     factors = [contribution.factor for contribution, _ in gradients]
-    dtypes = spec.dense_sum_dtypes.values()
-    totals = [place.allocate(value.shape, dtype) for value, dtype in zip(lists[0], dtypes, strict=True)]
+    dtypes = spec.dense_sum_dtypes
+    totals = [place.allocate(value.shape, dtypes[name]) for name, value in zip(names, lists[0], strict=True)]
     place.reducer.scale(lists[0], factors[0], totals)
     for values, factor in zip(lists[1:], factors[1:], strict=True):
         place.reducer.add_scaled(totals, values, factor)

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.gradient import Contribution, Summand
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.errors import (
@@ -529,3 +529,22 @@ async def test_nobody_sees_a_version_that_could_not_be_written(tmp_path: Path, m
             await made.read(None, 1)
         assert len(disk.failures) == 1
         disk.close()
+
+
+async def test_a_sum_with_a_discount_is_there_again(gradient_disk: Disk) -> None:
+    made = await gradient_disk.bench.parameters(
+        rounds={"num_required": 3}, staleness=Staleness(1, PolynomialDiscount(1.0)), keep_versions=3
+    )
+    for worker in "xyz":
+        await push(made, {"w": [1, 1]}, worker_id=worker)
+    summands = tuple([Summand(weight, worker, call(1, worker)) for worker, weight in (("a", 1.0), ("b", 3.0))])
+    of_two = Contribution(0, 4.0, "a", 1, sum_of=summands)
+    pushed, _ = await made.push(call(1, "aggregator"), of_two, opened({"w": [4, 8]}))
+    assert (pushed.weight, pushed.num_accumulated) == (2.0, 2)
+    again = await same_after_crash(gradient_disk, made)
+    for each in (made, again):
+        repeated, duplicate = await each.push(call(1, "b"), Contribution(0, 3.0, "b"), opened({"w": [1, 1]}))
+        assert (repeated.weight, duplicate) == (1.5, True)
+        await push(each, {"w": [2, 2]}, weight=2.0, worker_id="c")
+        assert shown(each.newest) == {"w": [1 + 6 / 4, 1 + 8 / 4]}
+        assert [update.weight for update in each.records(1, 1)[0][0].updates] == [0.5, 1.5, 2.0]

@@ -79,20 +79,6 @@ class Reduction:
                 field=field,
             )
 
-    def check_single(self, num_updates: int, clip_norm: float | None, field: str = "sum_of") -> None:
-        """Checks the number of updates of which a push is the sum.
-
-        Raises:
-            InvalidArgumentError: It is a sum of several, and the reduction or clip_norm looks at each.
-        """
-        if num_updates > 1 and (self.holds_updates or clip_norm is not None):
-            what = f"reduction {self.name}" if self.holds_updates else "clip_norm"
-            raise InvalidArgumentError(
-                f"expected single updates for {what}, which looks at each, got a sum of {num_updates}: connect workers "
-                "to the server itself rather than to an aggregator",
-                field=field,
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class Mean(Reduction):

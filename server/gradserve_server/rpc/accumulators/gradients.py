@@ -14,10 +14,13 @@ from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Contribution, Summand, sum_of_weights
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import IncomingComponent, IncomingGradient
+from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import (
     MAX_COMPONENTS,
+    MAX_DIGEST_BYTES,
     MAX_DIMENSIONS,
     MAX_ID_BYTES,
+    MAX_SUMMANDS,
     MAX_UNANSWERED,
     MAX_WORKER_ID_BYTES,
     check_count,
@@ -43,6 +46,21 @@ class _Weighted(Protocol):
 
     def HasField(self, field_name: str) -> bool:  # noqa: N802
         """Returns True if a field is set."""
+        ...
+
+
+class _WithDigest(Protocol):
+    """A message with the digest of a worker's parameters."""
+
+    parameters_digest: bytes
+
+
+class _WithSummands(_Weighted, Protocol):
+    """A request that may bring the sum of several gradients."""
+
+    @property
+    def sum_of(self) -> Sequence[accumulator_pb2.Summand]:
+        """The gradients of the sum."""
         ...
 
 
@@ -94,6 +112,49 @@ def contribution_of(
         was_accepted=was_accepted,
         parameters_digest=digest,
     )
+
+
+def summands_of(request: _WithSummands, user: Identity) -> tuple[Summand, ...]:
+    """Reads the gradients of a sum; none of a single gradient.
+
+    Raises:
+        InvalidArgumentError: They are too many, an id is not valid, or there is another weight beside theirs.
+    """
+    if not request.sum_of:
+        return ()
+    check_count(request.sum_of, MAX_SUMMANDS, "gradients", "sum_of")
+    if request.HasField("weight"):
+        raise InvalidArgumentError("expected no weight beside those of sum_of, got one", field="weight")
+    return tuple([_summand(each, f"sum_of[{index}]", user) for index, each in enumerate(request.sum_of)])
+
+
+def _summand(message: accumulator_pb2.Summand, field: str, user: Identity) -> Summand:
+    check_length(message.worker_id, MAX_WORKER_ID_BYTES, f"{field}.worker_id")
+    return Summand(
+        message.weight if message.HasField("weight") else 1.0,
+        message.worker_id,
+        decode_request_id(message.request_id, b"", user, field) if message.HasField("request_id") else None,
+        digest_of(message, message.worker_id, f"{field}.parameters_digest"),
+    )
+
+
+def digest_of(message: _WithDigest, worker_id: str, field: str) -> bytes:
+    """Reads the digest of a worker's parameters; empty if there is none.
+
+    Raises:
+        InvalidArgumentError: It is too long, or the worker has no id.
+    """
+    digest = message.parameters_digest
+    if len(digest) > MAX_DIGEST_BYTES:
+        raise InvalidArgumentError(f"expected at most {MAX_DIGEST_BYTES} bytes, got {len(digest)}", field=field)
+    if digest and not worker_id:
+        raise InvalidArgumentError("expected a digest of parameters with a worker_id, got one without", field=field)
+    return digest
+
+
+def serialized(summands: Iterable[accumulator_pb2.Summand]) -> list[bytes]:
+    """Returns the gradients of a sum as a part of its fingerprint."""
+    return [each.SerializeToString(deterministic=True) for each in summands]
 
 
 def incoming_gradient(

@@ -8,7 +8,7 @@ import numpy as np
 from gradserve_protocol.tensors import to_dtype
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
-from gradserve_server.accumulators.gradient import Average, Contribution, RoundParts, Summand
+from gradserve_server.accumulators.gradient import Average, Contribution, RoundParts
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import IncomingGradient, components_named
 from gradserve_server.accumulators.journal import PartKey
@@ -26,10 +26,8 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import (
     MAX_COMPONENT_DIMENSIONS,
     MAX_COMPONENTS,
-    MAX_DIGEST_BYTES,
     MAX_DIMENSIONS,
     MAX_NAME_BYTES,
-    MAX_SUMMANDS,
     MAX_UNANSWERED,
     MAX_WORKER_ID_BYTES,
     check_count,
@@ -39,8 +37,11 @@ from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.accumulators.gradients import (
     contribution_of,
     decode_request_id,
+    digest_of,
     gradient_id,
     incoming_gradient,
+    serialized,
+    summands_of,
 )
 from gradserve_server.rpc.boundary.fields import decode_durability
 from gradserve_server.security.identity import ANONYMOUS, Identity
@@ -220,36 +221,10 @@ def _contribution(request: GradientRequest, user: Identity) -> Contribution:
     return contribution_of(
         request,
         was_accepted=isinstance(request, messages_pb2.ApplyGradientRequest) and request.accepted_before,
-        sum_of=_summands(request, user) if request.sum_of else (),
+        sum_of=summands_of(request, user) if request.sum_of else (),
         epoch=epoch_of(request),
-        digest=_digest(request, request.worker_id, "parameters_digest") if request.parameters_digest else b"",
+        digest=digest_of(request, request.worker_id, "parameters_digest") if request.parameters_digest else b"",
     )
-
-
-def _summands(request: GradientRequest, user: Identity) -> tuple[Summand, ...]:
-    check_count(request.sum_of, MAX_SUMMANDS, "gradients", "sum_of")
-    if request.HasField("weight"):
-        raise InvalidArgumentError("expected no weight beside those of sum_of, got one", field="weight")
-    return tuple([_summand(each, f"sum_of[{index}]", user) for index, each in enumerate(request.sum_of)])
-
-
-def _summand(message: accumulator_pb2.Summand, field: str, user: Identity) -> Summand:
-    check_length(message.worker_id, MAX_WORKER_ID_BYTES, f"{field}.worker_id")
-    return Summand(
-        message.weight if message.HasField("weight") else 1.0,
-        message.worker_id,
-        decode_request_id(message.request_id, b"", user, field) if message.HasField("request_id") else None,
-        _digest(message, message.worker_id, f"{field}.parameters_digest"),
-    )
-
-
-def _digest(message: GradientRequest | accumulator_pb2.Summand, worker_id: str, field: str) -> bytes:
-    digest: bytes = message.parameters_digest
-    if len(digest) > MAX_DIGEST_BYTES:
-        raise InvalidArgumentError(f"expected at most {MAX_DIGEST_BYTES} bytes, got {len(digest)}", field=field)
-    if digest and not worker_id:
-        raise InvalidArgumentError("expected a digest of parameters with a worker_id, got one without", field=field)
-    return digest
 
 
 def _gradient_id(
@@ -262,7 +237,7 @@ def _gradient_id(
     if isinstance(request, messages_pb2.PushPullRequest):
         pull = (request.num_required, counts_one_per_worker(request))
     what = (type(request).__name__, pull, request.local_step, contribution.factor, request.worker_id)
-    summands = [each.SerializeToString(deterministic=True) for each in request.sum_of] if request.sum_of else ()
+    summands = serialized(request.sum_of) if request.sum_of else ()
     return gradient_id(request.request_id, what, given, user, unread=request.unread_contents, more=summands)
 
 

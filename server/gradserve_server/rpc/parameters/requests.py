@@ -25,6 +25,8 @@ from gradserve_server.rpc.accumulators.gradients import (
     contribution_of,
     gradient_id,
     incoming_gradient,
+    serialized,
+    summands_of,
 )
 from gradserve_server.rpc.accumulators.requests import check_component_counts, decode_components
 from gradserve_server.rpc.boundary.fields import Page, decode_durability, page_of
@@ -114,15 +116,14 @@ def decode_update(
     """
     if not request.update:
         raise InvalidArgumentError("expected at least one component, got none", field="update")
-    if request.sum_of:
-        raise InvalidArgumentError("expected single updates, got the sum of several", field="sum_of")
     is_again = isinstance(request, messages_pb2.PushRequest) and request.accepted_before
-    contribution = contribution_of(request, was_accepted=is_again)
+    contribution = contribution_of(request, was_accepted=is_again, sum_of=summands_of(request, user))
     given = incoming_gradient(request.update, payload, user, release=request.release_handles, path="update")
     call = None
     if request.HasField("request_id"):
         what = (type(request).__name__, request.local_step, contribution.weight, request.worker_id)
-        call = gradient_id(request.request_id, what, given, user, unread=request.unread_contents)
+        summands = serialized(request.sum_of)
+        call = gradient_id(request.request_id, what, given, user, unread=request.unread_contents, more=summands)
     return call, contribution, given
 
 

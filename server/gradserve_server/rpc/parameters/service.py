@@ -228,7 +228,8 @@ class ParameterServicer:
         work = PIECE_BYTES * len(request.update)
         sent = (request, call.payload, call.identity)
         request_id, contribution, given = await self._compute.run(work, decode_update, *sent)
-        spec = await self._compute.run(work, _update_spec, parameters, given)
+        is_sum = bool(contribution.sum_of)
+        spec = await self._compute.run(work, lambda: _update_spec(parameters, given, is_sum=is_sum))
         return request_id, contribution, await self._receiver.receive(spec, parameters.place, given)
 
     async def _decoded_version(
@@ -271,8 +272,8 @@ class ParameterServicer:
         return key
 
 
-def _update_spec(parameters: Parameters, given: IncomingGradient) -> AccumulatorSpec:
-    return parameters.update_spec(names_in(given, parameters.spec.components))
+def _update_spec(parameters: Parameters, given: IncomingGradient, *, is_sum: bool) -> AccumulatorSpec:
+    return parameters.update_spec(names_in(given, parameters.spec.components), is_sum=is_sum)
 
 
 def _num_entries(record: RoundRecord) -> int:

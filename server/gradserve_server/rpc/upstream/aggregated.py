@@ -94,6 +94,10 @@ class Aggregated:
         """Returns True if the answer to a call that goes alone is to come without values, which `complete` adds."""
         return False
 
+    def share(self, leaf: GradientLeaf, answer: Answer) -> Answer:
+        """Returns the answer to one call, of the answer to the sum that it is in."""
+        return answer
+
     async def complete(self, leaf: GradientLeaf, answer: Answer, again: Callable[[], Awaitable[Answer]]) -> Answer:
         """Returns an answer with the values that it was to come without.
 

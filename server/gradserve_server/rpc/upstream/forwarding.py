@@ -109,7 +109,7 @@ class Forwarding:
                     self.tasks.begin(self._alone(accumulator, each))
                 return
             for each in leaves:
-                each.succeed(answer)
+                each.succeed(accumulator.share(each, answer))
         except Exception as error:
             _fail(leaves, error)
             if not isinstance(error, ServiceError):

@@ -239,7 +239,7 @@ class AggregatingParameters:
         properties = parameters.properties
 
         def spec_of() -> AccumulatorSpec:
-            return properties.of_update(names_in(decoded[2], properties.components))
+            return properties.of_update(names_in(decoded[2], properties.components), is_sum=bool(request.sum_of))
 
         spec = await self._compute.run(work, spec_of)
         return await self._arrivals.answered(parameters, spec, request, decoded, call.identity, timeout)

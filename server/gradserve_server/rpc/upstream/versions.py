@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from gradserve.calls.exchange import Operation, Reply, Unary, Whole
 from gradserve.calls.tensors import delete_quietly, put, receive_results
 from gradserve_protocol.errors import GradserveError
+from gradserve_protocol.v1 import accumulator_pb2, parameters_pb2, tensor_pb2
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
-from gradserve_protocol.v1 import parameters_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Array
+from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.errors import OutOfRangeError
 from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.variables import OptimizerState
@@ -20,7 +21,15 @@ from gradserve_server.parameters.versions import Version
 from gradserve_server.rpc.parameters.optimizers import decode_optimizer
 from gradserve_server.rpc.parameters.rules import decode_rules
 from gradserve_server.rpc.upstream.aggregated import Aggregated, GradientLeaf
-from gradserve_server.rpc.upstream.messages import Answer, Pulled, ref_of, service_of, version_of, waiting_request
+from gradserve_server.rpc.upstream.messages import (
+    Answer,
+    Pulled,
+    copied,
+    ref_of,
+    service_of,
+    version_of,
+    waiting_request,
+)
 from gradserve_server.security.identity import ANONYMOUS
 from gradserve_server.upstream.batches import Batches, Counts
 from gradserve_server.upstream.latest import LatestAverage
@@ -60,8 +69,8 @@ class AggregatedParameters(Aggregated):
 
     @property
     def adds_up(self) -> bool:
-        """Whether updates may go together: none may yet."""
-        return False
+        """Whether updates may go together; not those that make a version each."""
+        return self.properties.adds_up and self.properties.rules.rounds.num_required > 1
 
     def follow(self, info: parameters_pb2.ParametersInfo) -> None:
         """Takes the rules of a description."""
@@ -170,6 +179,24 @@ class AggregatedParameters(Aggregated):
         is_pull = isinstance(leaf.request, messages_pb2.PushPullParametersRequest)
         ends_alone = self.properties.rules.rounds.num_required == 1
         return is_pull and self._is_shared and not ends_alone and leaf.request.HasField("request_id")
+
+    def share(self, leaf: GradientLeaf, answer: Answer) -> Answer:
+        """Returns the answer to one call of a sum: with the weight of its own update."""
+        weight = 0.0
+        if isinstance(answer, Pulled):
+            if answer.outcome is not Outcome.STALE:
+                weight = self._weight_of(leaf, answer.staleness)
+            return replace(answer, weight=weight)
+        assert isinstance(answer, messages_pb2.PushResponse), "the update is one of parameters"
+        if answer.outcome != accumulator_pb2.APPLY_OUTCOME_STALE:
+            weight = self._weight_of(leaf, answer.staleness)
+        own = copied(answer)
+        own.weight = weight
+        return own
+
+    def _weight_of(self, leaf: GradientLeaf, staleness: int) -> float:
+        rule = self.properties.staleness
+        return leaf.contribution.discounted(rule.factor(min(staleness, rule.max))).weight
 
     async def complete(self, leaf: GradientLeaf, answer: Answer, again: Callable[[], Awaitable[Answer]]) -> Answer:
         """Returns an answer with the values that it was to come without; see `Aggregated.complete`."""
