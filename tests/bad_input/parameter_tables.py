@@ -42,6 +42,7 @@ from tests.rpc.parameters.requests import (
     ref,
     slot,
     spec,
+    summands,
     values,
 )
 
@@ -211,6 +212,21 @@ BAD_UPDATES = [
     *bad_update("expected a positive, finite weight, got nan", "weight", weight=float("nan")),
     *bad_update("expected a weight from 2^-64 to 2^64", "weight", weight=1e300),
     *bad_update("expected at most 256 bytes", "worker_id", worker_id="x" * 257),
+    *bad_update("expected no weight beside those of sum_of", "weight", weight=2.0, sum_of=summands(1.0)),
+    *bad_update("expected a positive, finite weight, got 0", "sum_of[1].weight", sum_of=summands(1.0, 0.0)),
+    *bad_update("expected a weight from 2^-64 to 2^64", "sum_of[0].weight", sum_of=summands(1e300)),
+    *bad_update("expected at most 1024 gradients", "sum_of", sum_of=summands(*[1.0] * 1025)),
+    *bad_update(
+        "expected at most 256 bytes",
+        "sum_of[0].worker_id",
+        sum_of=[accumulator_pb2.Summand(worker_id="x" * 257)],
+    ),
+    *bad_update(
+        "expected a client_id",
+        "sum_of[0].request_id.client_id",
+        sum_of=[accumulator_pb2.Summand(request_id=accumulator_pb2.RequestId(sequence=1))],
+    ),
+    *bad_update("a worker is in the round already", "sum_of", code=ABORTED, sum_of=summands(1.0, 1.0)),
     Bad("Push", push(sequence=3, worker_id="b"), "expected the same content", "request_id"),
 ]
 

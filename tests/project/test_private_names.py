@@ -121,9 +121,9 @@ REASONS: dict[str, tuple[str, ...]] = {
         "security/test_client_tokens.py",
         "security/test_rotation.py",
         "security/test_users.py",
+        "trees/parameters/test_calls.py",
         "trees/servers.py",
         "trees/test_called_again.py",
-        "trees/test_incarnations.py",
         "training/test_server_restarts.py",
     ),
     "makes something happen in the middle of a step, or a step fail": (

@@ -64,6 +64,15 @@ def push_pull(name: str = "net", **fields: Any) -> messages_pb2.PushPullParamete
     return PushPull(parameters=ref(name), **{"update": values(1.0, 1.0), **fields})
 
 
+def summands(*weights: float) -> list[accumulator_pb2.Summand]:
+    """Returns the summands of workers a, b, ..., each with the id of its call."""
+    workers = [chr(ord("a") + number) for number in range(len(weights))]
+    return [
+        accumulator_pb2.Summand(worker_id=worker, weight=weight, request_id=identity(1, worker))
+        for worker, weight in zip(workers, weights, strict=True)
+    ]
+
+
 def numbers_in(version: parameters_pb2.Version) -> dict[str, set[float]]:
     """Returns the numbers of each component of a version."""
     return {each.name: set(np.frombuffer(each.dense.content, np.float32).tolist()) for each in version.components}

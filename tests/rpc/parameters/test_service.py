@@ -29,6 +29,7 @@ from tests.rpc.parameters.requests import (
     push_pull,
     ref,
     spec,
+    summands,
     values,
 )
 from tests.servers.polling import PATIENCE_SECONDS
@@ -231,6 +232,35 @@ def test_a_worker_counts_once(raw: RawCalls) -> None:
     raw.call("CreateParameters", create(spec=spec(rounds=TWO)))
     raw.call("Push", push(worker_id="a"))
     assert raw.call("Push", push(worker_id="a")).outcome == COUNTED
+
+
+def test_a_sum_counts_as_its_updates(raw: RawCalls) -> None:
+    raw.call("CreateParameters", create(spec=spec(rounds=parameters_pb2.RoundRules(num_required=3))))
+    pushed = raw.call("Push", push(update=values(4.0, 8.0), sum_of=summands(1.0, 3.0), sequence=1))
+    assert (pushed.outcome, pushed.num_updates, pushed.weight) == (ACCEPTED, 2, 4.0)
+    alone = push(weight=3.0, worker_id="b")
+    alone.request_id.CopyFrom(identity(1, "b"))
+    again = raw.call("Push", alone)
+    assert (again.duplicate, again.weight, again.num_updates) == (True, 3.0, 2)
+    failure = raw.fail("Push", push(sum_of=summands(1.0), sequence=2))
+    assert (failure.code, failure.field) == (grpc.StatusCode.ABORTED, "sum_of")
+    raw.call("Push", push(update=values(4.0, 0.0), worker_id="c", weight=4.0))
+    version = newest(raw)
+    assert numbers_in(version) == {"w": {2.5}, "b": {1.0}}
+    assert (version.num_updates, version.total_weight, version.worker_ids) == (3, 8.0, ["a", "b", "c"])
+    (record,) = raw.call("ListRounds", Rounds(parameters=ref())).rounds
+    assert [(each.worker_id, each.weight, each.num_bytes) for each in record.updates] == [
+        ("a", 1.0, 36),
+        ("b", 3.0, 36),
+        ("c", 4.0, 36),
+    ]
+
+
+def test_a_push_pull_without_values(raw: RawCalls) -> None:
+    raw.call("CreateParameters", create())
+    response = raw.call("PushPullParameters", push_pull(without_values=True, sum_of=summands(2.0, 2.0)))
+    assert (response.outcome, response.weight, response.version.step) == (ACCEPTED, 4.0, 1)
+    assert (list(response.version.components), response.version.digest) == ([], newest(raw).digest)
 
 
 def test_a_round_that_does_not_end_in_time(raw: RawCalls) -> None:

@@ -17,7 +17,7 @@ from gradserve_protocol.placement import home_of
 from gradserve_server.app import Server
 from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async, growing_limits
-from tests.trees.servers import running_tree_on
+from tests.trees.servers import end_grace, running_tree_on
 from tests.trees.workers import at_once, clients_of
 
 W = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -72,7 +72,8 @@ def test_push_and_read(workers: list[gradserve.Client], top: gradserve.Client, n
         assert version["layers/1"].tolist() == [0.5] * 3
         assert (version.num_updates, version.total_weight, sorted(version.worker_ids)) == (2, 4.0, ["a", "b"])
         assert each.read().digest == version.digest == each.info().digest
-    assert [each.push({"w": W}, 0).outcome for each in made] == [gradserve.STALE] * 2
+    stale = at_once(lambda each: each.push({"w": W}, 0), made)
+    assert [each.outcome for each in stale] == [gradserve.STALE] * 2
 
 
 def test_what_is_created_here_is_upstream(workers: list[gradserve.Client], top: gradserve.Client, name: str) -> None:
@@ -173,7 +174,9 @@ def test_versions_of_push_pulls_are_read_without_another_download(
     assert counts.downloads <= before + 1
 
 
-def test_waits_that_end_say_what_the_round_waits_for(workers: list[gradserve.Client], name: str) -> None:
+def test_waits_that_end_say_what_the_round_waits_for(
+    workers: list[gradserve.Client], top: gradserve.Client, name: str
+) -> None:
     made = made_by(workers, name, num_required=3)
 
     def push_pull(each: gradserve.Parameters, worker: str, limit: float) -> str:
@@ -195,7 +198,7 @@ def test_waits_that_end_say_what_the_round_waits_for(workers: list[gradserve.Cli
             threads.submit(each.push_pull, {"w": 5 * W}, 0, worker_id=worker)
             for each, worker in zip(made, "ab", strict=True)
         ]
-        made[0].push({"w": 4 * W}, 0, worker_id="c")
+        made_by([top], name)[0].push({"w": 4 * W}, 0, worker_id="c")
         assert [each.result().outcome for each in again] == [gradserve.Outcome.ALREADY_COUNTED] * 2
     assert made[0].read()["w"].tolist() == (3 * W).tolist()
 
@@ -214,21 +217,24 @@ def test_the_deadline_of_a_round_ends_waits(workers: list[gradserve.Client], nam
     assert made[0].info().num_updates == 2
 
 
-def test_bad_updates_are_errors_for_their_worker_alone(workers: list[gradserve.Client], name: str) -> None:
+def test_bad_updates_are_errors_for_their_worker_alone(tree: Tree, workers: list[gradserve.Client], name: str) -> None:
     made = made_by(workers, name, {"w": W}, num_required=2)
     bad: list[tuple[Any, dict[str, Any], str]] = [
         ({"w": W.T}, {}, "update"),
         ({"w": np.full((2, 3), np.nan, np.float32)}, {}, "update"),
         ({"w": W}, {"weight": 1e38}, "weight"),
         ({"w": W}, {"worker_id": "x" * 300}, "worker_id"),
-        ({"w": W}, {"local_step": 1}, "local_step"),
     ]
-    with ThreadPoolExecutor(1) as threads:
+    with ThreadPoolExecutor(2) as threads:
         good = threads.submit(made[1].push, {"w": W}, 0, worker_id="b")
         for update, how, field in bad:
             with pytest.raises(gradserve.InvalidArgumentError) as raised:
-                made[0].push(update, **{"local_step": 0, "worker_id": "a", **how})
+                made[0].push(update, 0, **{"worker_id": "a", **how})
             assert (raised.value.field or "").startswith(field), field
+        early = threads.submit(made[0].push, {"w": W}, 1, worker_id="a")
+        end_grace(tree[1], 2)
+        with pytest.raises(gradserve.InvalidArgumentError, match="at most 0, the step of the newest version"):
+            early.result()
         made[0].push({"w": W}, 0, worker_id="a")
         assert good.result().outcome is gradserve.ACCEPTED
     assert made[0].read(1, PATIENCE_SECONDS)["w"].tolist() == (2 * W).tolist()

@@ -14,7 +14,7 @@ from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Contribution, Summand, sum_of_weights
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import IncomingComponent, IncomingGradient
-from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.errors import InvalidArgumentError, request_fields
 from gradserve_server.limits import (
     MAX_COMPONENTS,
     MAX_DIGEST_BYTES,
@@ -292,4 +292,7 @@ def decode_request_id(
     check_length(message.client_id, MAX_ID_BYTES, f"{field}.client_id")
     check_count(message.unanswered, MAX_UNANSWERED, "numbers", f"{field}.unanswered")
     since = message.unanswered_since if message.HasField("unanswered_since") else None
-    return RequestId(user.own(message.client_id), message.sequence, fingerprint, frozenset(message.unanswered), since)
+    with request_fields({"request_id": field}):
+        return RequestId(
+            user.own(message.client_id), message.sequence, fingerprint, frozenset(message.unanswered), since
+        )

@@ -1,4 +1,4 @@
-"""What an aggregator knows of an accumulator or of parameters upstream, and the directory of all of them."""
+"""The knowledge of an aggregator about accumulators and parameters upstream."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Aggregated:
 
     @property
     def adds_up(self) -> bool:
-        """Whether its gradients may go together.
+        """True if its gradients may go together.
 
         Each row of a sparse mean is divided by the weights of only those gradients that have it, which a sum does not
         say.
@@ -117,7 +117,7 @@ AggregatedT = TypeVar("AggregatedT", bound=Aggregated)
 
 
 class KnownUpstream(Generic[AggregatedT]):
-    """What an aggregator knows of one kind of resources upstream, by container and name.
+    """The resources of one kind that an aggregator knows upstream, by container and name.
 
     Used on the event loop only.
     """

@@ -18,7 +18,6 @@ class Arrivals:
     """Takes gradients from the calls of workers to the batches, and the answers back. Used on the event loop only."""
 
     def __init__(self, forwarding: Forwarding, receiver: GradientReceiver) -> None:
-        """Takes what passes gradients on, and what receives them."""
         self._forwarding = forwarding
         self._place = forwarding.place
         self._compute = forwarding.place.compute

@@ -69,7 +69,7 @@ class AggregatedParameters(Aggregated):
 
     @property
     def adds_up(self) -> bool:
-        """Whether updates may go together; not those that make a version each."""
+        """True if updates may go together; not those that make a version each."""
         return self.properties.adds_up and self.properties.rules.rounds.num_required > 1
 
     def follow(self, info: parameters_pb2.ParametersInfo) -> None:
