@@ -247,7 +247,7 @@ def test_a_sum_counts_as_its_updates(raw: RawCalls) -> None:
     raw.call("Push", push(update=values(4.0, 0.0), worker_id="c", weight=4.0))
     version = newest(raw)
     assert numbers_in(version) == {"w": {2.5}, "b": {1.0}}
-    assert (version.num_updates, version.total_weight, version.worker_ids) == (3, 8.0, ["a", "b", "c"])
+    assert (version.num_updates, version.total_weight, list(version.worker_ids)) == (3, 8.0, list("abc"))
     (record,) = raw.call("ListRounds", Rounds(parameters=ref())).rounds
     assert [(each.worker_id, each.weight, each.num_bytes) for each in record.updates] == [
         ("a", 1.0, 36),
