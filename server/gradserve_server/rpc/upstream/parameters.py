@@ -8,6 +8,7 @@ from typing import Any
 from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2
+from gradserve_server.accumulators.incoming import components_named
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.errors import (
@@ -290,10 +291,11 @@ class AggregatingParameters:
         version = await self._compute.run(work, decode_version, request, call.payload, call.identity)
         if version is None:
             return await self._link.call(request.DESCRIPTOR.name.removesuffix("Request"), copied(request))
-        async with self._opener.open(version.tensors, release=request.release_handles, on_host=True):
-            arrays = await self._compute.run(work, lambda: [each.read() for each in version.tensors])
-            stored = any(each.is_stored for each in version.tensors)
-            return await send_version(self._link, request, arrays, stored=stored)
+        with components_named("values", version.values):
+            async with self._opener.open(version.tensors, release=request.release_handles, on_host=True):
+                arrays = await self._compute.run(work, lambda: [each.read() for each in version.tensors])
+                stored = any(each.is_stored for each in version.tensors)
+                return await send_version(self._link, request, arrays, stored=stored)
 
 
 async def _reason(parameters: AggregatedParameters, ref: parameters_pb2.ParametersRef) -> str:
