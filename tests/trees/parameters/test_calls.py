@@ -198,7 +198,9 @@ def test_waits_that_end_say_what_the_round_waits_for(
             threads.submit(each.push_pull, {"w": 5 * W}, 0, worker_id=worker)
             for each, worker in zip(made, "ab", strict=True)
         ]
-        made_by([top], name)[0].push({"w": 4 * W}, 0, worker_id="c")
+        (there,) = made_by([top], name)
+        eventually(lambda: there.info().weights.refused.get("already counted") == 2.0)
+        there.push({"w": 4 * W}, 0, worker_id="c")
         assert [each.result().outcome for each in again] == [gradserve.Outcome.ALREADY_COUNTED] * 2
     assert made[0].read()["w"].tolist() == (3 * W).tolist()
 
