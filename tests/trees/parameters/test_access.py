@@ -29,6 +29,7 @@ def test_roles_are_those_at_the_aggregator(tmp_path: Path) -> None:
     ):
         with pytest.raises(gradserve.PermissionDeniedError, match="chief"):
             worker.parameters({"w": W}, shared_name="net", container="team")
+        # The worker has not got the turn to create them, for which the chief would wait.
         chief.parameters({"w": W}, shared_name="net", container="team")
         made = worker.parameters({"w": W}, shared_name="net", container="team")
         assert made.push_pull({"w": W}, 0).version["w"].tolist() == [2, 2, 2]

@@ -91,7 +91,10 @@ class AggregatingParameters:
             return await self._local.CreateParameters(request, call)
         if call.may_only_open is not None and request.values and not await self._exists(request.parameters):
             raise call.may_only_open
-        response = await self._send_version(request, call)
+        sent = copied(request)
+        if call.may_only_open is not None:
+            sent.ClearField("creator")  # a caller that may not create must not get the turn
+        response = await self._send_version(sent, call)
         await self._learn(response.info)
         return response
 
