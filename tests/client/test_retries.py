@@ -30,14 +30,17 @@ from gradserve.transport.status import may_pass
 from gradserve.workers import with_all_patience
 from gradserve_protocol.errors import (
     AbortedError,
+    CallCancelledError,
+    DeadlineExceededError,
     GradserveError,
+    InternalError,
     InvalidArgumentError,
     NotFoundError,
     ResourceExhaustedError,
     UnauthenticatedError,
     UnavailableError,
 )
-from gradserve_protocol.v1 import server_messages_pb2, tensor_messages_pb2
+from gradserve_protocol.v1 import accumulator_messages_pb2, server_messages_pb2, tensor_messages_pb2, tensor_pb2
 
 UNARY = Unary("ServerService", "GetServerInfo", server_messages_pb2.GetServerInfoRequest())
 WAITING = Unary("AccumulatorService", "TakeGradient", server_messages_pb2.GetServerInfoRequest(), wait=50)
@@ -424,3 +427,37 @@ class TestLimits:
         server = Server(unavailable, limited, unavailable, limited, "answer")
         assert server.drive(one(UNARY)) == "answer"
         assert len(server.pauses) == 4
+
+
+LOST = {
+    "it is interrupted": GeneratorExit(),
+    "its client is closed": CallCancelledError("closed"),
+    "the server has failed": InternalError("no"),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_the_receipt_of_an_attempt_without_a_reply_is_lost(case: str) -> None:
+    lost: list[tuple[int, bytes]] = []
+    placement = tensor_pb2.Placement(receipt=b"first")
+    call = Unary("A", "T", accumulator_messages_pb2.TakeGradientRequest(placement=placement), target=3)
+    contact = Contact(lambda target, receipt: lost.append((target, receipt)))
+    attempts = with_retries(one(call), TimeLimits(TIMEOUT_SECONDS), POLICY, lambda: 0.0, contact)
+    next(attempts)
+    with pytest.raises(type(LOST[case])):
+        attempts.throw(LOST[case])
+    assert lost == [(3, b"first")]
+
+
+@pytest.mark.parametrize(("seconds", "is_lost"), [(TIMEOUT_SECONDS / 2, False), (TIMEOUT_SECONDS, True)])
+def test_the_servers_own_end_of_a_wait_is_a_reply(seconds: float, is_lost: bool) -> None:
+    lost: list[bytes] = []
+    now = [0.0]
+    request = tensor_messages_pb2.StoreTensorsRequest(receipt=b"first")
+    contact = Contact(lambda _, receipt: lost.append(receipt))
+    attempts = with_retries(one(Unary("A", "T", request)), TimeLimits(TIMEOUT_SECONDS), POLICY, lambda: now[0], contact)
+    next(attempts)
+    now[0] = seconds
+    with pytest.raises(DeadlineExceededError):
+        attempts.throw(DeadlineExceededError("too late"))
+    assert lost == [b"first"] * is_lost

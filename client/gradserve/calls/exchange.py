@@ -251,15 +251,12 @@ class Upload:
         arrays: The payload.
         target: The server's index among those of the transport.
         progress: Told how many bytes were moved.
-        unclaimed: Called with the response if nobody waits for it any more when it arrives, in any thread: the wait was
-            interrupted when the server had everything.
     """
 
     header: tensor_messages_pb2.PutTensorsHeader
     arrays: tuple[Array, ...]
     target: int = 0
     progress: Progress | None = None
-    unclaimed: Callable[[tensor_messages_pb2.PutTensorsResponse], object] | None = None
 
     def time_limit(self, times: TimeLimits) -> float:
         """Returns the time limit in seconds."""

@@ -20,11 +20,15 @@ from gradserve.calls.exchange import (
     Upload,
     Whole,
 )
+from gradserve.calls.receipts import take_receipt
 from gradserve.workers import has_all_patience
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import (
     AbortedError,
+    CallCancelledError,
+    DeadlineExceededError,
     GradserveError,
+    InternalError,
     ResourceExhaustedError,
     UnauthenticatedError,
     UnavailableError,
@@ -37,6 +41,8 @@ T = TypeVar("T")
 _Failure: TypeAlias = UnavailableError | ResourceExhaustedError | AbortedError | UnauthenticatedError
 """An error after which an exchange may be repeated."""
 _Sent: TypeAlias = Unary | Whole | Upload | Download
+_WITHOUT_REPLY = (GeneratorExit, CallCancelledError, DeadlineExceededError, InternalError, UnavailableError)
+"""The ends of an attempt after which nobody knows what the server has stored for it."""
 _NEVER_REPEATED = Pause | Background | Together | Local
 
 
@@ -106,17 +112,24 @@ class RetryPolicy:
             yield pause * random.uniform(1 - self.jitter, 1 + self.jitter)
 
 
+def _keep_until_their_lease(_target: int, _receipt: bytes) -> None:
+    """Does nothing: what calls without a reply have stored ends with its lease."""
+
+
 class Contact:
     """A client's knowledge of its server.
 
     Attributes:
         is_made: Whether the server has ever answered: it exists, and its address is right.
+        lose: Called with the target and the receipt of a call whose reply has not arrived. The server may have stored
+            tensors for it.
     """
 
-    __slots__ = ("is_made",)
+    __slots__ = ("is_made", "lose")
 
-    def __init__(self) -> None:
+    def __init__(self, lose: Callable[[int, bytes], None] = _keep_until_their_lease) -> None:
         self.is_made = False
+        self.lose = lose
 
 
 class Attempt(NamedTuple):
@@ -151,7 +164,8 @@ def with_retries(
     introduction.
 
     Every exchange may be sent twice, because calls that must count once have an id and a broken upload leaves nothing.
-    Only what reads a tensor for the last time is not repeated: a download, a call that says so.
+    Only what reads a tensor for the last time is not repeated: a download, a call that says so. What an attempt without
+    a reply has stored on the server is deleted with its receipt.
 
     Args:
         operation: The operation.
@@ -181,6 +195,9 @@ def with_retries(
                         answer = yield Attempt(exchange, None if left == math.inf else left)
                     except UnavailableError as error:
                         failure = error
+                    except _WITHOUT_REPLY as error:
+                        _lose(_lost_receipts(exchange, error, is_late=clock() >= end), exchange, contact)
+                        raise
                     except ResourceExhaustedError as error:
                         if error.retry_after is None or not is_repeatable(exchange):
                             raise
@@ -227,9 +244,17 @@ class _FurtherAttempts:
 
     def after(self, failure: _Failure, end: float) -> Attempts[Any]:
         """Repeats the exchange until it is answered or the time is over."""
+        lost: list[bytes] = []
+        try:
+            return (yield from self._repeated(failure, end, lost))
+        finally:
+            _lose(lost, self._exchange, self._contact)  # now, as the server may be there again
+
+    def _repeated(self, failure: _Failure, end: float, lost: list[bytes]) -> Attempts[Any]:
         failures: list[UnavailableError] = []
         while True:
             self._latest = failure
+            lost += _lost_receipts(self._exchange, failure)
             if isinstance(failure, UnavailableError):
                 failures.append(failure)
                 pause = next(self._pauses, None)
@@ -261,6 +286,11 @@ class _FurtherAttempts:
                 return (yield Attempt(self._exchange, None if left == math.inf else left))
             except UnavailableError as error:
                 failure = error
+            except _WITHOUT_REPLY as error:
+                lost += _lost_receipts(self._exchange, error, is_late=self._clock() >= end)
+                if isinstance(error, GradserveError):
+                    _note(error, failures)
+                raise
             except UnauthenticatedError as error:
                 if isinstance(failure, UnauthenticatedError):  # in spite of an introduction
                     _note(error, failures)
@@ -317,6 +347,25 @@ def _renewal_after(exchange: _Sent, error: AbortedError) -> Callable[[], Operati
         case Whole(call):
             return call.renewal
     return None
+
+
+def _lost_receipts(exchange: _Sent, error: BaseException, *, is_late: bool = True) -> list[bytes]:
+    """Returns the receipt of an attempt, if what it has stored is unknown; the next attempt has another one.
+
+    Args:
+        exchange: The exchange.
+        error: The end of the attempt.
+        is_late: Whether the client's own time limit has passed: before that, a DeadlineExceededError is a reply.
+    """
+    if not isinstance(error, _WITHOUT_REPLY) or (isinstance(error, DeadlineExceededError) and not is_late):
+        return []
+    receipt = take_receipt(exchange)
+    return [receipt] if receipt else []
+
+
+def _lose(receipts: list[bytes], exchange: _Sent, contact: Contact) -> None:
+    for each in receipts:
+        contact.lose(exchange.target, each)
 
 
 def _note(error: GradserveError, failures: list[UnavailableError]) -> None:

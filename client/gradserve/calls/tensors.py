@@ -24,6 +24,7 @@ from gradserve.calls.exchange import (
     Whole,
     forget,
 )
+from gradserve.calls.receipts import new_receipt, renew_receipt
 from gradserve.calls.retries import is_of_another_run
 from gradserve.conversion.plain import as_flag, as_number
 from gradserve.results import TensorHandle
@@ -61,7 +62,9 @@ def put(
         progress.sends(sum(array.nbytes for array in arrays))
     header = header_of(arrays, lease, device)
     contents = Contents()
-    request = messages_pb2.StoreTensorsRequest(tensors=contents.tensors(arrays), lease=_lease_of(header), device=device)
+    request = messages_pb2.StoreTensorsRequest(
+        tensors=contents.tensors(arrays), lease=_lease_of(header), device=device, receipt=new_receipt()
+    )
     call = Unary("TensorService", "StoreTensors", WithContents(request, contents))
     reply: Reply | NotCarried = yield Whole(call, over_grpc=False, num_bytes=contents.num_bytes, progress=progress)
     if reply is NOT_CARRIED:
@@ -168,7 +171,7 @@ def receive_results(
     except CallbackError as error:
         yield from delete_quietly([tensor.handle for tensor in kept], error)
         raise
-    except INTERRUPTIONS:
+    except (*INTERRUPTIONS, UnavailableError, DeadlineExceededError, InternalError):
         delete_later([tensor.handle for tensor in kept], clean_up)
         raise
     fetched, sent = iter(arrays), iter(arrays_in(reply, [tensor for tensor in tensors if not tensor.handle]))
@@ -178,17 +181,9 @@ def receive_results(
 def upload(
     header: messages_pb2.PutTensorsHeader, arrays: Sequence[AnyArray], progress: Progress | None = None
 ) -> Operation[list[tensor_pb2.Tensor]]:
-    """Uploads arrays to the server, from host memory; returns their messages, with handles.
-
-    If it is interrupted when the server has everything, the arrays are deleted there.
-    """
-    clean_up: BeginCleanUp = yield CleanUp()
-
-    def unclaimed(response: messages_pb2.PutTensorsResponse) -> None:
-        delete_later([tensor.handle for tensor in response.tensors], clean_up)
-
+    """Uploads arrays to the server, from host memory; returns their messages, with handles."""
     on_host = tuple([host_array(array) for array in arrays])
-    reply: messages_pb2.PutTensorsResponse = yield Upload(header, on_host, progress=progress, unclaimed=unclaimed)
+    reply: messages_pb2.PutTensorsResponse = yield Upload(header, on_host, progress=progress)
     return list(reply.tensors)
 
 
@@ -261,6 +256,7 @@ def header_of(arrays: Sequence[AnyArray], lease: float | None, device: str) -> m
     header = messages_pb2.PutTensorsHeader(
         tensors=[tensor_pb2.TensorSpec(dtype=to_data_type(array.dtype), shape=array.shape) for array in arrays],
         device=device,
+        receipt=new_receipt(),
     )
     if lease is not None:
         header.lease.CopyFrom(encode_lease(lease))
@@ -356,6 +352,7 @@ def call_with_arrays(
     while True:
         uploaded = yield from upload(header_of(arrays, None, device), arrays, progress)
         message = request(uploaded)
+        renew_receipt(message)  # that of an earlier attempt may be void
         try:
             return (
                 yield from _call_with_uploads(
@@ -403,7 +400,12 @@ def placement_of(*, keep: bool, lease: float | None = None) -> tensor_pb2.Placem
     """
     is_kept = as_flag(keep, Argument("keep"))
     mode = tensor_pb2.Placement.MODE_KEEP if is_kept else tensor_pb2.Placement.MODE_AUTO
-    return tensor_pb2.Placement(mode=mode, lease=None if lease is None else encode_lease(lease))
+    return tensor_pb2.Placement(mode=mode, lease=None if lease is None else encode_lease(lease), receipt=new_receipt())
+
+
+def automatic_placement() -> tensor_pb2.Placement:
+    """Returns that the tensors of a reply come with it if they are small, and are fetched otherwise."""
+    return tensor_pb2.Placement(mode=tensor_pb2.Placement.MODE_AUTO, receipt=new_receipt())
 
 
 def listed(value: Any) -> list[Any]:

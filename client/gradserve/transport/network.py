@@ -32,6 +32,7 @@ from gradserve.calls.exchange import (
     Whole,
     Work,
 )
+from gradserve.calls.receipts import LostReplies
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
 from gradserve.errors import ForkedClientError
 from gradserve.results import TransportInfo
@@ -178,7 +179,7 @@ class Network(ABC, Generic[ServerT]):
 
     def __init__(self, servers: type[ServerT], addresses: Sequence[Address], settings: ConnectionSettings) -> None:
         self._settings = settings
-        self._contact = Contact()
+        self._contact = Contact(LostReplies(self._clean_up).add)
         self._pid = os.getpid()
         self._memory = ClientMemory(shares=settings.shares_memory, kept_bytes=settings.sockets.kept_bytes)
         self._servers = tuple(

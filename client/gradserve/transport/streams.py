@@ -12,17 +12,10 @@ from gradserve_protocol.v1 import tensor_messages_pb2 as messages_pb2
 
 
 class UploadParts:
-    """The messages of a PutTensors stream, for gRPC, which takes one after the other.
-
-    Attributes:
-        is_complete: True once gRPC gets the last one: the server may store the arrays whatever becomes of the call, as
-            the end of a cancelled call looks like the end of the stream to it.
-    """
+    """The messages of a PutTensors stream, for gRPC, which takes one after the other."""
 
     def __init__(self, upload: Upload) -> None:
         self._upload = upload
-        self._left = sum(array.nbytes for array in upload.arrays)
-        self.is_complete = not self._left
 
     def __iter__(self) -> Iterator[messages_pb2.PutTensorsRequest | Chunk]:
         """Yields the messages."""
@@ -31,8 +24,6 @@ class UploadParts:
         if progress is not None:
             progress.begin()
         for chunk in cut(map(buffer_of, self._upload.arrays)):
-            self._left -= chunk.num_bytes
-            self.is_complete = not self._left
             yield chunk
             if progress is not None:
                 progress.moved(chunk.num_bytes)  # now gRPC wants the next one

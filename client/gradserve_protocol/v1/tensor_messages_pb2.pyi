@@ -19,14 +19,16 @@ class PutTensorsRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PutTensorsHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class PutTensorsHeader(_message.Message):
-    __slots__ = ("tensors", "lease", "device")
+    __slots__ = ("tensors", "lease", "device", "receipt")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorSpec]
     lease: _duration_pb2.Duration
     device: str
-    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorSpec, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ...) -> None: ...
+    receipt: bytes
+    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorSpec, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ..., receipt: _Optional[bytes] = ...) -> None: ...
 
 class PutTensorsResponse(_message.Message):
     __slots__ = ("tensors",)
@@ -57,14 +59,16 @@ class GetTensorsHeader(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorSpec, _Mapping]]] = ...) -> None: ...
 
 class StoreTensorsRequest(_message.Message):
-    __slots__ = ("tensors", "lease", "device")
+    __slots__ = ("tensors", "lease", "device", "receipt")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
     lease: _duration_pb2.Duration
     device: str
-    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ...) -> None: ...
+    receipt: bytes
+    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ..., receipt: _Optional[bytes] = ...) -> None: ...
 
 class StoreTensorsResponse(_message.Message):
     __slots__ = ("tensors",)
@@ -89,10 +93,12 @@ class ReadTensorsResponse(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ...) -> None: ...
 
 class DeleteTensorsRequest(_message.Message):
-    __slots__ = ("handles",)
+    __slots__ = ("handles", "receipts")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     handles: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, handles: _Optional[_Iterable[str]] = ...) -> None: ...
+    receipts: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, handles: _Optional[_Iterable[str]] = ..., receipts: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class DeleteTensorsResponse(_message.Message):
     __slots__ = ("num_deleted",)

@@ -68,7 +68,7 @@ class Tensor(_message.Message):
     def __init__(self, dtype: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., content: _Optional[bytes] = ..., handle: _Optional[str] = ..., payload_offset: _Optional[int] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("mode", "lease")
+    __slots__ = ("mode", "lease", "receipt")
     class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         MODE_UNSPECIFIED: _ClassVar[Placement.Mode]
@@ -81,6 +81,8 @@ class Placement(_message.Message):
     MODE_AUTO: Placement.Mode
     MODE_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     mode: Placement.Mode
     lease: _duration_pb2.Duration
-    def __init__(self, mode: _Optional[_Union[Placement.Mode, str]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    receipt: bytes
+    def __init__(self, mode: _Optional[_Union[Placement.Mode, str]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., receipt: _Optional[bytes] = ...) -> None: ...

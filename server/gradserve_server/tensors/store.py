@@ -20,6 +20,7 @@ from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.runtime.timing import InTurns, Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.held import Entry, HeldTensors, IdleTensors, Serials
+from gradserve_server.tensors.receipts import Receipt, Receipts
 from gradserve_server.tensors.spec import TensorSpec, num_bytes_of
 
 Allocate: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], Array]
@@ -65,6 +66,7 @@ class Upload:
     lease: float
     places: _Places
     allocate: Allocate
+    receipt: bytes = b""
 
     @property
     def owner(self) -> Identity:
@@ -82,6 +84,7 @@ class TensorStore:
 
     Attributes:
         idle: The unused tensors on the device.
+        receipts: The tensors whose clients can delete them before they know the handles.
 
     Not thread-safe: used on the event loop only.
     """
@@ -124,6 +127,7 @@ class TensorStore:
         self._of_owner: dict[str, Serials[Entry]] = {}
         self._serials = itertools.count(1)
         self.idle = IdleTensors()
+        self.receipts = Receipts(self.delete)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -137,6 +141,7 @@ class TensorStore:
         owner: Identity = ANONYMOUS,
         allocate: Allocate | None = None,
         given: Room | None = None,
+        receipt: bytes = b"",
     ) -> Iterator[Upload]:
         """Reserves memory for arriving tensors; frees it at the end of the block unless `store` stored them.
 
@@ -146,6 +151,7 @@ class TensorStore:
             owner: The owner of the tensors.
             allocate: Allocates their memory; None for host memory.
             given: Device memory reserved for them; None if they go to host memory.
+            receipt: Their owner's name for them.
 
         Raises:
             InvalidArgumentError: `lease` is not positive.
@@ -155,7 +161,7 @@ class TensorStore:
         num_bytes = num_bytes_of(specs)
         sizes = Sizes(num_bytes) if given is None else Sizes(0, num_bytes)
         with self._reserved(owner, len(specs), sizes, given) as places:
-            yield Upload(specs, seconds, places, allocate or self._pool.empty)
+            yield Upload(specs, seconds, places, allocate or self._pool.empty, receipt)
 
     @contextmanager
     def _reserved(
@@ -184,13 +190,17 @@ class TensorStore:
 
     async def store(self, upload: Upload) -> list[str]:
         """Makes the tensors of an upload visible, in several turns if they are many; returns their handles."""
-        return await self._add_in_turns(upload.arrays, upload.lease, upload.places, shared=False)
+        return await self._add_in_turns(upload.arrays, upload.lease, upload.places, upload.receipt, shared=False)
 
-    async def _add_in_turns(self, arrays: Sequence[Array], lease: float, places: _Places, *, shared: bool) -> list[str]:
+    async def _add_in_turns(
+        self, arrays: Sequence[Array], lease: float, places: _Places, receipt: bytes, *, shared: bool
+    ) -> list[str]:
         handles: list[str] = []
         try:
             async for array in InTurns(arrays):
-                handles.append(self._add(array, lease, places, shared=shared))  # noqa: PERF401 - deleted after an error
+                handles.append(  # noqa: PERF401 - deleted after an error
+                    self._add(array, lease, places, receipt, shared=shared)
+                )
         except BaseException:
             self.delete(handles)
             raise
@@ -204,6 +214,7 @@ class TensorStore:
         shared: bool,
         room: Room | None = None,
         owner: Identity = ANONYMOUS,
+        receipt: bytes = b"",
     ) -> list[str]:
         """Stores any number of results without copying them, in turns of the event loop; returns their handles.
 
@@ -213,6 +224,7 @@ class TensorStore:
             shared: Whether their memory is referenced from outside the store.
             room: Memory reserved for them; the store takes it over.
             owner: The owner of the tensors.
+            receipt: Their owner's name for them.
 
         Raises:
             InvalidArgumentError: `lease` is not positive.
@@ -220,7 +232,7 @@ class TensorStore:
         """
         seconds = self.lease_seconds(lease)
         with self._reserved(owner, len(arrays), self._memory.sizes(arrays), room) as reserved:
-            return await self._add_in_turns(arrays, seconds, reserved, shared=shared)
+            return await self._add_in_turns(arrays, seconds, reserved, receipt, shared=shared)
 
     def lease_seconds(self, lease: float | None) -> float:
         """Returns the lease in seconds; the default for None.
@@ -351,7 +363,7 @@ class TensorStore:
             count += self.delete([lease.item])
         return count
 
-    def _add(self, array: Array, lease: float, places: _Places, *, shared: bool) -> str:
+    def _add(self, array: Array, lease: float, places: _Places, receipt: bytes, *, shared: bool) -> str:
         handle = self._new_handle()
         begun = self._queue.begin(handle, lease)
         room = places.room
@@ -360,6 +372,8 @@ class TensorStore:
         entry = Entry(handle, next(self._serials), array, begun, memory, place, shared, room.owner.name)
         self._show(entry)
         self._rest(entry)
+        if receipt:
+            self.receipts.sign(Receipt(room.owner.name, receipt), handle)
         return handle
 
     def _show(self, entry: Entry) -> None:
@@ -383,6 +397,7 @@ class TensorStore:
         if entry.deleted:
             self.idle.discard(entry)
             self._queue.cancel(entry.lease)
+            self.receipts.forget(entry.handle)
             entry.memory.settle(0)
             entry.place.settle(0)
         elif self._memory.is_on_device(entry.array):

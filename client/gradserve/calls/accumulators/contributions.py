@@ -12,7 +12,7 @@ from gradserve.calls.accumulators.service import Method, RoundService
 from gradserve.calls.accumulators.session import RoundSession
 from gradserve.calls.exchange import Operation, Progress, Reply, Unary, Whole, encode_timeout
 from gradserve.calls.identity import AccumulatorKey, CallId, RequestIds
-from gradserve.calls.tensors import call_with_arrays, placement_of
+from gradserve.calls.tensors import automatic_placement, call_with_arrays
 from gradserve.conversion.plain import as_flag, plain_fields
 from gradserve.conversion.trees import Tree
 from gradserve.results import Outcome
@@ -29,7 +29,6 @@ OUTCOMES = {
     accumulator_pb2.APPLY_OUTCOME_STALE: Outcome.STALE,
     accumulator_pb2.APPLY_OUTCOME_ALREADY_COUNTED: Outcome.ALREADY_COUNTED,
 }
-AUTO_PLACEMENT = placement_of(keep=False)
 _COPY = Argument("copy")
 _DIGEST = Argument("parameters_digest")
 _MAX_DIGEST_BYTES = 32
@@ -203,7 +202,7 @@ class ContributionWire:
                 nonlocal message
                 message = service.push_pull.request(**fields, timeout=encode_timeout(timeout))
                 self._address(message, call)
-                message.placement.CopyFrom(AUTO_PLACEMENT)
+                message.placement.CopyFrom(automatic_placement())
                 add_values(getattr(message, service.contribution), carried, tensors)
                 result: Message = message
                 return result

@@ -36,7 +36,6 @@ from gradserve_protocol.address import Address
 from gradserve_protocol.arrays import Array
 from gradserve_protocol.frames import Metadata
 from gradserve_protocol.lasting import keep_doing
-from gradserve_protocol.memory.regions import ClientMemory
 
 T = TypeVar("T")
 _log = logging.getLogger("gradserve")
@@ -50,10 +49,6 @@ class AsyncServer(Server):
 
     _channels: ClassVar[ChannelMaker] = grpc.aio
     _connections = ConnectionKinds(AsyncConnection, SecureAsyncConnection)
-
-    def __init__(self, address: Address, target: int, settings: ConnectionSettings, memory: ClientMemory) -> None:
-        super().__init__(address, target, settings, memory)
-        self._unclaimed: set[asyncio.Task[Any]] = set()
 
     async def call_over_grpc(self, unary: Unary, timeout: float | None, metadata: Metadata = ()) -> Any:
         """Makes a unary call over gRPC, and raises gRPC's errors."""
@@ -76,27 +71,8 @@ class AsyncServer(Server):
         return parts.finish()
 
     async def _put(self, upload: Upload, timeout: float | None, metadata: Metadata, _watch: Watch | None) -> Any:
-        parts = UploadParts(upload)
-        call = self._channel.now.put(iter(parts), timeout=timeout, metadata=metadata)
-        response = asyncio.ensure_future(response_of(call, upload.progress))
-        try:
-            return await asyncio.shield(response)
-        except asyncio.CancelledError:
-            if not parts.is_complete:
-                response.cancel()
-            # Otherwise the server may have stored everything already, and says under which handles.
-            self._unclaimed.add(response)
-            response.add_done_callback(self._unclaimed.discard)
-            response.add_done_callback(partial(_leave, upload))
-            raise
-        finally:
-            del response  # a cycle: the traceback of its error has this frame, and the arrays
-
-
-def _leave(upload: Upload, response: asyncio.Task[Any]) -> None:
-    """Tells an upload whose wait was interrupted of the response, if there is one."""
-    if not response.cancelled() and response.exception() is None and upload.unclaimed is not None:
-        upload.unclaimed(response.result())
+        call = self._channel.now.put(iter(UploadParts(upload)), timeout=timeout, metadata=metadata)
+        return await response_of(call, upload.progress)
 
 
 async def response_of(call: Any, progress: Progress | None = None) -> Any:

@@ -106,7 +106,7 @@ def carry_upload(upload: Upload, put: Any, timeout: float | None, metadata: Meta
         may_begin.put(True)
         return future.result()
     finally:
-        _end(upload, future, is_complete=parts.is_complete)
+        _end(future)
         may_begin.put(False)
 
 
@@ -117,7 +117,6 @@ class ReportedUpload:
     """
 
     def __init__(self, upload: Upload, progress: Progress) -> None:
-        self._upload = upload
         self._progress = progress
         self._chunks = UploadParts(replace(upload, progress=None))
         self._due: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -138,7 +137,7 @@ class ReportedUpload:
             return future.result()
         finally:
             # First: chunks that end without it are a complete upload.
-            _end(self._upload, future, is_complete=self._chunks.is_complete)
+            _end(future)
             self._may_go_on.put(False)
 
     def _parts(self) -> Iterator[messages_pb2.PutTensorsRequest | Chunk]:
@@ -153,26 +152,14 @@ class ReportedUpload:
                     return
 
 
-def _end(upload: Upload, future: Any, *, is_complete: bool) -> None:
+def _end(future: Any) -> None:
     """Ends the call of an upload whose thread waits no more: an exception from outside may have ended the wait.
 
     Args:
-        upload: The upload.
         future: gRPC's future of the call; None if the exception came before gRPC had returned it.
-        is_complete: Whether gRPC has all of it. The server may have stored it then, so what it says is waited for in
-            the background.
     """
-    if future is None:
-        return
-    if not is_complete or upload.unclaimed is None:
+    if future is not None:
         future.cancel()
-    elif not future.done():
-        future.add_done_callback(partial(_tell, upload.unclaimed))
-
-
-def _tell(unclaimed: Callable[[messages_pb2.PutTensorsResponse], object], future: Any) -> None:
-    if not future.cancelled() and future.exception() is None:
-        unclaimed(future.result())
 
 
 class NetworkTransport(Network[BlockingServer]):

@@ -32,6 +32,7 @@ class Call:
         streams_results: Whether the reply may be a `StreamedReply`.
         peer: The client's verified certificate, if the server asks for one.
         endings: Contexts to exit once the reply has left, or can no longer leave.
+        undelivered: Functions to call if the reply cannot leave: they delete what only the reply names.
         credentials: Returns the caller's credentials.
         identity: The caller, once the call is admitted.
         origin: Returns where the call came from.
@@ -46,6 +47,7 @@ class Call:
     streams_results: bool = False
     peer: PeerCertificate | None = None
     endings: list[AbstractContextManager[object]] = field(default_factory=list)
+    undelivered: list[Callable[[], object]] = field(default_factory=list)
     credentials: Callable[[], Credentials] = Credentials
     identity: Identity = ANONYMOUS
     origin: Callable[[], Origin] = Origin
@@ -60,6 +62,11 @@ class Call:
         """Exits the registered contexts in reverse order, passing the error if the call failed."""
         while self.endings:
             self.endings.pop().__exit__(None if error is None else type(error), error, None)
+
+    def lose(self) -> None:
+        """Notes that the reply cannot leave, as the client has given up the call or the connection has ended."""
+        while self.undelivered:
+            self.undelivered.pop()()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from google.protobuf.message import Message
@@ -17,6 +18,7 @@ from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_duration
 from gradserve_server.rpc.boundary.messages import Piece, assembled
 from gradserve_server.rpc.tensors.messages import encode_handle
+from gradserve_server.tensors.receipts import check_receipt
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 
@@ -63,7 +65,7 @@ class TensorDeliverer:
         """Checks where a request wants the tensors of its reply; returns a context manager that takes them.
 
         Raises:
-            InvalidArgumentError: The mode is unknown, or the lease is not positive.
+            InvalidArgumentError: The mode is unknown, the lease is not positive, or the receipt is too long.
         """
         if placement.mode not in _MODES:
             raise InvalidArgumentError(f"expected a known placement mode, got {placement.mode}", field="placement.mode")
@@ -71,11 +73,12 @@ class TensorDeliverer:
         if lease is not None:
             with request_fields({"lease": "placement.lease"}):
                 self.store.lease_seconds(lease)
-        return OutgoingTensors(self, _MODES[placement.mode], lease, call)
+        receipt = check_receipt(placement.receipt, "placement.receipt")
+        return OutgoingTensors(self, _MODES[placement.mode], lease, receipt, call)
 
 
 class OutgoingTensors:
-    """The tensors of one reply. If the block fails, none of them stays on the server.
+    """The tensors of one reply. If the block fails or the reply cannot be sent, none of them stays on the server.
 
     Attributes:
         room: Memory that the call has reserved for them. Stored tensors take it over; the rest is freed at the end.
@@ -83,13 +86,20 @@ class OutgoingTensors:
     """
 
     def __init__(
-        self, deliverer: TensorDeliverer, mode: "tensor_pb2.Placement.Mode", lease: float | None, call: Call
+        self,
+        deliverer: TensorDeliverer,
+        mode: "tensor_pb2.Placement.Mode",
+        lease: float | None,
+        receipt: bytes,
+        call: Call,
     ) -> None:
         self.room = deliverer.memory.room_of_call(call.identity)
         self.handles: list[str] = []
         self._deliverer = deliverer
         self._mode = mode
         self._lease = lease
+        self._receipt = receipt
+        self._call = call
         self._is_attached = call.carries_results and mode != _KEEP
         self._arrays: list[Array] = []
         self._keeps: bool | None = None
@@ -133,7 +143,7 @@ class OutgoingTensors:
         if self.keeps(sum([array.nbytes for array in arrays])):
             owner = self.room.owner
             self.handles += await self._deliverer.store.keep(
-                arrays, self._lease, shared=shared, room=self.room, owner=owner
+                arrays, self._lease, shared=shared, room=self.room, owner=owner, receipt=self._receipt
             )
         elif [array for array in arrays if not isinstance(array, HOST_ARRAYS)]:
             arrays = await self._deliverer.residence.copy_to_host(arrays)
@@ -160,6 +170,8 @@ class OutgoingTensors:
         else:
             tensors = each_inline(self._arrays, contents, is_attached=self._is_attached)
         message = await assembled(self.compute, len(self._arrays), response, pieces(tensors))
+        if self.handles:
+            self._call.undelivered.append(partial(self._deliverer.store.delete, self.handles))
         return WithContents(message, contents)
 
     def __enter__(self) -> Self:

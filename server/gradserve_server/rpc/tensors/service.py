@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
@@ -36,11 +37,11 @@ from gradserve_server.rpc.tensors.messages import (
 from gradserve_server.rpc.tensors.outgoing import each_inline
 from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
 from gradserve_server.runtime.timing import InTurns
-from gradserve_server.security.identity import Identity
 from gradserve_server.tensors.held import HeldTensors
 from gradserve_server.tensors.incoming import IncomingTensors, TensorOpener
 from gradserve_server.tensors.inflight import InFlight, TooSlowError
 from gradserve_server.tensors.payload import Payload
+from gradserve_server.tensors.receipts import Receipt, check_receipt
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec, num_bytes_of
 from gradserve_server.tensors.store import StoredTensor, TensorStore
@@ -91,7 +92,7 @@ class TensorServicer:
     ) -> _Putting:
         try:
             async with asyncio.timeout(self._stream_idle_seconds) as patience:
-                return await self._receive(requests, patience, call.identity)
+                return await self._receive(requests, patience, call)
         except TimeoutError:
             raise DeadlineExceededError(
                 f"the stream was silent for more than {self._stream_idle_seconds:g} s"
@@ -103,37 +104,46 @@ class TensorServicer:
         self,
         requests: AsyncIterator[messages_pb2.PutTensorsRequest | memoryview],
         patience: asyncio.Timeout,
-        owner: Identity,
+        call: Call,
     ) -> _Putting:
         loop = asyncio.get_running_loop()
         header = _header(await anext(requests, None))
         work = PIECE_BYTES * len(header.tensors)
         specs, lease = await self._compute.run(work, _decode_specs, header), decode_duration(header, "lease")
+        receipt, owner = check_receipt(header.receipt, "header.receipt"), call.identity
         device = self._uploads.device(header.device, "header.device")
         patience.reschedule(None)
         num_bytes = await self._compute.run(work, num_bytes_of, specs)
         async with self._in_flight.hold(num_bytes):
             patience.reschedule(loop.time() + self._stream_idle_seconds)
             async with self._uploads.room(device, num_bytes, owner) as room:
-                receiving = self._store.receive(specs, lease, owner=owner, allocate=device.empty, given=room)
+                receiving = self._store.receive(
+                    specs, lease, owner=owner, allocate=device.empty, given=room, receipt=receipt
+                )
                 with request_fields({"lease": "header.lease"}), receiving as upload:
                     async with self._uploads.land(upload, device) as landing:
                         await self._take_parts(requests, landing, patience)
                         with _chunk_errors():
                             await landing.finish()
                     handles = await self._store.store(upload)
-        return await self._answered(messages_pb2.PutTensorsResponse, specs, handles)
+        return await self._answered(messages_pb2.PutTensorsResponse, specs, handles, call)
 
     async def _answered(
-        self, response: type[_StoringT], tensors: Sequence[TensorSpec] | Sequence[Array], handles: Sequence[str]
+        self,
+        response: type[_StoringT],
+        tensors: Sequence[TensorSpec] | Sequence[Array],
+        handles: Sequence[str],
+        call: Call,
     ) -> _StoringT | Serialized:
         """Returns the response with the handles of tensors. If the call is given up, deletes the tensors."""
         try:
             entries = Entries("tensors", map(encode_handle, tensors, handles))
-            return await assembled(self._compute, len(handles), response(), [entries])
+            reply = await assembled(self._compute, len(handles), response(), [entries])
         except BaseException:
             self._store.delete(handles)
             raise
+        call.undelivered.append(partial(self._store.delete, handles))
+        return reply
 
     async def _take_parts(
         self,
@@ -179,7 +189,7 @@ class TensorServicer:
         self, request: messages_pb2.StoreTensorsRequest, call: Call
     ) -> messages_pb2.StoreTensorsResponse | Serialized:
         _check_some(request.tensors, "tensor")
-        lease = decode_duration(request, "lease")
+        lease, receipt = decode_duration(request, "lease"), check_receipt(request.receipt, "receipt")
         device = self._uploads.device(request.device, "device")
         work = PIECE_BYTES * len(request.tensors)
         tensors = await self._compute.run(work, _decode_tensors, request, call.payload)
@@ -191,44 +201,48 @@ class TensorServicer:
         async with self._opener.open(tensors, on_host=on_host):
             arrays: Sequence[Array] = list((await self._compute.run(work, tensors.arrays)).values())
             if tensors.is_partly_on_gpu and not on_host:
-                arrays, handles = await self._copied(arrays, lease, call, stay=is_for_host)
+                arrays, handles = await self._copied(arrays, lease, receipt, call, stay=is_for_host)
             elif is_for_host:
-                arrays, handles = await self._stored(arrays, tensors, lease, call)
+                arrays, handles = await self._stored(arrays, tensors, lease, receipt, call)
             else:
                 handles = await self._brought(
-                    arrays, device, call.payload.arrived if arrives else _is_there, lease, call
+                    arrays, device, call.payload.arrived if arrives else _is_there, lease, receipt, call
                 )
-        return await self._answered(messages_pb2.StoreTensorsResponse, arrays, handles)
+        return await self._answered(messages_pb2.StoreTensorsResponse, arrays, handles, call)
 
     async def _stored(
-        self, arrays: Sequence[Array], tensors: IncomingTensors, lease: float | None, call: Call
+        self, arrays: Sequence[Array], tensors: IncomingTensors, lease: float | None, receipt: bytes, call: Call
     ) -> tuple[Sequence[Array], list[str]]:
         arrays = await self._owned(arrays)
         memory = next(iter(await self._compute.run(PIECE_BYTES * len(arrays), lambda: tensors.memory)), None)
         room = None if memory is None else Room(memory)
-        handles = await self._store.keep(arrays, lease, shared=False, room=room, owner=call.identity)
+        handles = await self._store.keep(arrays, lease, shared=False, room=room, owner=call.identity, receipt=receipt)
         return arrays, handles
 
     async def _copied(
-        self, arrays: Sequence[Array], lease: float | None, call: Call, *, stay: bool
+        self, arrays: Sequence[Array], lease: float | None, receipt: bytes, call: Call, *, stay: bool
     ) -> tuple[Sequence[Array], list[str]]:
         """Copies tensors, some of them in the client's GPU memory, on the GPU; those on the host may stay there."""
         gpu = self._uploads.device("auto", "device")
         num_bytes = sum([array.nbytes for array in arrays if not stay or gpu.holds(array)])
         async with self._uploads.room(gpu, num_bytes, call.identity) as room:
             copies = await (self._residence.copy(arrays) if stay else self._residence.copy_to_device(arrays))
-            handles = await self._store.keep(copies, lease, shared=False, room=room, owner=call.identity)
+            handles = await self._store.keep(
+                copies, lease, shared=False, room=room, owner=call.identity, receipt=receipt
+            )
         return copies, handles
 
     async def _brought(
-        self, arrays: Sequence[Array], device: Device, arrived: Arrived, lease: float | None, call: Call
+        self, arrays: Sequence[Array], device: Device, arrived: Arrived, lease: float | None, receipt: bytes, call: Call
     ) -> list[str]:
         """Copies tensors to a device; tensors of a large payload while the rest is arriving."""
         work = PIECE_BYTES * len(arrays)
         specs = await self._compute.run(work, lambda: [TensorSpec(array.dtype, array.shape) for array in arrays])
         num_bytes = await self._compute.run(work, num_bytes_of, specs)
         async with self._uploads.room(device, num_bytes, call.identity) as room:
-            receiving = self._store.receive(specs, lease, owner=call.identity, allocate=device.empty, given=room)
+            receiving = self._store.receive(
+                specs, lease, owner=call.identity, allocate=device.empty, given=room, receipt=receipt
+            )
             with receiving as upload:
                 await self._uploads.bring(upload, arrays, arrived)
                 return await self._store.store(upload)
@@ -314,6 +328,8 @@ class TensorServicer:
         num_deleted = 0
         async for handle in InTurns(request.handles):
             num_deleted += self._store.delete([handle], user=call.identity)
+        async for name in InTurns(request.receipts):
+            num_deleted += self._store.receipts.redeem(Receipt(call.identity.name, check_receipt(name, "receipts")))
         return messages_pb2.DeleteTensorsResponse(num_deleted=num_deleted)
 
     async def ListTensors(

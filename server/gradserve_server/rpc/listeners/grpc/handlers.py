@@ -137,8 +137,10 @@ def _method_handler(
             request = messages(context) if method.client_streaming else await read(context)
             reply = await _admitted(await handle(request, call), encode, traffic.replies, context)
         except ServiceError as error:
+            call.lose()
             await end_with(error, context)
         except asyncio.CancelledError:
+            call.lose()
             given_up(context)
             raise
         else:

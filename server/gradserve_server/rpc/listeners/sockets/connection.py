@@ -298,6 +298,9 @@ class Connection:
         )
         try:
             return await self._answer(method, message, call)
+        except BaseException:
+            call.lose()
+            raise
         finally:
             call.end()
 
