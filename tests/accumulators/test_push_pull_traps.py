@@ -7,6 +7,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from typing import Any
 from unittest.mock import MagicMock, patch
 
 import numpy as np
@@ -16,7 +17,7 @@ import gradserve
 import gradserve.aio
 from gradserve.calls.identity import CallId, OpenCalls, RequestIds
 from gradserve_protocol.v1 import accumulator_pb2
-from gradserve_server.config import LimitsConfig, ServerConfig
+from gradserve_server.config import ServerConfig
 from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 from tests.servers.runtime import NOT_WARMED_UP
@@ -271,10 +272,10 @@ def opened(calls: OpenCalls, new: CallId) -> AbstractContextManager[CallId]:
 
 
 class TestManyWaitingCalls:
-    async def test_of_one_client(self) -> None:
-        config = ServerConfig(runtime=NOT_WARMED_UP, limits=LimitsConfig(max_connection_calls=4096))
-        with LocalServer(config) as server:
-            async with gradserve.aio.connect(server.address, timeout=PATIENCE_SECONDS, transport="grpc") as client:
+    @pytest.mark.parametrize("way", ["grpc", "shared_memory"])
+    async def test_of_one_client_wait_on_a_server_with_its_usual_limits(self, way: Any) -> None:
+        with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as server:
+            async with gradserve.aio.connect(server.address, timeout=PATIENCE_SECONDS, transport=way) as client:
                 acc = await client.conditional_accumulator("float32", ())
                 takes = [asyncio.create_task(acc.take_grad(1)) for _ in range(1040)]
                 await eventually_async(acc.info, lambda info: info.num_waiting == len(takes))

@@ -3,7 +3,8 @@
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Protocol, Self
@@ -34,6 +35,9 @@ from gradserve_protocol.v1 import (
 
 _log = logging.getLogger("gradserve")
 _AUTHORIZATION = "authorization"
+MAX_WAITING_CALLS = 100
+"""The most waiting calls on one connection. HTTP/2 recommends that servers take at least as many streams; those of
+gradserve take 256 (max_connection_calls)."""
 _SERVICES = {
     descriptor.name: descriptor
     for module in (
@@ -145,6 +149,7 @@ class OpenChannel:
         put: Makes a PutTensors call.
         get: Makes a GetTensors call.
         unary: Returns the function that makes a unary call, by the names of service and method.
+        num_waiting: The calls on it that wait for other clients.
     """
 
     def __init__(self, channel: Any, shown: CallCredentials) -> None:
@@ -153,13 +158,16 @@ class OpenChannel:
         self.put: Any = show(channel.stream_unary(put.path, put.encode, put.decode))
         self.get: Any = show(channel.unary_stream(get.path, get.encode, get.decode))
         self.unary = functools.cache(functools.partial(_make_unary, channel, show))
+        self.num_waiting = 0
 
 
 class Channel:
-    """The gRPC channel to a server; over TCP it is encrypted if the settings have certificates.
+    """The gRPC channels to a server; over TCP they are encrypted if the settings have certificates.
 
-    Once the certificates have changed, new calls take a new connection; calls under way stay on theirs. gRPC ends an
-    old connection by itself after half an hour without calls.
+    There is one, and further ones where more calls wait for other clients than one connection should carry. So calls
+    that do not wait, and may end the waits of others, are never behind them. Once the certificates have changed, new
+    calls take a new connection; calls under way stay on theirs. gRPC ends a connection by itself after half an hour
+    without calls.
 
     Attributes:
         route: The route to the server.
@@ -177,19 +185,38 @@ class Channel:
         self._lock = threading.Lock()
         self._files = settings.certificates if address.host else None
         self._certificates = None if self._files is None else self._files.current()
-        self.opened = [self._open(self._certificates)]
+        self._current = [self._open(self._certificates)]
+        self.opened = list(self._current)
         if self._files is None and settings.token is not None and address.host and not is_loopback(address.host):
             _log.warning("the token for %s travels unencrypted: anyone who listens on the way can use it", address)
 
     @property
     def now(self) -> OpenChannel:
-        """The channel for the next call."""
+        """The channel for the next call that does not wait."""
         if self._files is not None and (current := self._files.current()) is not self._certificates:
             with self._lock:
                 if current is not self._certificates:
-                    self.opened.append(self._open(current))
+                    self._current = [self._open(current)]
+                    self.opened += self._current
                     self._certificates = current
-        return self.opened[-1]
+        return self._current[0]
+
+    @contextmanager
+    def waiting(self) -> Iterator[OpenChannel]:
+        """Returns the channel for a call that waits for other clients, which is made in the block."""
+        _ = self.now  # with the certificates of now
+        with self._lock:
+            channel = next((each for each in self._current if each.num_waiting < MAX_WAITING_CALLS), None)
+            if channel is None:
+                channel = self._open(self._certificates)
+                self._current.append(channel)
+                self.opened.append(channel)
+            channel.num_waiting += 1
+        try:
+            yield channel
+        finally:
+            with self._lock:
+                channel.num_waiting -= 1
 
     def failure(self, error: Any, *, is_closed: bool) -> GradserveError:
         """Returns the exception for a failed call; `is_closed` says that the client closed the channel."""

@@ -55,8 +55,12 @@ class AsyncServer(Server):
         return await self._unary(unary, timeout, metadata)
 
     async def _unary(self, unary: Unary, timeout: float | None, metadata: Metadata, _watch: Watch | None = None) -> Any:
-        call = self._channel.now.unary(unary.service, unary.method)
-        return await call(unary.request, timeout=timeout, metadata=metadata)
+        if not unary.wait:
+            call = self._channel.now.unary(unary.service, unary.method)
+            return await call(unary.request, timeout=timeout, metadata=metadata)
+        with self._channel.waiting() as channel:
+            call = channel.unary(unary.service, unary.method)
+            return await call(unary.request, timeout=timeout, metadata=metadata)
 
     async def _get(
         self, download: Download, timeout: float | None, metadata: Metadata, _watch: Watch | None

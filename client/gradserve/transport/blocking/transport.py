@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -60,13 +61,14 @@ class BlockingServer(Server):
         return call.future(unary.request, timeout=timeout, metadata=metadata)
 
     async def _unary(self, unary: Unary, timeout: float | None, metadata: Metadata, watch: Watch | None) -> Any:
-        if watch is None:
-            # Waiting in this thread is faster than waiting for a future.
-            call = self._channel.now.unary(unary.service, unary.method)
-            return call(unary.request, timeout=timeout, metadata=metadata)
-        future = self.start_over_grpc(unary, timeout, metadata)
-        watch(future.cancel)
-        return future.result()
+        with self._channel.waiting() if unary.wait else nullcontext(self._channel.now) as channel:
+            call = channel.unary(unary.service, unary.method)
+            if watch is None:
+                # Waiting in this thread is faster than waiting for a future.
+                return call(unary.request, timeout=timeout, metadata=metadata)
+            future = call.future(unary.request, timeout=timeout, metadata=metadata)
+            watch(future.cancel)
+            return future.result()
 
     async def _put(self, upload: Upload, timeout: float | None, metadata: Metadata, watch: Watch | None) -> Any:
         put = self._channel.now.put
