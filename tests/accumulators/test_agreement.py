@@ -22,7 +22,8 @@ RUN = {"num_required": "3", "optimizer": "sgd"}
 
 OTHERS = (
     "workers of gradserve.torch, gradserve.jax and gradserve.training share a run with each other, not with workers "
-    "that make the calls themselves: see docs/other_languages.md#which-workers-can-share-a-run"
+    "that make the calls themselves, as these exchange the parameters in another way; with parameters that the server "
+    "holds (client.parameters), all can: see docs/other_languages.md#which-workers-can-share-a-run"
 )
 DIFFERENT: dict[str, tuple[dict[str, str] | None, str]] = {
     "another value": ({**RUN, "num_required": "4"}, "agreement['num_required'] is '3', not '4'"),

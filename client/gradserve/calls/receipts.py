@@ -58,8 +58,7 @@ class LostReplies:
     """
 
     def __init__(self, begin: Callable[[Callable[[], Operation[None]]], None]) -> None:
-        """Takes the client's method that runs an operation in the background, without keeping the client alive."""
-        self._begin = WeakMethod(begin)
+        self._begin = WeakMethod(begin)  # the client's; it must not be kept alive
         self._lock = threading.Lock()
         self._receipts: dict[int, list[bytes]] = {}
 

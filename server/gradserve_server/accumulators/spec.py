@@ -440,7 +440,8 @@ _OF_TRAINING_RUNS = "num_required"
 
 _OTHER_WORKERS = (
     "workers of gradserve.torch, gradserve.jax and gradserve.training share a run with each other, not with workers "
-    "that make the calls themselves: see docs/other_languages.md#which-workers-can-share-a-run"
+    "that make the calls themselves, as these exchange the parameters in another way; with parameters that the server "
+    "holds (client.parameters), all can: see docs/other_languages.md#which-workers-can-share-a-run"
 )
 
 

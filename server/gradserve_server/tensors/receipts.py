@@ -30,7 +30,6 @@ class Receipts:
     """
 
     def __init__(self, delete: Callable[[Sequence[str]], int]) -> None:
-        """Takes what deletes stored tensors, which calls `forget` for each."""
         self._delete = delete
         self._handles: dict[Receipt, dict[str, None]] = {}
         self._receipts: dict[str, Receipt] = {}
