@@ -152,3 +152,9 @@ def test_info_shows_the_versions_of_both_sides(command_line: CommandLine) -> Non
     version = gradserve.__version__
     assert first.startswith(f"gradserve {version}, up ")
     assert first.endswith(f"; this client is {version}")
+
+
+def test_the_help_shows_whether_a_kind_is_needed(command_line: CommandLine) -> None:
+    kinds = "accumulators|parameters|layers|tensors"
+    assert f"{{{kinds}}} NAME" in " ".join(command_line.run("show", "--help").stdout.split())
+    assert f"[{kinds}]" in " ".join(command_line.run("ls", "--help").stdout.split())

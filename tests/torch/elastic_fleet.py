@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -80,7 +81,7 @@ def work(address: str, folder: Path, name: str) -> None:
     (folder / f"{name}.json").write_text(json.dumps(result))
 
 
-def main() -> None:
+def main(work: Callable[[str, Path, str], None]) -> None:
     workers = []
     for line in sys.stdin:
         address, folder, name = line.split()
@@ -104,4 +105,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(work)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from gradserve.testing import ServerProcess
 from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.torch import exact_fleet
 from tests.torch.elastic_fleet import HELD_STEP, NUM_STEPS
 
 FLAGS: dict[str, Callable[[Path], list[str]]] = {
@@ -66,9 +68,9 @@ class Fleet:
         return [each.read_text() for each in self._folder.glob(files)]
 
 
-@pytest.fixture(scope="module")
-def program() -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-m", "tests.torch.elastic_fleet"]
+@contextmanager
+def running(module: str) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-m", module]
     environment = {**os.environ, "GRADSERVE_RESTART_PATIENCE": str(PATIENCE_SECONDS)}
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -77,6 +79,12 @@ def program() -> Iterator["subprocess.Popen[str]"]:
             yield process
         finally:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator["subprocess.Popen[str]"]:
+    with running("tests.torch.elastic_fleet") as process:
+        yield process
 
 
 @pytest.mark.parametrize(
@@ -109,3 +117,57 @@ def test_every_worker_ends_with_the_same_weights(
     assert {each["step"] for each in results.values()} == {NUM_STEPS}, results
     assert len({each["weights"] for each in results.values()}) == 1, results
     assert [each["rate"] for each in results.values()] == pytest.approx([RATE_AT_THE_END] * len(results))
+
+
+@pytest.fixture(scope="module")
+def exact_program() -> Iterator["subprocess.Popen[str]"]:
+    with running("tests.torch.exact_fleet") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def undisturbed(exact_program: "subprocess.Popen[str]", tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The result of workers that nobody kills."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with ServerProcess(folder, *FLAGS["in memory"](folder)) as process:
+        fleet = Fleet(exact_program, process.address, folder)
+        fleet.start("a", "b", "c")
+        fleet.release()
+        results = fleet.results()
+    assert results["a"] == results["b"] == results["c"]
+    return results["a"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("victim", "step", "server", "restarts"),
+    [
+        ("a", 0, "in memory", True),
+        ("c", 0, "durable", True),
+        ("a", 10, "durable", True),
+        ("c", 10, "in memory", False),
+        ("a", exact_fleet.HELD_STEP, "in memory", True),
+        ("c", exact_fleet.HELD_STEP, "durable", True),
+    ],
+)
+def test_a_run_whose_rounds_need_all_workers_ends_with_the_weights_of_an_undisturbed_one(
+    tmp_path: Path,
+    exact_program: "subprocess.Popen[str]",
+    undisturbed: dict[str, Any],
+    victim: str,
+    step: int,
+    server: str,
+    restarts: bool,
+) -> None:
+    with ServerProcess(tmp_path, *FLAGS[server](tmp_path)) as process:
+        fleet = Fleet(exact_program, process.address, tmp_path)
+        fleet.start(*sorted("abc", key=lambda name: name != victim))
+        if step:
+            fleet.wait_for_step(step)
+        fleet.kill(victim)
+        if restarts:
+            process.restart()
+        fleet.start(victim)
+        fleet.release()
+        results = fleet.results()
+    assert results == dict.fromkeys("abc", undisturbed)

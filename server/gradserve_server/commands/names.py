@@ -39,7 +39,7 @@ class Kind(click.ParamType[str]):
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         """Returns the kinds, for the help."""
-        return f"[{'|'.join(KINDS)}]"
+        return f"{{{'|'.join(KINDS)}}}" if param.required else f"[{'|'.join(KINDS)}]"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Returns the kinds that begin with what has been typed."""
