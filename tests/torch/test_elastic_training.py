@@ -142,12 +142,13 @@ def undisturbed(exact_program: "subprocess.Popen[str]", tmp_path_factory: pytest
 @pytest.mark.parametrize(
     ("victim", "step", "server", "restarts"),
     [
-        ("a", 0, "in memory", True),
-        ("c", 0, "durable", True),
+        ("a", 0, "durable", True),
+        ("c", 0, "in memory", False),
         ("a", 10, "durable", True),
         ("c", 10, "in memory", False),
-        ("a", exact_fleet.HELD_STEP, "in memory", True),
+        ("a", exact_fleet.HELD_STEP, "in memory", False),
         ("c", exact_fleet.HELD_STEP, "durable", True),
+        ("a", exact_fleet.HELD_STEP, "in memory", True),
     ],
 )
 def test_a_run_whose_rounds_need_all_workers_ends_with_the_weights_of_an_undisturbed_one(
@@ -170,4 +171,7 @@ def test_a_run_whose_rounds_need_all_workers_ends_with_the_weights_of_an_undistu
         fleet.start(victim)
         fleet.release()
         results = fleet.results()
-    assert results == dict.fromkeys("abc", undisturbed)
+    if server == "in memory" and restarts:  # whoever comes first begins the run again, from its own step
+        assert results["a"] == results["b"] == results["c"]
+    else:
+        assert results == dict.fromkeys("abc", undisturbed)

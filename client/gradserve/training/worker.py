@@ -381,6 +381,12 @@ class Worker:
             base, self._begun_with = found
             self._is_apart = base != self.step or self._begun_with is not None
         _log.warning("training run %r goes on after: %s", self._name, loss)
+        if found is not None and base < self.step:
+            _log.warning(
+                "training run %r goes back from step %d to step %d, with which another worker has begun it again; a "
+                "server with a state directory (--state-dir) loses nothing",
+                *(self._name, self.step, base),
+            )
         if not self._is_apart:
             self._attendant.use(self._run.joining)
 
