@@ -69,6 +69,12 @@ def test_the_step_at_which_they_were_equal() -> None:
     assert not rounds.comparison.different
 
 
+def test_of_two_the_same_one_is_named_in_every_round() -> None:
+    rounds = Rounds()
+    assert ended(rounds, sent(0, w0=A, w1=B)) == (DifferentWorker("w1", None),)
+    assert ended(rounds, sent(1, w1=B, w0=A)) == (DifferentWorker("w1", None),)
+
+
 def test_a_step_that_is_set_compares_nothing_of_the_earlier_one() -> None:
     rounds = Rounds()
     for each in sent(0, w0=A, w1=B):

@@ -72,7 +72,8 @@ class Members:
 class Comparison:
     """Compares the parameters of the workers of a round by digests.
 
-    The digest of most workers is taken for the right one; among digests of equally many, the one that came first.
+    The digest of most workers is taken for the right one; among digests of equally many, the first that came of a
+    worker that was right before.
 
     Attributes:
         different: The workers with another digest, in the latest round with two digests or more.
@@ -87,7 +88,10 @@ class Comparison:
         """Returns the workers of a round whose digests are not that of most."""
         if len(digests) < 2:
             return ()
-        ((most, _),) = Counter(digests.values()).most_common(1)  # in order of arrival, if they are equally common
+        counts = Counter(digests.values())
+        wrong_before = {each.worker_id for each in self.different}
+        in_order = sorted(digests, key=lambda worker_id: worker_id in wrong_before)
+        most = max([digests[worker_id] for worker_id in in_order], key=counts.__getitem__)
         return tuple(
             [
                 DifferentWorker(worker_id, self._equal_at.get(worker_id))

@@ -135,6 +135,8 @@ class BackgroundThread:
     def _call_with_tensors(self, attempt: Attempt) -> Any:
         try:
             return self._carry(attempt, self._watch)
+        except grpc.FutureCancelledError:  # as `stop` interrupts it
+            raise _StoppedError from None
         finally:
             self._interrupt = None
 
