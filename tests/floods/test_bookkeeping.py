@@ -149,7 +149,7 @@ class TestLimits:
     async def test_workers(self) -> None:
         bench = Bench(bookkeeping=MIB)
         acc = bench.accumulator()
-        while bench.bookkeeping.used <= MIB - 512:
+        while bench.bookkeeping.used <= MIB - 768:
             await apply(acc, 1, worker_id=f"w{acc.num_accumulated}")
         before = acc.state
         with pytest.raises(ResourceExhaustedError, match=TOO_MUCH):
