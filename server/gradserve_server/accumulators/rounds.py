@@ -58,9 +58,10 @@ class Members:
 
     def add(self, contribution: Contribution) -> None:
         """Adds a contribution."""
-        self.count += contribution.num_gradients
+        senders = contribution.workers
+        self.count += len(senders)
         self.total_weight += contribution.weight
-        for worker_id in contribution.workers:
+        for worker_id in senders:
             if worker_id:
                 self.workers[worker_id] = None
             else:

@@ -152,14 +152,14 @@ class History:
         totals = self._totals
         now = totals.clock()
         if outcome is Outcome.ACCEPTED:
-            num_gradients = contribution.num_gradients
-            self.accepted += num_gradients
-            totals.accepted += num_gradients
+            senders = contribution.workers
+            self.accepted += len(senders)
+            totals.accepted += len(senders)
             totals.accepted_bytes += num_bytes
             if not self.rounds and not self.times:
                 self._histories.has_more(self, 0)
             self._previous, self._latest = self._latest, now
-            for worker_id in contribution.workers:
+            for worker_id in senders:
                 if len(self.times) < _MOST_ARRIVALS:
                     self.workers.append(sys.intern(worker_id))
                     self.times.append(now)
