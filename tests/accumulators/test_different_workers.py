@@ -130,13 +130,13 @@ def test_after_a_restart(tmp_path: Path, durability: str) -> None:
     spec = {"w": np.ones(4, np.float32)}
     with LocalServer(config) as server, gradserve.connect(server.address) as client:
         client.gradient_accumulator(spec, **options)
-        push_all(client, "net", 0, {"w0": A, "w1": A})
-        push_all(client, "net", 1, {"w0": A, "w1": B})
+        push_all(client, "net", 0, {"w0": A, "w1": A, "w2": A})
+        push_all(client, "net", 1, {"w0": A, "w1": B, "w2": A})
     with LocalServer(config) as server, gradserve.connect(server.address) as client:
         gradients = client.gradient_accumulator(spec, **options)
         assert gradients.info().different_workers == (gradserve.DifferentWorker("w1", 0),)
         assert gradients.read_average().different_workers == (gradserve.DifferentWorker("w1", 0),)
-        results = push_all(client, "net", 2, {"w0": A, "w1": B})
+        results = push_all(client, "net", 2, {"w0": A, "w1": B, "w2": A})
         assert {each.different_workers for each in results} == {(gradserve.DifferentWorker("w1", 0),)}
 
 

@@ -281,7 +281,12 @@ class TestManyWaitingCalls:
                 await eventually_async(acc.info, lambda info: info.num_waiting == len(takes))
                 for value in range(3):
                     await acc.apply_grad(value, local_step=value)
-                await eventually_async(acc.info, lambda info: info.num_waiting == len(takes) - 3)
+
+                async def num_done() -> int:
+                    return sum(each.done() for each in takes)
+
+                await eventually_async(num_done, (3).__eq__)
+                assert (await acc.info()).num_waiting == len(takes) - 3
                 for each in takes:
                     each.cancel()
                 outcomes = await asyncio.gather(*takes, return_exceptions=True)
