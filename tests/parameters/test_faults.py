@@ -97,15 +97,15 @@ async def test_updates_that_are_wrong(
 async def test_names_that_are_wrong(bench: ParametersBench, names: list[str], field: str, match: str) -> None:
     made = await bench.parameters({"w": [0, 0], "b": [0]})
     with pytest.raises(InvalidArgumentError, match=match) as raised:
-        made.update_spec(names)
+        made.spec.of_update(names)
     assert raised.value.field == field
 
 
 async def test_krum_needs_every_component(bench: ParametersBench) -> None:
     made = await bench.parameters({"w": [0, 0], "b": [0]}, reduction=Krum(0), rounds={"num_required": 3})
-    assert made.update_spec(["b", "w"]).components == made.spec.components
+    assert made.spec.of_update(["b", "w"]).components == made.spec.components
     with pytest.raises(InvalidArgumentError, match="b"):
-        made.update_spec(["w"])
+        made.spec.of_update(["w"])
 
 
 async def test_infinite_values_may_be_allowed(bench: ParametersBench) -> None:

@@ -154,7 +154,7 @@ async def test_parameters_that_need_each_update(bench: ParametersBench, spec: di
     made = await bench.parameters(**spec)
     assert not made.spec.adds_up
     with pytest.raises(InvalidArgumentError, match=match) as raised:
-        made.update_spec(["w"], is_sum=True)
+        made.spec.of_update(["w"], is_sum=True)
     assert raised.value.field == "sum_of"
 
 
@@ -162,7 +162,7 @@ async def test_parameters_that_need_each_update(bench: ParametersBench, spec: di
 async def test_parameters_that_take_sums(bench: ParametersBench, reduction: Reduction) -> None:
     made = await bench.parameters({"w": np.zeros(2, np.float16)}, reduction=reduction)
     assert made.spec.adds_up
-    assert made.update_spec(["w"], is_sum=True).components[0].dtype == np.float32
+    assert made.spec.of_update(["w"], is_sum=True).components[0].dtype == np.float32
 
 
 async def test_a_weight_that_becomes_too_small(bench: ParametersBench) -> None:

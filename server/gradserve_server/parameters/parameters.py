@@ -10,7 +10,6 @@ from gradserve_server.accumulators.gradient import Average, Contribution, Gradie
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.rounds import Pushed, Rounds, Wording
-from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.errors import ServiceError
 from gradserve_server.parameters.changes import Changer, Changes, Machine
 from gradserve_server.parameters.ledger import UpdateLedger, WeightLedger
@@ -129,10 +128,6 @@ class Parameters:
             weights=self._ledger.weights,
             num_required=self._ledger.closer.rules.num_required,
         )
-
-    def update_spec(self, names: Sequence[str], *, is_sum: bool = False) -> AccumulatorSpec:
-        """Returns the spec of an update that has these components; see `ParametersSpec.of_update`."""
-        return self._spec.of_update(names, is_sum=is_sum)
 
     async def push(
         self, call: RequestId | None, contribution: Contribution, open_update: OpenGradient

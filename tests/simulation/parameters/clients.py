@@ -297,7 +297,7 @@ class Client:
                 return await push(opened(update))
             lent = lender.lend(update)
             try:
-                spec = parameters.update_spec(list(update.values))
+                spec = parameters.spec.of_update(list(update.values))
                 return await push(lent.opening(spec, parameters.place, world.server.opener))
             finally:
                 lent.close()

@@ -273,7 +273,8 @@ class ParameterServicer:
 
 
 def _update_spec(parameters: Parameters, given: IncomingGradient, *, is_sum: bool) -> AccumulatorSpec:
-    return parameters.update_spec(names_in(given, parameters.spec.components), is_sum=is_sum)
+    spec = parameters.spec
+    return spec.of_update(names_in(given, spec.components), is_sum=is_sum)
 
 
 def _num_entries(record: RoundRecord) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from gradserve_server.accumulators.identity import CallsUnderWay, RequestId
@@ -127,7 +127,7 @@ class KnownUpstream(Generic[AggregatedT]):
         describe: Callable[[Ref], Awaitable[Any]],
         check: Callable[[Ref], Awaitable[object]],
         make: Callable[[Any], Awaitable[AggregatedT]],
-        forward_alone: Callable[[AggregatedT, GradientLeaf], object],
+        forward: Callable[[AggregatedT, Sequence[GradientLeaf]], object],
     ) -> None:
         """Begins empty.
 
@@ -135,12 +135,12 @@ class KnownUpstream(Generic[AggregatedT]):
             describe: Returns the server's description of what a name stands for.
             check: Raises NotFoundError if a name with an incarnation stands for nothing; cheaper than `describe`.
             make: Makes what is to be known of a description.
-            forward_alone: Called with a gradient that waits for others when what it is for is forgotten.
+            forward: Called with each gradient that waits for others when what it is for is forgotten.
         """
         self._describe = describe
         self._check = check
         self._make = make
-        self._forward_alone = forward_alone
+        self._forward = forward
         self._known: OrderedDict[tuple[str, str], AggregatedT] = OrderedDict()
 
     def __iter__(self) -> Iterator[AggregatedT]:
@@ -196,7 +196,7 @@ class KnownUpstream(Generic[AggregatedT]):
         gone = self._known.pop(key, None)
         if gone is not None:
             for leaf in gone.end():
-                self._forward_alone(gone, leaf)
+                self._forward(gone, [leaf])
 
     async def _is_named(self, ref: Ref, known: AggregatedT) -> bool:
         """Returns True if a request names a known resource; asks upstream if it may as well name a later one."""

@@ -11,8 +11,9 @@ from gradserve_protocol.placement import home_of
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, parameters_messages_pb2
 from gradserve_server.errors import NotFoundError
-from gradserve_server.rpc.boundary.fields import Page
-from gradserve_server.rpc.upstream.messages import ref_of
+from gradserve_server.rpc.boundary.fields import Page, page_of
+from gradserve_server.rpc.boundary.messages import Serialized
+from gradserve_server.rpc.upstream.messages import copied, method_of, ref_of
 
 if TYPE_CHECKING:
     from gradserve_server.rpc.upstream.link import UpstreamLink
@@ -21,7 +22,27 @@ if TYPE_CHECKING:
 _Pages = TypeVar("_Pages", messages_pb2.ListAccumulatorsResponse, parameters_messages_pb2.ListParametersResponse)
 
 
-def merged(page: Page, container: str, here: _Pages, upstream: Sequence[_Pages]) -> _Pages:
+async def listed(link: UpstreamLink, request: Any, kind: type[_Pages], here: _Pages | Serialized) -> _Pages:
+    """Lists what this server and all servers upstream have; returns one page.
+
+    Args:
+        link: The servers upstream.
+        request: The request for the page.
+        kind: The class of the responses.
+        here: The response of this server for what it has itself.
+
+    Raises:
+        ServiceError: See `UpstreamLink.call`.
+    """
+    page = page_of(request.page_size, request.page_token, default_size=100)
+    own = kind.FromString(here.data) if isinstance(here, Serialized) else here
+    targets = range(link.cluster.size)
+    calls = [link.call(method_of(request), copied(request), target=target) for target in targets]
+    there: list[_Pages] = await asyncio.gather(*calls)
+    return _merged(page, request.container, own, there)
+
+
+def _merged(page: Page, container: str, here: _Pages, upstream: Sequence[_Pages]) -> _Pages:
     """Returns one page out of the pages that several lists have for the same `page_token` and `page_size`.
 
     Each is sorted by name, and so is the result. Names after the end of a page that is not its list's last may be

@@ -79,10 +79,6 @@ class Forwarding:
         """Returns the batches of an accumulator or of parameters."""
         return Batches(self.rule, partial(self.forward, resource))
 
-    def forward_alone(self, resource: Aggregated, leaf: GradientLeaf) -> None:
-        """Begins to pass a gradient on by itself."""
-        self.forward(resource, [leaf])
-
     def forward(self, accumulator: Aggregated, leaves: Sequence[GradientLeaf]) -> None:
         """Begins to pass gradients on that may go together."""
         self.tasks.begin(self._forward(accumulator, leaves))

@@ -62,7 +62,7 @@ def ref_of(message: Any) -> Ref:
     return named
 
 
-def method_of(request: Contributed) -> str:
+def method_of(request: Message) -> str:
     """Returns the method of a request."""
     return request.DESCRIPTOR.name.removesuffix("Request")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from gradserve_protocol.tensors import WithContents
@@ -22,8 +21,7 @@ from gradserve_server.errors import (
 from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.parameters.versions import Version
 from gradserve_server.rpc.boundary.chain import Call
-from gradserve_server.rpc.boundary.fields import page_of, wait_timeout
-from gradserve_server.rpc.boundary.messages import Serialized
+from gradserve_server.rpc.boundary.fields import wait_timeout
 from gradserve_server.rpc.parameters.replies import encode_pulled, encode_read, encode_read_state
 from gradserve_server.rpc.parameters.requests import (
     UpdateRequest,
@@ -38,9 +36,9 @@ from gradserve_server.rpc.parameters.service import ParameterServicer
 from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
 from gradserve_server.rpc.upstream.aggregated import KnownUpstream
 from gradserve_server.rpc.upstream.arrivals import Arrivals
-from gradserve_server.rpc.upstream.directory import merged
+from gradserve_server.rpc.upstream.directory import listed
 from gradserve_server.rpc.upstream.forwarding import Forwarding
-from gradserve_server.rpc.upstream.messages import Answer, Pulled, Ref, copied, own_id
+from gradserve_server.rpc.upstream.messages import Answer, Pulled, Ref, copied, method_of, own_id
 from gradserve_server.rpc.upstream.versions import AggregatedParameters, WithVersion, send_version
 from gradserve_server.tensors.incoming import TensorOpener
 from gradserve_server.upstream.latest import LatestAverage, LatestAverages
@@ -76,7 +74,7 @@ class AggregatingParameters:
         self._opener = opener
         self._deliverer = deliverer
         self.known: KnownUpstream[AggregatedParameters] = KnownUpstream(
-            self._describe, self._check, self._make, forwarding.forward_alone
+            self._describe, self._check, self._make, forwarding.forward
         )
         """The parameters upstream that are known here."""
 
@@ -108,14 +106,8 @@ class AggregatingParameters:
     async def ListParameters(
         self, request: messages_pb2.ListParametersRequest, call: Call
     ) -> messages_pb2.ListParametersResponse:
-        page = page_of(request.page_size, request.page_token, default_size=100)
         here = await self._local.ListParameters(request, call)
-        if isinstance(here, Serialized):
-            here = messages_pb2.ListParametersResponse.FromString(here.data)
-        targets = range(self._link.cluster.size)
-        calls = [self._link.call("ListParameters", copied(request), target=target) for target in targets]
-        there: list[messages_pb2.ListParametersResponse] = await asyncio.gather(*calls)
-        return merged(page, request.container, here, there)
+        return await listed(self._link, request, messages_pb2.ListParametersResponse, here)
 
     async def DeleteParameters(self, request: messages_pb2.DeleteParametersRequest, call: Call) -> Any:
         if self._is_local(request.parameters, call):
@@ -293,7 +285,7 @@ class AggregatingParameters:
         work = PIECE_BYTES * (len(request.values) + len(request.state.slots))
         version = await self._compute.run(work, decode_version, request, call.payload, call.identity)
         if version is None:
-            return await self._link.call(request.DESCRIPTOR.name.removesuffix("Request"), copied(request))
+            return await self._link.call(method_of(request), copied(request))
         with components_named("values", version.values):
             async with self._opener.open(version.tensors, release=request.release_handles, on_host=True):
                 arrays = await self._compute.run(work, lambda: [each.read() for each in version.tensors])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from typing import Any
 
@@ -33,12 +32,11 @@ from gradserve_server.rpc.accumulators.requests import (
 )
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.boundary.chain import Call
-from gradserve_server.rpc.boundary.fields import page_of, wait_timeout
-from gradserve_server.rpc.boundary.messages import Serialized
+from gradserve_server.rpc.boundary.fields import wait_timeout
 from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
 from gradserve_server.rpc.upstream.aggregated import Aggregated, KnownUpstream
 from gradserve_server.rpc.upstream.arrivals import Arrivals
-from gradserve_server.rpc.upstream.directory import delete, merged
+from gradserve_server.rpc.upstream.directory import delete, listed
 from gradserve_server.rpc.upstream.forwarding import Forwarding
 from gradserve_server.rpc.upstream.messages import Answer, Pulled, Ref, copied, waiting_request
 from gradserve_server.rpc.upstream.shards import UpstreamShards, shard_if_wanted
@@ -77,7 +75,7 @@ class AggregatingServicer:
         self._arrivals = arrivals
         self._latest = latest
         self.known: KnownUpstream[Aggregated] = KnownUpstream(
-            self._describe, self._check, self._make, forwarding.forward_alone
+            self._describe, self._check, self._make, forwarding.forward
         )
         """The accumulators upstream that are known here."""
 
@@ -122,16 +120,8 @@ class AggregatingServicer:
     async def ListAccumulators(
         self, request: messages_pb2.ListAccumulatorsRequest, call: Call
     ) -> messages_pb2.ListAccumulatorsResponse:
-        page = page_of(request.page_size, request.page_token, default_size=100)
         here = await self._local.ListAccumulators(request, call)
-        if isinstance(here, Serialized):
-            here = messages_pb2.ListAccumulatorsResponse.FromString(here.data)
-        calls = [
-            self._link.call("ListAccumulators", copied(request), target=target)
-            for target in range(self._link.cluster.size)
-        ]
-        there: list[messages_pb2.ListAccumulatorsResponse] = await asyncio.gather(*calls)
-        return merged(page, request.container, here, there)
+        return await listed(self._link, request, messages_pb2.ListAccumulatorsResponse, here)
 
     async def DeleteAccumulator(self, request: messages_pb2.DeleteAccumulatorRequest, call: Call) -> Any:
         if self._is_local(request.accumulator, call):

@@ -25,6 +25,7 @@ from gradserve_server.rpc.upstream.messages import (
     Answer,
     Pulled,
     copied,
+    method_of,
     ref_of,
     service_of,
     version_of,
@@ -228,7 +229,7 @@ async def send_version(link: UpstreamLink, request: WithVersion, arrays: Sequenc
     Raises:
         ServiceError: See `UpstreamLink.call`.
     """
-    method = request.DESCRIPTOR.name.removesuffix("Request")
+    method = method_of(request)
 
     def with_tensors(tensors: Sequence[tensor_pb2.Tensor]) -> WithVersion:
         sent = type(request)()
