@@ -395,17 +395,14 @@ def receive_outputs(reply: Reply, tensors: Sequence[tensor_pb2.Tensor], *, keep:
 def placement_of(*, keep: bool, lease: float | None = None) -> tensor_pb2.Placement:
     """Returns where to put the tensors of a reply, and for how many seconds without use they live on the server.
 
+    Without `keep`, they come with the reply if they are small, and are fetched otherwise. The receipt is a new one.
+
     Raises:
         InvalidArgumentError: `keep` is not a flag, or the lease is not a number that can be sent.
     """
     is_kept = as_flag(keep, Argument("keep"))
     mode = tensor_pb2.Placement.MODE_KEEP if is_kept else tensor_pb2.Placement.MODE_AUTO
     return tensor_pb2.Placement(mode=mode, lease=None if lease is None else encode_lease(lease), receipt=new_receipt())
-
-
-def automatic_placement() -> tensor_pb2.Placement:
-    """Returns that the tensors of a reply come with it if they are small, and are fetched otherwise."""
-    return tensor_pb2.Placement(mode=tensor_pb2.Placement.MODE_AUTO, receipt=new_receipt())
 
 
 def listed(value: Any) -> list[Any]:

@@ -13,7 +13,7 @@ import gradserve
 import gradserve.aio
 from gradserve.calls.exchange import NOT_CARRIED, Unary, Upload, Whole
 from gradserve.calls.receipts import LostReplies, take_receipt
-from gradserve.calls.tensors import automatic_placement
+from gradserve.calls.tensors import placement_of
 from gradserve.errors import UnavailableError
 from gradserve.transport.network import Server
 from gradserve_protocol.v1 import accumulator_messages_pb2, tensor_messages_pb2
@@ -36,7 +36,7 @@ def address() -> Iterator[str]:
 
 
 class InterruptionError(BaseException):
-    """What ends a call from outside, such as a signal or the end of a task."""
+    """An exception from outside that ends a call, as of a signal or the end of a task."""
 
 
 @dataclass
@@ -128,7 +128,7 @@ CASES: dict[str, Case] = {
     "an upload over a socket": (put, "StoreTensors", LARGE),
 }
 SOCKETS = {"an op's kept outputs", "a layer's kept outputs", "an upload over a socket"}
-"""What stays on the server after a call over a socket."""
+"""The tensors that stay on the server after a call over a socket."""
 TABLE = [("grpc", case) for case in CASES if case != "an upload over a socket"] + [
     (way, case) for way in ("shared_memory", "bulk") for case in SOCKETS
 ]
@@ -214,7 +214,7 @@ async def test_a_client_that_leaves_while_a_reply_waits_leaves_nothing(
 
 
 def test_every_attempt_has_a_receipt_of_its_own() -> None:
-    take = Unary("A", "T", accumulator_messages_pb2.TakeGradientRequest(placement=automatic_placement()))
+    take = Unary("A", "T", accumulator_messages_pb2.TakeGradientRequest(placement=placement_of(keep=False)))
     receipts = [take_receipt(Whole(take)), take_receipt(take), take_receipt(take)]
     assert len(set(receipts)) == 3
     assert all(receipts)

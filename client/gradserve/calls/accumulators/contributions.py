@@ -12,7 +12,7 @@ from gradserve.calls.accumulators.service import Method, RoundService
 from gradserve.calls.accumulators.session import RoundSession
 from gradserve.calls.exchange import Operation, Progress, Reply, Unary, Whole, encode_timeout
 from gradserve.calls.identity import AccumulatorKey, CallId, RequestIds
-from gradserve.calls.tensors import automatic_placement, call_with_arrays
+from gradserve.calls.tensors import call_with_arrays, placement_of
 from gradserve.conversion.plain import as_flag, plain_fields
 from gradserve.conversion.trees import Tree
 from gradserve.results import Outcome
@@ -202,7 +202,7 @@ class ContributionWire:
                 nonlocal message
                 message = service.push_pull.request(**fields, timeout=encode_timeout(timeout))
                 self._address(message, call)
-                message.placement.CopyFrom(automatic_placement())
+                message.placement.CopyFrom(placement_of(keep=False))
                 add_values(getattr(message, service.contribution), carried, tensors)
                 result: Message = message
                 return result

@@ -14,7 +14,7 @@ from gradserve.calls.accumulators.contributions import (
 from gradserve.calls.accumulators.creation import delete, described, different_workers
 from gradserve.calls.accumulators.service import without_run
 from gradserve.calls.exchange import Operation, Progress, Reply, Whole, encode_timeout
-from gradserve.calls.tensors import automatic_placement
+from gradserve.calls.tensors import placement_of
 from gradserve.conversion.plain import as_integer, plain_fields
 from gradserve.conversion.trees import Tree
 from gradserve.results import AccumulatorInfo, ApplyResult, Average, PushPullResult, Value
@@ -60,7 +60,7 @@ class AccumulatorWire(ContributionWire):
         )
         with self._ids.open_calls.opened(self._key, partial(self._call, request_id)) as call:
             self._address(request, call)
-            request.placement.CopyFrom(automatic_placement())
+            request.placement.CopyFrom(placement_of(keep=False))
             try:
                 sent = self._unary("TakeGradient", request, timeout, in_place=in_place)
                 reply = yield from self._waited(Whole(sent, progress=progress))
@@ -115,7 +115,10 @@ class AccumulatorWire(ContributionWire):
         in_place = is_in_place(copy)
         fields = {} if step is None else plain_fields(messages_pb2.ReadAverageRequest, {"step": step})
         request = messages_pb2.ReadAverageRequest(
-            accumulator=self._checked_ref(), **fields, placement=automatic_placement(), timeout=encode_timeout(timeout)
+            accumulator=self._checked_ref(),
+            **fields,
+            placement=placement_of(keep=False),
+            timeout=encode_timeout(timeout),
         )
         return (yield from self._read(request, timeout, progress, in_place=in_place))
 

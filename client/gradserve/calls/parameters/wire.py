@@ -21,7 +21,7 @@ from gradserve.calls.identity import RequestIds
 from gradserve.calls.parameters.fields import fields_named
 from gradserve.calls.parameters.model import ParameterComponents, check_saved
 from gradserve.calls.parameters.spec import changed_rules, info_of, record_of, rules_message, rules_of, update_of
-from gradserve.calls.tensors import automatic_placement, call_with_arrays, receive_results
+from gradserve.calls.tensors import call_with_arrays, placement_of, receive_results
 from gradserve.conversion.plain import INT64, as_integer
 from gradserve.conversion.trees import Tree
 from gradserve.parameter_records import ParametersInfo, PushPull, PushResult, RoundRecord, Version
@@ -290,7 +290,7 @@ class ParametersWire(ContributionWire):
 
     def _read_request(self, step: int | None, timeout: float) -> messages_pb2.ReadParametersRequest:
         request: messages_pb2.ReadParametersRequest = self._request(_READ)
-        request.placement.CopyFrom(automatic_placement())
+        request.placement.CopyFrom(placement_of(keep=False))
         if step is not None:
             request.step = as_integer(step, Argument("step"), _STEPS)
             if (limit := encode_timeout(timeout)) is not None:

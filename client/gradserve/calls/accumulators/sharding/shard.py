@@ -10,7 +10,7 @@ from gradserve.calls.accumulators.components import Component, Sent, add_values,
 from gradserve.calls.combinators import at_target
 from gradserve.calls.exchange import Operation, Pause, Progress, Reply, Unary, Whole
 from gradserve.calls.identity import AccumulatorKey, CallId
-from gradserve.calls.tensors import automatic_placement, call_with_arrays
+from gradserve.calls.tensors import call_with_arrays, placement_of
 from gradserve.conversion.plain import as_flag
 from gradserve.results import Value
 from gradserve_protocol.argument import Argument
@@ -395,7 +395,7 @@ class Shard:
     def _reduce(
         self, average: accumulator_pb2.Average, num_bytes: int, progress: Progress | None, *, in_place: bool
     ) -> Operation[dict[str, Value]]:
-        request = messages_pb2.ReduceGradientsRequest(placement=automatic_placement())
+        request = messages_pb2.ReduceGradientsRequest(placement=placement_of(keep=False))
         request.accumulator.CopyFrom(self.ref)
         request.average.CopyFrom(average)
         call = Unary(_SERVICE, "ReduceGradients", request, in_place=in_place)
