@@ -33,7 +33,7 @@ FEW_WAYS = {
     "raw_ops",
     "aio in this process",
 }
-"""Of the short suite: each kind of face and each way of transport, but not each with each."""
+"""The faces of the short suite: each kind and each way of transport, but not each with each."""
 
 
 @pytest.fixture(

@@ -20,7 +20,7 @@ def ones(*shape: int) -> Any:
 
 
 _FOLDER = Path(tempfile.mkdtemp())
-"""Of what parameters are saved to. One for the process, as calls are tables, which have no fixtures."""
+"""The folder that parameters are saved to. One for the process, as calls are tables, which have no fixtures."""
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
 LAST_STEP = (1 << 63) - 1

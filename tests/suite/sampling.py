@@ -27,7 +27,7 @@ def _sample(cases: Sequence[pytest.Function]) -> Sequence[pytest.Function]:
 
 
 def _with_each_value(cases: Sequence[pytest.Function]) -> Sequence[pytest.Function]:
-    """Takes those that add most values, until there are all."""
+    """Returns cases that together have all values: each time the one that adds most of them."""
     # A value is the same object in all cases that have it; not every value can be compared.
     values = {case: {(name, id(value)) for name, value in case.callspec.params.items()} for case in cases}
     unseen = set[tuple[str, int]]().union(*values.values())

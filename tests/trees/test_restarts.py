@@ -148,7 +148,7 @@ def test_a_take_whose_answer_was_lost_takes_the_same_round(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("durability", ["round", "gradient"])
 def test_the_server_upstream_is_killed(tmp_path: Path, durability: str) -> None:
-    """What it had acknowledged is there, or is sent again by the workers, which keep it."""
+    """Gradients that it had acknowledged are there, or are sent again by the workers, which keep them."""
     flags = ("--state-dir", str(tmp_path / "state"), "--durability", durability, "--warm-up", "false")
     with (
         ServerProcess(tmp_path, *flags) as top,

@@ -206,7 +206,7 @@ def test_waits_that_end_say_what_the_round_waits_for(
 
 
 def test_the_deadline_of_a_round_ends_waits(workers: list[gradserve.Client], name: str) -> None:
-    """Those who would wait longer hear of it at once, as on a server."""
+    """Workers that would wait longer hear of it at once, as on a server."""
     made = made_by(workers, name, num_required=3, deadline=0.2)
 
     def push_pull(each: gradserve.Parameters, worker: str) -> gradserve.GradserveError:

@@ -100,7 +100,7 @@ def test_pushes_count_once_after_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("durability", ["round", "gradient"])
 def test_the_server_upstream_is_killed_amid_a_round(tmp_path: Path, durability: str) -> None:
-    """What it had acknowledged is there, or is sent again by the workers, which keep it."""
+    """Updates that it had acknowledged are there, or are sent again by the workers, which keep them."""
     flags = ("--state-dir", str(tmp_path / "state"), "--durability", durability, "--warm-up", "false")
     with (
         ServerProcess(tmp_path, *flags) as top,
