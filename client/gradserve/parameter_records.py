@@ -182,6 +182,8 @@ class ParametersInfo:
         durability: What survives a crash of the server: "none", "round" or "gradient".
         agreement: The texts by name on which all who create or find them must agree.
         weights: The weight of all updates, accepted, applied and refused.
+        num_shards: The number of servers over which they are sharded; 0 if they are on one. Sharded ones have no
+            digest here, as no server has all values: `Version.digest` is that of the values.
     """
 
     container: str
@@ -214,6 +216,7 @@ class ParametersInfo:
     durability: str
     agreement: Mapping[str, str]
     weights: WeightLedger
+    num_shards: int = 0
 
 
 @dataclass(frozen=True)

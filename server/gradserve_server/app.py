@@ -275,6 +275,7 @@ class Server:
             wall_clock=self._parts.wall_clock,
             is_of_another_run=self._run.is_of_another,
             member=self._member,
+            ordered=self.registry.ordered,
             observe=self.observed.observe_parameters,
             journals=None if self._state is None else self._state.parameters,
         )

@@ -31,7 +31,10 @@ class CalledMethods:
 
 ON_SOCKETS = {"StoreTensors", "ReadTensors", "IssueTicket"}
 """The methods that only clients of sockets use."""
-IN_CLUSTERS = {"StageGradient", "ReduceGradients", "EndEpoch", "ForgetGradients"}
+IN_CLUSTERS = {
+    *("StageGradient", "ReduceGradients", "EndEpoch", "ForgetGradients"),
+    *("StageUpdate", "CountUpdates", "ForgetUpdates"),
+}
 """The methods that only clients of several servers use."""
 
 

@@ -29,6 +29,7 @@ from gradserve_server.parameters.spec import ParametersSpec, Rules
 from gradserve_server.parameters.variables import Loaded
 from gradserve_server.parameters.versions import Version
 from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.shares import ShareRules
@@ -75,6 +76,7 @@ class ParametersBench:
         journals: ParametersJournals | None = None,
         limit: int = 1 << 40,
         arithmetic: tuple[Reducer, Stepper] | None = None,
+        member: Member | None = None,
         **limits: Any,
     ) -> None:
         self.now = 1000.0
@@ -97,6 +99,7 @@ class ParametersBench:
             new_incarnation=map(str, itertools.count()).__next__,
             journals=journals,
             wall_clock=lambda: int(self.now * 1e9),
+            member=member,
         )
 
     async def parameters(

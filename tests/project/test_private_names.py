@@ -11,6 +11,7 @@ PRODUCT = ("benchmarks", "client", "deploy", "server")
 
 REASONS: dict[str, tuple[str, ...]] = {
     "plants a fault that no caller can cause": (
+        "parameters/test_followers.py",
         "simulation/accumulators/faults.py",
         "simulation/layers/faults.py",
         "simulation/leases/faults.py",

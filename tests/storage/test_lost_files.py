@@ -94,7 +94,7 @@ def no_tables(path: Path) -> None:
 def of_an_earlier_format(path: Path) -> None:
     database_of_another_directory(path)
     database = sqlite3.connect(path / "metadata.sqlite", isolation_level=None)
-    later = ("round", "state", "version", "update", "ledger", "event")
+    later = ("part", "round", "state", "version", "update", "ledger", "event")
     database.executescript("".join([f"DROP TABLE parameters_{each};" for each in later]) + "DROP TABLE parameters;")
     database.executescript("DROP TABLE directory; ALTER TABLE part DROP COLUMN epoch; PRAGMA user_version = 2")
     database.close()

@@ -14,7 +14,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CreateParametersRequest(_message.Message):
-    __slots__ = ("parameters", "spec", "lifetime", "values", "release_handles", "step", "state", "creator")
+    __slots__ = ("parameters", "spec", "lifetime", "values", "release_handles", "step", "state", "creator", "home_incarnation")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     LIFETIME_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class CreateParametersRequest(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     CREATOR_FIELD_NUMBER: _ClassVar[int]
+    HOME_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     spec: _parameters_pb2.ParametersSpec
     lifetime: _lease_pb2.Lifetime
@@ -31,15 +32,18 @@ class CreateParametersRequest(_message.Message):
     step: int
     state: _parameters_pb2.OptimizerState
     creator: str
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., spec: _Optional[_Union[_parameters_pb2.ParametersSpec, _Mapping]] = ..., lifetime: _Optional[_Union[_lease_pb2.Lifetime, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., release_handles: bool = ..., step: _Optional[int] = ..., state: _Optional[_Union[_parameters_pb2.OptimizerState, _Mapping]] = ..., creator: _Optional[str] = ...) -> None: ...
+    home_incarnation: str
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., spec: _Optional[_Union[_parameters_pb2.ParametersSpec, _Mapping]] = ..., lifetime: _Optional[_Union[_lease_pb2.Lifetime, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., release_handles: bool = ..., step: _Optional[int] = ..., state: _Optional[_Union[_parameters_pb2.OptimizerState, _Mapping]] = ..., creator: _Optional[str] = ..., home_incarnation: _Optional[str] = ...) -> None: ...
 
 class CreateParametersResponse(_message.Message):
-    __slots__ = ("info", "created")
+    __slots__ = ("info", "created", "home_incarnation")
     INFO_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
+    HOME_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     info: _parameters_pb2.ParametersInfo
     created: bool
-    def __init__(self, info: _Optional[_Union[_parameters_pb2.ParametersInfo, _Mapping]] = ..., created: bool = ...) -> None: ...
+    home_incarnation: str
+    def __init__(self, info: _Optional[_Union[_parameters_pb2.ParametersInfo, _Mapping]] = ..., created: bool = ..., home_incarnation: _Optional[str] = ...) -> None: ...
 
 class GetParametersRequest(_message.Message):
     __slots__ = ("parameters",)
@@ -72,32 +76,40 @@ class ListParametersResponse(_message.Message):
     def __init__(self, parameters: _Optional[_Iterable[_Union[_parameters_pb2.ParametersInfo, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class DeleteParametersRequest(_message.Message):
-    __slots__ = ("parameters",)
+    __slots__ = ("parameters", "home_incarnation")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    HOME_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ...) -> None: ...
+    home_incarnation: str
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., home_incarnation: _Optional[str] = ...) -> None: ...
 
 class DeleteParametersResponse(_message.Message):
-    __slots__ = ("deleted",)
+    __slots__ = ("deleted", "home_incarnation")
     DELETED_FIELD_NUMBER: _ClassVar[int]
+    HOME_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     deleted: bool
-    def __init__(self, deleted: bool = ...) -> None: ...
+    home_incarnation: str
+    def __init__(self, deleted: bool = ..., home_incarnation: _Optional[str] = ...) -> None: ...
 
 class ReadParametersRequest(_message.Message):
-    __slots__ = ("parameters", "step", "placement", "timeout", "with_state", "without_values")
+    __slots__ = ("parameters", "step", "placement", "timeout", "with_state", "without_values", "decided", "request_id")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     WITH_STATE_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_VALUES_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     step: int
     placement: _tensor_pb2.Placement
     timeout: _duration_pb2.Duration
     with_state: bool
     without_values: bool
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., step: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., with_state: bool = ..., without_values: bool = ...) -> None: ...
+    decided: _containers.RepeatedCompositeFieldContainer[_parameters_pb2.DecidedRound]
+    request_id: _accumulator_pb2.RequestId
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., step: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., with_state: bool = ..., without_values: bool = ..., decided: _Optional[_Iterable[_Union[_parameters_pb2.DecidedRound, _Mapping]]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ...) -> None: ...
 
 class ReadParametersResponse(_message.Message):
     __slots__ = ("version",)
@@ -106,7 +118,7 @@ class ReadParametersResponse(_message.Message):
     def __init__(self, version: _Optional[_Union[_parameters_pb2.Version, _Mapping]] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents", "sum_of")
+    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents", "sum_of", "epoch")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +129,7 @@ class PushRequest(_message.Message):
     ACCEPTED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     UNREAD_CONTENTS_FIELD_NUMBER: _ClassVar[int]
     SUM_OF_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -127,7 +140,8 @@ class PushRequest(_message.Message):
     accepted_before: bool
     unread_contents: bool
     sum_of: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.Summand]
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ..., unread_contents: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ..., unread_contents: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class PushResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "step", "num_updates", "staleness", "weight", "round", "num_rounds")
@@ -150,7 +164,7 @@ class PushResponse(_message.Message):
     def __init__(self, outcome: _Optional[_Union[_accumulator_pb2.ApplyOutcome, str]] = ..., duplicate: bool = ..., step: _Optional[int] = ..., num_updates: _Optional[int] = ..., staleness: _Optional[int] = ..., weight: _Optional[float] = ..., round: _Optional[int] = ..., num_rounds: _Optional[int] = ...) -> None: ...
 
 class PushPullParametersRequest(_message.Message):
-    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "unread_contents", "placement", "timeout", "sum_of", "without_values")
+    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "unread_contents", "placement", "timeout", "sum_of", "without_values", "epoch")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +177,7 @@ class PushPullParametersRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     SUM_OF_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_VALUES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -175,7 +190,8 @@ class PushPullParametersRequest(_message.Message):
     timeout: _duration_pb2.Duration
     sum_of: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.Summand]
     without_values: bool
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., unread_contents: bool = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., without_values: bool = ...) -> None: ...
+    epoch: int
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., unread_contents: bool = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., without_values: bool = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class PushPullParametersResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "version", "staleness", "weight")
@@ -254,3 +270,59 @@ class ForkParametersResponse(_message.Message):
     INFO_FIELD_NUMBER: _ClassVar[int]
     info: _parameters_pb2.ParametersInfo
     def __init__(self, info: _Optional[_Union[_parameters_pb2.ParametersInfo, _Mapping]] = ...) -> None: ...
+
+class StageUpdateRequest(_message.Message):
+    __slots__ = ("parameters", "request_id", "local_step", "update", "release_handles", "epoch", "withdrawn")
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_HANDLES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    parameters: _parameters_pb2.ParametersRef
+    request_id: _accumulator_pb2.RequestId
+    local_step: int
+    update: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.ComponentGradient]
+    release_handles: bool
+    epoch: int
+    withdrawn: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., release_handles: bool = ..., epoch: _Optional[int] = ..., withdrawn: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StageUpdateResponse(_message.Message):
+    __slots__ = ("duplicate", "has_old_updates")
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    HAS_OLD_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    duplicate: bool
+    has_old_updates: bool
+    def __init__(self, duplicate: bool = ..., has_old_updates: bool = ...) -> None: ...
+
+class CountUpdatesRequest(_message.Message):
+    __slots__ = ("parameters",)
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    parameters: _parameters_pb2.ParametersRef
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ...) -> None: ...
+
+class CountUpdatesResponse(_message.Message):
+    __slots__ = ("epoch", "part_ids")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PART_IDS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    part_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, epoch: _Optional[int] = ..., part_ids: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ForgetUpdatesRequest(_message.Message):
+    __slots__ = ("parameters", "epoch", "part_ids")
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PART_IDS_FIELD_NUMBER: _ClassVar[int]
+    parameters: _parameters_pb2.ParametersRef
+    epoch: int
+    part_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., epoch: _Optional[int] = ..., part_ids: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ForgetUpdatesResponse(_message.Message):
+    __slots__ = ("num_forgotten",)
+    NUM_FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    num_forgotten: int
+    def __init__(self, num_forgotten: _Optional[int] = ...) -> None: ...

@@ -296,7 +296,7 @@ class GeometricMedianReduction(_message.Message):
     def __init__(self, max_iterations: _Optional[int] = ..., tolerance: _Optional[float] = ...) -> None: ...
 
 class ParametersSpec(_message.Message):
-    __slots__ = ("components", "update", "optimizer", "schedule", "rounds", "staleness", "normalization", "reduction", "clip_norm", "keep_versions", "deterministic", "accept_non_finite", "many_per_worker", "durability", "agreement", "keep_rounds")
+    __slots__ = ("components", "update", "optimizer", "schedule", "rounds", "staleness", "normalization", "reduction", "clip_norm", "keep_versions", "deterministic", "accept_non_finite", "many_per_worker", "durability", "agreement", "keep_rounds", "num_shards")
     class AgreementEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -320,6 +320,7 @@ class ParametersSpec(_message.Message):
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     AGREEMENT_FIELD_NUMBER: _ClassVar[int]
     KEEP_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     components: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.ComponentSpec]
     update: UpdateKind
     optimizer: Optimizer
@@ -336,7 +337,8 @@ class ParametersSpec(_message.Message):
     durability: _accumulator_pb2.Durability
     agreement: _containers.ScalarMap[str, str]
     keep_rounds: int
-    def __init__(self, components: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentSpec, _Mapping]]] = ..., update: _Optional[_Union[UpdateKind, str]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ..., rounds: _Optional[_Union[RoundRules, _Mapping]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., normalization: _Optional[_Union[Normalization, str]] = ..., reduction: _Optional[_Union[UpdateReduction, _Mapping]] = ..., clip_norm: _Optional[float] = ..., keep_versions: _Optional[int] = ..., deterministic: bool = ..., accept_non_finite: bool = ..., many_per_worker: bool = ..., durability: _Optional[_Union[_accumulator_pb2.Durability, str]] = ..., agreement: _Optional[_Mapping[str, str]] = ..., keep_rounds: _Optional[int] = ...) -> None: ...
+    num_shards: int
+    def __init__(self, components: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentSpec, _Mapping]]] = ..., update: _Optional[_Union[UpdateKind, str]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ..., rounds: _Optional[_Union[RoundRules, _Mapping]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., normalization: _Optional[_Union[Normalization, str]] = ..., reduction: _Optional[_Union[UpdateReduction, _Mapping]] = ..., clip_norm: _Optional[float] = ..., keep_versions: _Optional[int] = ..., deterministic: bool = ..., accept_non_finite: bool = ..., many_per_worker: bool = ..., durability: _Optional[_Union[_accumulator_pb2.Durability, str]] = ..., agreement: _Optional[_Mapping[str, str]] = ..., keep_rounds: _Optional[int] = ..., num_shards: _Optional[int] = ...) -> None: ...
 
 class ParametersRef(_message.Message):
     __slots__ = ("container", "name", "incarnation", "server_incarnation", "member")
@@ -353,7 +355,7 @@ class ParametersRef(_message.Message):
     def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., server_incarnation: _Optional[str] = ..., member: _Optional[str] = ...) -> None: ...
 
 class ParametersInfo(_message.Message):
-    __slots__ = ("parameters", "spec", "step", "digest", "num_updates", "num_waiting", "num_bytes", "worker_ids", "kept_steps", "is_private", "idle_lease", "server_incarnation", "weights")
+    __slots__ = ("parameters", "spec", "step", "digest", "num_updates", "num_waiting", "num_bytes", "worker_ids", "kept_steps", "is_private", "idle_lease", "server_incarnation", "weights", "epoch")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -367,6 +369,7 @@ class ParametersInfo(_message.Message):
     IDLE_LEASE_FIELD_NUMBER: _ClassVar[int]
     SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     parameters: ParametersRef
     spec: ParametersSpec
     step: int
@@ -380,7 +383,8 @@ class ParametersInfo(_message.Message):
     idle_lease: _duration_pb2.Duration
     server_incarnation: str
     weights: WeightLedger
-    def __init__(self, parameters: _Optional[_Union[ParametersRef, _Mapping]] = ..., spec: _Optional[_Union[ParametersSpec, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., num_updates: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., kept_steps: _Optional[_Iterable[int]] = ..., is_private: bool = ..., idle_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., server_incarnation: _Optional[str] = ..., weights: _Optional[_Union[WeightLedger, _Mapping]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, parameters: _Optional[_Union[ParametersRef, _Mapping]] = ..., spec: _Optional[_Union[ParametersSpec, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., num_updates: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., kept_steps: _Optional[_Iterable[int]] = ..., is_private: bool = ..., idle_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., server_incarnation: _Optional[str] = ..., weights: _Optional[_Union[WeightLedger, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class WeightLedger(_message.Message):
     __slots__ = ("accepted", "applied", "pending", "refused")
@@ -402,7 +406,7 @@ class WeightLedger(_message.Message):
     def __init__(self, accepted: _Optional[float] = ..., applied: _Optional[float] = ..., pending: _Optional[float] = ..., refused: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Version(_message.Message):
-    __slots__ = ("components", "step", "num_updates", "total_weight", "worker_ids", "digest", "state")
+    __slots__ = ("components", "step", "num_updates", "total_weight", "worker_ids", "digest", "state", "decided")
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_UPDATES_FIELD_NUMBER: _ClassVar[int]
@@ -410,6 +414,7 @@ class Version(_message.Message):
     WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
     components: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.ComponentGradient]
     step: int
     num_updates: int
@@ -417,7 +422,26 @@ class Version(_message.Message):
     worker_ids: _containers.RepeatedScalarFieldContainer[str]
     digest: bytes
     state: OptimizerState
-    def __init__(self, components: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., step: _Optional[int] = ..., num_updates: _Optional[int] = ..., total_weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ..., digest: _Optional[bytes] = ..., state: _Optional[_Union[OptimizerState, _Mapping]] = ...) -> None: ...
+    decided: DecidedRound
+    def __init__(self, components: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., step: _Optional[int] = ..., num_updates: _Optional[int] = ..., total_weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ..., digest: _Optional[bytes] = ..., state: _Optional[_Union[OptimizerState, _Mapping]] = ..., decided: _Optional[_Union[DecidedRound, _Mapping]] = ...) -> None: ...
+
+class DecidedRound(_message.Message):
+    __slots__ = ("step", "optimizer", "schedule", "part_ids", "weights", "loaded", "oldest_version")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    PART_IDS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    optimizer: Optimizer
+    schedule: Schedule
+    part_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    weights: _containers.RepeatedScalarFieldContainer[float]
+    loaded: bytes
+    oldest_version: int
+    def __init__(self, step: _Optional[int] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ..., part_ids: _Optional[_Iterable[bytes]] = ..., weights: _Optional[_Iterable[float]] = ..., loaded: _Optional[bytes] = ..., oldest_version: _Optional[int] = ...) -> None: ...
 
 class OptimizerState(_message.Message):
     __slots__ = ("slots", "component_steps", "rounds", "optimizer")
@@ -472,7 +496,7 @@ class Refusal(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., weight: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
-    __slots__ = ("step", "reason", "end_time", "updates", "refusals", "digest_before", "digest_after", "lr", "optimizer", "hash")
+    __slots__ = ("step", "reason", "end_time", "updates", "refusals", "digest_before", "digest_after", "lr", "optimizer", "hash", "decided")
     STEP_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     END_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -483,6 +507,7 @@ class RoundRecord(_message.Message):
     LR_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     HASH_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
     step: int
     reason: str
     end_time: _timestamp_pb2.Timestamp
@@ -493,4 +518,5 @@ class RoundRecord(_message.Message):
     lr: float
     optimizer: Optimizer
     hash: bytes
-    def __init__(self, step: _Optional[int] = ..., reason: _Optional[str] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updates: _Optional[_Iterable[_Union[RoundUpdate, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., digest_before: _Optional[bytes] = ..., digest_after: _Optional[bytes] = ..., lr: _Optional[float] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., hash: _Optional[bytes] = ...) -> None: ...
+    decided: DecidedRound
+    def __init__(self, step: _Optional[int] = ..., reason: _Optional[str] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updates: _Optional[_Iterable[_Union[RoundUpdate, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., digest_before: _Optional[bytes] = ..., digest_after: _Optional[bytes] = ..., lr: _Optional[float] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., hash: _Optional[bytes] = ..., decided: _Optional[_Union[DecidedRound, _Mapping]] = ...) -> None: ...

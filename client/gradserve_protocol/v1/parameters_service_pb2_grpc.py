@@ -101,6 +101,21 @@ class ParameterServiceStub(object):
                 request_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.ForkParametersRequest.SerializeToString,
                 response_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.ForkParametersResponse.FromString,
                 _registered_method=True)
+        self.StageUpdate = channel.unary_unary(
+                '/gradserve.v1.ParameterService/StageUpdate',
+                request_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.StageUpdateRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.StageUpdateResponse.FromString,
+                _registered_method=True)
+        self.CountUpdates = channel.unary_unary(
+                '/gradserve.v1.ParameterService/CountUpdates',
+                request_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.CountUpdatesRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.CountUpdatesResponse.FromString,
+                _registered_method=True)
+        self.ForgetUpdates = channel.unary_unary(
+                '/gradserve.v1.ParameterService/ForgetUpdates',
+                request_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.ForgetUpdatesRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.ForgetUpdatesResponse.FromString,
+                _registered_method=True)
 
 
 class ParameterServiceServicer(object):
@@ -219,6 +234,36 @@ class ParameterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StageUpdate(self, request, context):
+        """Holds one server's pieces of an update of sharded parameters for the call
+        that follows, on every server with pieces, the home included. A staged
+        update has no effect until its Push or PushPullParameters, without
+        components, has been accepted by the home.
+
+        NOT_FOUND: the server has lost its pieces.
+        RESOURCE_EXHAUSTED: there is no room, perhaps because of updates that do not
+        count: see CountUpdates.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CountUpdates(self, request, context):
+        """At the home of sharded parameters: begins another epoch, and returns the ids
+        of all staged updates that count, or may count; see
+        AccumulatorService.EndEpoch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetUpdates(self, request, context):
+        """Forgets updates of earlier epochs that do not count.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ParameterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -271,6 +316,21 @@ def add_ParameterServiceServicer_to_server(servicer, server):
                     servicer.ForkParameters,
                     request_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.ForkParametersRequest.FromString,
                     response_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.ForkParametersResponse.SerializeToString,
+            ),
+            'StageUpdate': grpc.unary_unary_rpc_method_handler(
+                    servicer.StageUpdate,
+                    request_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.StageUpdateRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.StageUpdateResponse.SerializeToString,
+            ),
+            'CountUpdates': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountUpdates,
+                    request_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.CountUpdatesRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.CountUpdatesResponse.SerializeToString,
+            ),
+            'ForgetUpdates': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetUpdates,
+                    request_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.ForgetUpdatesRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.ForgetUpdatesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -560,6 +620,87 @@ class ParameterService(object):
             '/gradserve.v1.ParameterService/ForkParameters',
             gradserve_dot_v1_dot_parameters__messages__pb2.ForkParametersRequest.SerializeToString,
             gradserve_dot_v1_dot_parameters__messages__pb2.ForkParametersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StageUpdate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradserve.v1.ParameterService/StageUpdate',
+            gradserve_dot_v1_dot_parameters__messages__pb2.StageUpdateRequest.SerializeToString,
+            gradserve_dot_v1_dot_parameters__messages__pb2.StageUpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountUpdates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradserve.v1.ParameterService/CountUpdates',
+            gradserve_dot_v1_dot_parameters__messages__pb2.CountUpdatesRequest.SerializeToString,
+            gradserve_dot_v1_dot_parameters__messages__pb2.CountUpdatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetUpdates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradserve.v1.ParameterService/ForgetUpdates',
+            gradserve_dot_v1_dot_parameters__messages__pb2.ForgetUpdatesRequest.SerializeToString,
+            gradserve_dot_v1_dot_parameters__messages__pb2.ForgetUpdatesResponse.FromString,
             options,
             channel_credentials,
             insecure,

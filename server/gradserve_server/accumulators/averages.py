@@ -446,6 +446,11 @@ class KeptAverages:
         self.history.step_set(step)
         self._settle()
 
+    def drop(self, rounds: Collection[int]) -> None:
+        """Drops the averages of rounds that readers no longer need."""
+        self.history.drop(rounds)
+        self._settle()
+
     def make_room(self) -> bool:
         """Drops the oldest average kept only for repeated calls; returns False if there is none."""
         dropped = self._undelivered.drop_oldest(self.history.rounds)

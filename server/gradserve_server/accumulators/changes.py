@@ -236,7 +236,7 @@ class RoundChanges:
                 return
             head.serving = True
             try:
-                await self._end_round(head)
+                await self.end_round(head)
             except Exception as error:
                 # The error is the taker's, not that of the lock's holder, whose change is done.
                 self.queue.remove(head)
@@ -308,7 +308,16 @@ class RoundChanges:
         await self.sum.commit(staged)
         return staged.gradient.nbytes, written
 
-    async def _end_round(self, head: Waiter) -> None:
+    async def end_round(self, head: Waiter) -> None:
+        """Ends the round; only within a change.
+
+        Args:
+            head: What the round was waited for with.
+
+        Raises:
+            ServiceError: There is no room for its result, and nothing has changed; or the journal failed, which closes
+                the accumulator.
+        """
         staged = await self.sum.stage_average(self.ledger.rounds.members.total_weight)
         event = self.ledger.ending(head.call if head.round is None else None)
         try:

@@ -84,6 +84,9 @@ class RoundKind:
         wording: What messages call it.
         observe: Returns the observer of a new one; None for that of accumulators.
         holds_gradients: Whether the gradients of a round are held until it ends, whatever the spec says.
+        decision: Names the members of each round, for servers that hold their values. None: that of the accumulator, if
+            it is sharded.
+        shard: Holds gradients of a sharded resource until they count. None: that of the accumulator, if it is sharded.
     """
 
     ledger: Ledger
@@ -93,6 +96,8 @@ class RoundKind:
     wording: Wording = OF_ACCUMULATORS
     observe: Callable[[ResourceKey], AccumulatorObserver] | None = None
     holds_gradients: bool = False
+    decision: Decision | None = None
+    shard: Shard | None = None
 
 
 class AccumulatorFactory:
@@ -221,7 +226,7 @@ class AccumulatorFactory:
         kept = KeptBytes()
         undelivered = UndeliveredAverages(self._limits.undelivered_lease_seconds, self.clock, kept)
         history = AverageHistory(spec.keep_averages, kept, kind.wording)
-        decision = Decision(incarnation, spec.deterministic) if spec.num_shards else None
+        decision = Decision(incarnation, spec.deterministic) if spec.num_shards else kind.decision
         forget: Forget = (lambda _: None) if journal is None else journal.forget
         averages = kind.keep(history, undelivered, kept, own.memory, copies, self._expiries.add, forget, decision)
         return RoundChanges(
@@ -233,7 +238,7 @@ class AccumulatorFactory:
             member_bytes=MemberBytes(own.bookkeeping, kind.ledger, holds_gradients=holds_gradients),
             gate=self.gate,
             observer=(kind.observe or self._observe)(key),
-            shard=self._shard(key, spec, make_sum, own, journal),
+            shard=kind.shard or self._shard(key, spec, make_sum, own, journal),
         )
 
     def _shard(
@@ -253,7 +258,7 @@ class AccumulatorFactory:
             str(key),
             shard,
             make_sum=partial(make_sum, shard, lambda: False),
-            make_running_sum=None if is_held else partial(make_sum, shard.in_order_of_arrival(), lambda: False),
+            make_running_sum=None if is_held else partial(make_sum, shard.in_order(of_workers=False), lambda: False),
             memory=own.memory,
             bookkeeping=own.bookkeeping,
             journal=None if journal is None else journal.shard,

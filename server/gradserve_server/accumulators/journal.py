@@ -90,7 +90,11 @@ class Staged(NamedTuple):
 class ShardJournal:
     """The journal of a shard. Writes each gradient before it is acknowledged, as the home may count it from then on."""
 
-    def __init__(self, store: StateStore, number: int) -> None:
+    def __init__(self, store: StateStore, number: int, tables: "RoundTables | None" = None) -> None:
+        """`tables` are those of accumulators unless they are given."""
+        tables = FileJournal.tables if tables is None else tables
+        self._table, self._where = tables.parts, f"{tables.resource} = ? AND home = ? AND id = ?"
+        self._resource = tables.resource
         self._store = store
         self._number = number
         self._blobs: dict[PartKey, int] = {}
@@ -114,7 +118,8 @@ class ShardJournal:
         blob, layout = put_values(self._store, change, gradient.values, space, live=gradient.live)
         self._blobs[key] = blob
         change.execute(
-            "INSERT INTO part (accumulator, home, id, epoch, local_step, names, blob) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT INTO {self._table} ({self._resource}, home, id, epoch, local_step, names, blob) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
             *(self._number, *key, *staged, layout, blob),
         )
         return self._store.submit(change)
@@ -124,9 +129,7 @@ class ShardJournal:
         if self._ended or key not in self._blobs:
             return None
         change = Change()
-        change.execute(
-            "UPDATE part SET epoch = ? WHERE accumulator = ? AND home = ? AND id = ?", epoch, self._number, *key
-        )
+        change.execute(f"UPDATE {self._table} SET epoch = ? WHERE {self._where}", epoch, self._number, *key)
         return self._store.submit(change)
 
     def forget(self, keys: Collection[PartKey]) -> None:
@@ -136,7 +139,7 @@ class ShardJournal:
             return
         change = Change()
         for key in known:
-            change.execute("DELETE FROM part WHERE accumulator = ? AND home = ? AND id = ?", self._number, *key)
+            change.execute(f"DELETE FROM {self._table} WHERE {self._where}", self._number, *key)
         change.remove([self._blobs.pop(key) for key in known])
         self._store.add(change)
 
@@ -154,7 +157,8 @@ class ShardJournal:
             ValueError, TypeError, KeyError: A record is damaged.
         """
         rows = self._store.rows(
-            "SELECT home, id, epoch, local_step, names, blob FROM part WHERE accumulator = ? ORDER BY blob",
+            f"SELECT home, id, epoch, local_step, names, blob FROM {self._table} WHERE {self._resource} = ? "
+            "ORDER BY blob",
             self._number,
         )
         for home, part_id, epoch, local_step, names, blob in rows:
@@ -171,11 +175,13 @@ class RoundTables(NamedTuple):
         resource: The table of the resources, and the column that refers to it in the others.
         gradients: The table of the gradients of rounds that have not ended.
         averages: The table of the results of rounds.
+        parts: The table of what shards hold of gradients.
     """
 
     resource: str
     gradients: str
     averages: str
+    parts: str
 
 
 _MOST_NOTED = 4096
@@ -193,7 +199,7 @@ class FileJournal(Journal[Event]):
         tables: The tables of values.
     """
 
-    tables: ClassVar[RoundTables] = RoundTables("accumulator", "gradient", "average")
+    tables: ClassVar[RoundTables] = RoundTables("accumulator", "gradient", "average", "part")
 
     def __init__(
         self,
@@ -220,7 +226,7 @@ class FileJournal(Journal[Event]):
         self._gradients = list(gradients)
         self._averages = dict(averages or {})
         self._space: Space | None = None
-        self.shard = ShardJournal(self.store, number)
+        self.shard = ShardJournal(self.store, number, self.tables)
 
     async def append(self, event: Event) -> None:
         """Notes an event for the next write; a new step is on disk when this returns."""

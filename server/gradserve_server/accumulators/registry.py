@@ -58,7 +58,7 @@ class AccumulatorRegistry:
         self.factory = factory
         self._member = member
         self._new_incarnation = new_incarnation
-        self._ordered = OrderedIncarnations(lambda: self._new_incarnation(), wall_clock, journals)
+        self.ordered = OrderedIncarnations(lambda: self._new_incarnation(), wall_clock, journals)
         self._parts = PartIncarnations(member)
         self._journals = journals
         self._accumulators: Directory[Accumulator] = Directory(
@@ -107,7 +107,7 @@ class AccumulatorRegistry:
         spec = _durable(spec.resolved(durability, place.name))
         own = self.factory.reserve(key, spec, place)
         try:
-            incarnation = home_incarnation or (self._ordered.new() if spec.num_shards else self._new_incarnation())
+            incarnation = home_incarnation or (self.ordered.new() if spec.num_shards else self._new_incarnation())
             journal = None if self._journals is None else self._journals.begin(key, spec, lifetime, incarnation)
         except ServiceError:
             own.close()
@@ -133,7 +133,7 @@ class AccumulatorRegistry:
         check_place(self._member, key, spec.num_shards)
         place = self.factory.places.of_restored(spec, f"accumulator {str(key)!r}")
         if spec.num_shards and not self._parts.is_part(key, spec.num_shards):
-            self._ordered.restored(incarnation)
+            self.ordered.restored(incarnation)
         own = self.factory.reserve(key, spec, place)
         return self._add(key, spec, lifetime, place, incarnation, ledger, journal, own)
 
@@ -229,7 +229,7 @@ class AccumulatorRegistry:
             found = self._accumulators.find(key)
         except AlreadyExistsError:
             return ""
-        return latest_before(found.incarnation) if found is not None and found.spec.num_shards else self._ordered.new()
+        return latest_before(found.incarnation) if found is not None and found.spec.num_shards else self.ordered.new()
 
     def _end(self, key: ResourceKey, incarnation: str, reason: str | None = None) -> bool:
         accumulator = self._accumulators.remove(key, incarnation, reason)

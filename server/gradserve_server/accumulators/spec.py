@@ -262,10 +262,10 @@ class AccumulatorSpec:
         """Returns a copy with some of the components, for a gradient that has no others."""
         return replace(self, components=tuple([self.by_name[name] for name in names]))
 
-    def in_order_of_arrival(self) -> Self:
-        """Returns a copy whose gradients are summed as they arrive."""
+    def in_order(self, *, of_workers: bool) -> Self:
+        """Returns a copy whose gradients are summed in the order of their workers, or as they arrive."""
         other = copy(self)
-        object.__setattr__(other, "deterministic", False)
+        object.__setattr__(other, "deterministic", of_workers)
         return other
 
     def without_components(self) -> Self:

@@ -97,7 +97,8 @@ def described(
     """Returns the lines of `gradserve show parameters`; `some` returns names with commas between them."""
     components = "1 component" if len(info.components) == 1 else f"{len(info.components)} components"
     lines = [
-        f"{info.container}/{info.name}: step {info.step}, {components}, {size(info.num_bytes)}, digest {info.digest}"
+        f"{info.container}/{info.name}: step {info.step}, {components}, {size(info.num_bytes)}, "
+        + (f"sharded over {info.num_shards} servers" if info.num_shards else f"digest {info.digest}")
         + (", private to a client" if info.is_private else ""),
     ]
     if status is not None:

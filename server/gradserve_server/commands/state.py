@@ -196,6 +196,11 @@ def _export_version(store: "StateStore", number: int, output: Path, step: int | 
             spec, version, state = read_version(store, number, step)
     except OutOfRangeError as error:
         raise click.ClickException(str(error)) from None
+    if spec.num_shards:
+        raise click.ClickException(
+            f"they are sharded over {spec.num_shards} servers, and this is the directory of one: start them all, and "
+            "save them with gradserve parameters save"
+        )
     saved_state = None
     if state is not None:
         slots = {

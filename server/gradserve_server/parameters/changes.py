@@ -63,6 +63,7 @@ class Machine:
         journal: Takes every change; None if nothing is durable.
         memory: An empty reservation of bytes for them.
         waiters: The budget of waiting calls.
+        spec: The properties of what is on this server: of sharded parameters, of its shard.
     """
 
     changes: RoundChanges
@@ -73,15 +74,15 @@ class Machine:
     journal: ParametersJournal | None
     memory: Reservation
     waiters: Reservation
+    spec: ParametersSpec
 
 
 class Changer:
     """Changes the rules and the values of parameters, and restores them. Every call has the lock of their changes."""
 
-    def __init__(self, name: str, spec: ParametersSpec, machine: Machine) -> None:
-        """`spec` has the first rules."""
+    def __init__(self, name: str, machine: Machine) -> None:
         self._name = name
-        self._spec = spec
+        self._spec = machine.spec
         self._changes, self._ledger, self._variables = machine.changes, machine.ledger, machine.variables
         self._queue, self._records, self._journal = machine.queue, machine.records, machine.journal
         self._memory = machine.memory
@@ -170,7 +171,8 @@ class Changer:
             self._updates.drop()
             self._changes.observer.on_drop()
             number = ledger.rounds.current.number
-            version = version_of(Average(values, step, number, 0, 0.0, ()), digest=variables.digest)
+            record = None if is_first else self._versions.record_of_load(event)
+            version = version_of(Average(values, step, number, 0, 0.0, ()), digest=variables.digest, record=record)
             if journal is not None:
                 try:
                     await journal.settle(version, ())

@@ -27,7 +27,7 @@ from gradserve_server.parameters.ledger import RulesChanged, StepTaken, UpdateAn
 from gradserve_server.parameters.optimizers import optimizer_of, optimizer_record
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import schedule_of, schedule_record
-from gradserve_server.parameters.record import Refusal, RoundRecord, RoundUpdate
+from gradserve_server.parameters.record import DecidedRound, Refusal, RoundRecord, RoundUpdate
 from gradserve_server.parameters.reductions.spec import reduction_of, reduction_record
 from gradserve_server.parameters.round_rules import rules_of, rules_record
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules, UpdateKind
@@ -77,6 +77,7 @@ _PLAIN = (
     "one_per_worker",
     "keep_rounds",
 )
+_SHARDED = ("num_shards", "server", "follows")
 
 
 def parameters_spec_record(spec: ParametersSpec) -> Record:
@@ -89,6 +90,7 @@ def parameters_spec_record(spec: ParametersSpec) -> Record:
         "normalization": spec.normalization.value,
         "reduction": reduction_record(spec.reduction),
         **{name: getattr(spec, name) for name in _PLAIN},
+        **({name: getattr(spec, name) for name in _SHARDED} if spec.num_shards else {}),
     }
 
 
@@ -109,6 +111,7 @@ def parameters_spec_of(record: Record) -> ParametersSpec:
         durability=updates.durability,
         agreement=updates.agreement,
         **{name: record[name] for name in _PLAIN},
+        **{name: record[name] for name in _SHARDED if name in record},
     )
 
 
@@ -198,15 +201,25 @@ PARAMETERS: Recording[Any, UpdateLedger] = Recording(
 def round_record_record(record: RoundRecord) -> Record:
     """Converts the record of a round to types that JSON has; the reverse of `round_record_of`."""
     converters = dict.fromkeys(("digest_before", "digest_after", "hash"), bytes.hex)
-    return record_of(
+    converted = record_of(
         record,
         {
             **converters,
             "updates": lambda updates: [list(record_of(each, {}).values()) for each in updates],
             "refusals": lambda refusals: [list(record_of(each, {}).values()) for each in refusals],
             "optimizer": optimizer_record,
+            "decided": _decided_record,
         },
     )
+    if record.decided is None:
+        del converted["decided"]
+    return converted
+
+
+def _decided_record(decided: DecidedRound | None) -> Record | None:
+    if decided is None:
+        return None
+    return record_of(decided, {"optimizer": optimizer_record, "schedule": schedule_record})
 
 
 def round_record_of(record: Record) -> RoundRecord:
@@ -224,6 +237,9 @@ def round_record_of(record: Record) -> RoundRecord:
             "updates": lambda rows: tuple([RoundUpdate(*row) for row in rows]),
             "refusals": lambda rows: tuple([Refusal(*row) for row in rows]),
             "optimizer": optimizer_of,
+            "decided": lambda decided: value_of(
+                DecidedRound, decided, {"optimizer": optimizer_of, "schedule": schedule_of}
+            ),
         },
     )
 
@@ -263,7 +279,7 @@ class ParametersJournal(FileJournal):
         variables: The variables, whose state is written.
     """
 
-    tables = RoundTables("parameters", "parameters_update", "parameters_version")
+    tables = RoundTables("parameters", "parameters_update", "parameters_version", "parameters_part")
 
     variables: Variables
     _beginning: Change | None = None
@@ -385,19 +401,20 @@ class ParametersJournals(Journals[Any, UpdateLedger]):
     def begin(
         self, key: ResourceKey, spec: ParametersSpec, lifetime: Lifetime, incarnation: str
     ) -> ParametersJournal | None:
-        """Returns the journal of new parameters, whose spec has its durability; None for NONE."""
-        assert spec.durability is not None, "the registry has chosen one"
-        if spec.durability is Durability.NONE:
+        """Returns the journal of new parameters, of what is here; None for durability NONE."""
+        durability = spec.here.durability
+        assert durability is not None, "the registry has chosen one"
+        if durability is Durability.NONE:
             return None
         number = self.new_number()
         change = Change()
         change.execute(
             "INSERT INTO parameters (id, container, name, owner, incarnation, durability, spec, lifetime) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            *(number, key.container, key.name, key.user.name, incarnation, spec.durability.value),
+            *(number, key.container, key.name, key.user.name, incarnation, durability.value),
             *(json.dumps(parameters_spec_record(spec)), json.dumps(asdict(lifetime))),
         )
-        journal = self._journals[key] = ParametersJournal(self, number, spec.durability)
+        journal = self._journals[key] = ParametersJournal(self, number, durability)
         journal.begin(change)
         return journal
 

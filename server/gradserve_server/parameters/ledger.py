@@ -194,7 +194,8 @@ class UpdateLedger(Ledger):
         """Why the next round ends, as the closer has decided."""
         self.apply_seconds = 0.0
         """The time that the optimizer took in the latest round."""
-        self._wall_clock = wall_clock
+        self.wall_clock = wall_clock
+        """The nanoseconds since 1970."""
         self._lease_seconds = lease_seconds
         self._clients: dict[str, str] = {}
         """The client of each worker of the latest rounds."""
@@ -235,13 +236,14 @@ class UpdateLedger(Ledger):
                 field="local_step",
             )
         outcome = Outcome.ACCEPTED
-        if self._spec.staleness.is_stale(staleness) and not contribution.was_accepted:
+        if self._spec.staleness.is_stale(staleness) and (not contribution.was_accepted or self._spec.num_shards):
             outcome = Outcome.STALE
         elif one_per_worker and not self._has_new_workers(contribution):
             outcome = Outcome.ALREADY_COUNTED
         counted = contribution
         if outcome is Outcome.ACCEPTED:
-            # One that was accepted and lost with its server may be too stale by now.
+            # One that was accepted and lost with its server may be too stale by now. (Not of sharded parameters: their
+            # servers forget updates that are too stale.)
             factor = self._spec.staleness.factor(min(staleness, self._spec.staleness.max))
             if factor < 1.0:
                 counted = contribution.discounted(factor)
@@ -267,7 +269,7 @@ class UpdateLedger(Ledger):
     def ending(self, call: RequestId | None) -> StepTaken:
         """Returns the decision to end the round, as of now."""
         self.ended = StepTaken(
-            at=self.now, reason=self.reason, end_time=self._wall_clock(), apply_seconds=self.apply_seconds
+            at=self.now, reason=self.reason, end_time=self.wall_clock(), apply_seconds=self.apply_seconds
         )
         num_counted = len(self.closer.came)
         num_live = num_counted + sum(map(self.is_alive, self.closer.missing))

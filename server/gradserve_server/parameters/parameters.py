@@ -10,10 +10,11 @@ from gradserve_server.accumulators.gradient import Average, Contribution, Gradie
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.rounds import Pushed, Rounds, Wording
-from gradserve_server.errors import ServiceError
+from gradserve_server.errors import InvalidArgumentError, ServiceError
 from gradserve_server.parameters.changes import Changer, Changes, Machine
 from gradserve_server.parameters.ledger import UpdateLedger, WeightLedger
-from gradserve_server.parameters.record import RoundRecord
+from gradserve_server.parameters.record import DecidedRound, RoundRecord
+from gradserve_server.parameters.sharding import Follower
 from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.variables import Loaded, OptimizerState
 from gradserve_server.parameters.versions import Version, Versions
@@ -46,15 +47,23 @@ class Parameters:
     """
 
     def __init__(self, name: str, spec: ParametersSpec, incarnation: str, machine: Machine) -> None:
-        """`begin` follows, or the restored versions."""
+        """`begin` follows, or the restored versions. `spec` is that of all servers."""
         self.name = name
         self.incarnation = incarnation
         self._spec = spec
         self._parts = machine
         self._changes, self._ledger, self._variables = machine.changes, machine.ledger, machine.variables
         self._versions = cast(Versions, machine.changes.averages)
-        self._accumulator = Accumulator(name, spec.updates, incarnation, machine.changes, machine.waiters, WORDING)
-        self._changer = Changer(name, spec, machine)
+        updates = machine.spec.updates
+        self._accumulator = Accumulator(name, updates, incarnation, machine.changes, machine.waiters, WORDING)
+        self._changer = Changer(name, machine)
+        self.shard = machine.changes.shard
+        """Holds the updates of sharded parameters until they count; None if they are on this server alone."""
+        self._forgotten_at = 0
+        """The step at which staged updates were last forgotten."""
+        self._follower = None
+        if self.shard is not None and spec.follows:
+            self._follower = Follower(name, incarnation, machine, self._changer, self.shard)
         machine.queue.wake = machine.changes.serve_takers
 
     @property
@@ -62,6 +71,11 @@ class Parameters:
         """The properties, with the rules of the next round."""
         rules = self._ledger.next_rules
         return self._spec if rules == self._spec.rules else self._spec.with_rules(rules)
+
+    @property
+    def here(self) -> ParametersSpec:
+        """The properties of what is on this server; of sharded parameters, of its shard."""
+        return self._parts.spec
 
     @property
     def place(self) -> Place:
@@ -140,6 +154,7 @@ class Parameters:
             ServiceError: `open_update` failed, or a limit was reached; nothing has changed.
         """
         applied, duplicate = await self._accumulator.apply(call, contribution, open_update)
+        await self._forget_staged()
         return cast(Pushed, applied), duplicate
 
     async def push_pull(
@@ -162,16 +177,31 @@ class Parameters:
             one_per_worker=self._spec.one_per_worker,
         )
         assert average is not None, "there is a version from the beginning"
+        await self._forget_staged()
         return cast(Pushed, applied), cast(Version, average), duplicate
 
-    async def read(self, step: int | None, timeout: float | None) -> Version:
+    async def _forget_staged(self) -> None:
+        """At the home of sharded parameters, forgets staged updates that can count no more, once for each step."""
+        step = self.rounds.global_step
+        if self.shard is not None and step > self._forgotten_at and not self._changes.is_closed:
+            self._forgotten_at = step
+            # One step later than necessary: a call that is under way with one should find it, to be told it is stale.
+            await self.shard.forget_older(step - 1 - self._spec.staleness.max)
+
+    async def read(self, step: int | None, timeout: float | None, call: RequestId | None = None) -> Version:
         """Waits for the version of a step; returns the newest for None.
+
+        Args:
+            step: The step.
+            timeout: Seconds to wait; None for no limit.
+            call: The id of the call, if it has one. A version of sharded parameters is kept at their home until a later
+                call of its client.
 
         Raises:
             OutOfRangeError: It is not kept, or no round led to that step.
             DeadlineExceededError: The step was not reached within `timeout` seconds.
         """
-        return cast(Version, await self._accumulator.read_average(step, timeout))
+        return cast(Version, await self._accumulator.read_average(step, timeout, call))
 
     @asynccontextmanager
     async def reading_state(self) -> AsyncIterator[tuple[Version, OptimizerState]]:
@@ -202,6 +232,41 @@ class Parameters:
         with self._ledger.calls.room_for(call):
             await self._changes.make(self._changer.change, call, changes)
 
+    async def follow(self, rounds: Sequence[DecidedRound]) -> None:
+        """Makes the versions of rounds that the home of sharded parameters has ended; see `Follower.follow`.
+
+        Raises:
+            InvalidArgumentError: This server is their home, or they are on one server.
+        """
+        await self._changes.make(self._following("decided").follow, rounds)
+
+    async def hold(self, load_id: str, loaded: Loaded) -> None:
+        """Holds values until the home of sharded parameters has decided that they are loaded; see `Follower.hold`.
+
+        Raises:
+            InvalidArgumentError: This server is their home, or they are on one server.
+        """
+        await self._changes.make(self._following("values").hold, load_id, loaded)
+
+    def _following(self, field: str) -> Follower:
+        if self._follower is None:
+            raise InvalidArgumentError(
+                f"expected none at the home of parameters {self.name!r}, which decides about rounds", field=field
+            )
+        return self._follower
+
+    async def count_updates(self) -> tuple[int, list[str]]:
+        """Begins another epoch; returns it, and the ids of all staged updates that count, or that servers may need.
+
+        Raises:
+            InvalidArgumentError: They are not sharded, or this server is not their home.
+        """
+        if self.shard is None or self._follower is not None:
+            raise InvalidArgumentError(f"this is not the home of sharded parameters {self.name!r}", field="parameters")
+        epoch, counted = await self._changes.end_epoch()
+        decided = [record.decided for record in self._parts.records if record.decided is not None]
+        return epoch, [*counted, *[part_id for each in decided for part_id in each.part_ids]]
+
     def records(self, since: int, most: int) -> tuple[list[RoundRecord], bool]:
         """Returns up to `most` records of rounds that led beyond a step, oldest first, and whether there are more."""
         return self._parts.records.since(since, most)
@@ -210,6 +275,8 @@ class Parameters:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
         self._changes.close(error)
         self._parts.records.close()
+        if self._follower is not None:
+            self._follower.close()
 
     # Beginning
 

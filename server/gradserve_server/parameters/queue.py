@@ -58,12 +58,16 @@ class UpdateQueue(TakeQueue):
             verdict = ledger.closer.verdict(now, ledger.is_alive)
         if isinstance(verdict, End):
             ledger.reason = verdict.reason
-            return _RoundEnd(self, self.num_required)
+            return self.end_of_round()
         if isinstance(verdict, Overdue):  # its deadline is too short for the clock
             self._wake_at(now, now)
         elif verdict.until is not None:
             self._wake_at(ledger.next_look(verdict.until), now)
         return None
+
+    def end_of_round(self) -> Waiter:
+        """Returns what stands for all who wait for the end of the round."""
+        return _RoundEnd(self, self.num_required)
 
     def failed(self, error: Exception) -> None:
         """Fails the calls that wait for the round, which could not end; it is tried again a little later."""

@@ -2,7 +2,7 @@
 
 import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from sys import getsizeof
@@ -10,6 +10,7 @@ from sys import getsizeof
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.parameters.optimizers import name_of
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
+from gradserve_server.parameters.optimizers.schedule import Schedule
 from gradserve_server.resources.budget import Reservation
 
 _MOST_ENTRIES = 1 << 16
@@ -17,6 +18,8 @@ _MOST_ENTRIES = 1 << 16
 _RECORD_BYTES = 768
 _ENTRY_BYTES = 272
 """The measured memory of a record, and of each of its updates and refusals beside the id of its worker."""
+_DECIDED_BYTES, _PART_BYTES = 1024, 128
+"""That of what the other servers of sharded parameters need, and of each update there."""
 NO_HASH = bytes(32)
 """The hash before the first record."""
 
@@ -62,12 +65,37 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class DecidedRound:
+    """A round that the home of sharded parameters has ended, as the other servers need it to make the version.
+
+    Attributes:
+        step: The step that it led to: greater by one than that before, unless values were loaded.
+        optimizer: The optimizer.
+        schedule: The schedule of its learning rate.
+        part_ids: The ids under which servers hold its updates, in the order in which they are summed; none if values
+            were loaded.
+        weights: Their weights, in that order.
+        loaded: The id of the values that were loaded; empty if none were.
+        oldest_version: The step of the oldest version that the home keeps at the time of its answer.
+    """
+
+    step: int
+    optimizer: Optimizer
+    schedule: Schedule
+    part_ids: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    loaded: str = ""
+    oldest_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RoundRecord:
     """The record of a round that was applied.
 
     Attributes:
         step: The step that it led to.
-        reason: Why it ended: "required", "grace", "expected" or "deadline".
+        reason: Why it ended: "required", "grace", "expected" or "deadline". Of sharded parameters, there are also
+            records of loaded values, with the reason "loaded".
         end_time: When it ended, in nanoseconds since 1970.
         updates: The updates, in order of arrival.
         refusals: What was refused meanwhile, the latest thousand.
@@ -76,6 +104,7 @@ class RoundRecord:
         lr: The learning rate that counted, after the schedule.
         optimizer: The optimizer.
         hash: The hash over the previous record's hash and this record; see `chained`.
+        decided: At the home of sharded parameters, what the other servers need. It has no part in the hash.
     """
 
     step: int
@@ -88,6 +117,7 @@ class RoundRecord:
     lr: float
     optimizer: Optimizer
     hash: bytes = b""
+    decided: DecidedRound | None = None
 
     def chained(self, previous: bytes) -> "RoundRecord":
         """Returns a copy with its hash: BLAKE2b of 32 bytes over the previous hash and all fields in order.
@@ -106,10 +136,14 @@ def _num_entries(record: RoundRecord) -> int:
     return len(record.updates) + len(record.refusals)
 
 
+def _decided_bytes(record: RoundRecord) -> int:
+    return 0 if record.decided is None else _DECIDED_BYTES + _PART_BYTES * len(record.decided.part_ids)
+
+
 def _num_bytes(record: RoundRecord) -> int:
     entries: list[RoundUpdate | Refusal] = [*record.updates, *record.refusals]
     ids = sum([getsizeof(each.worker_id) for each in entries])
-    return _RECORD_BYTES + _ENTRY_BYTES * _num_entries(record) + ids
+    return _RECORD_BYTES + _ENTRY_BYTES * _num_entries(record) + ids + _decided_bytes(record)
 
 
 def _parts(record: RoundRecord) -> Iterable[bytes]:
@@ -166,6 +200,10 @@ class RoundRecords:
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        """Yields all records, the oldest first."""
+        return iter(self._records)
 
     def add(self, record: RoundRecord) -> list[int]:
         """Appends a record; returns the steps of those that are no longer kept."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -11,6 +12,16 @@ from gradserve_server.accumulators.factory import AccumulatorFactory, OwnReserva
 from gradserve_server.accumulators.gradient import Array, Average
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.observer import AccumulatorObserver, Unobserved
+from gradserve_server.accumulators.sharding.home import (
+    Decision,
+    OrderedIncarnations,
+    PartIncarnations,
+    check_ordered,
+    is_later,
+    latest_before,
+)
+from gradserve_server.accumulators.sharding.shard import Shard
+from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -27,6 +38,7 @@ from gradserve_server.parameters.optimizers.stepping import Stepper
 from gradserve_server.parameters.parameters import WORDING, Parameters
 from gradserve_server.parameters.queue import UpdateQueue
 from gradserve_server.parameters.record import RoundRecord, RoundRecords
+from gradserve_server.parameters.sharding import FollowingQueue
 from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.update_sum import update_sum
 from gradserve_server.parameters.variables import Loaded, OptimizerState, Variables
@@ -35,7 +47,10 @@ from gradserve_server.resources.cluster import Member, check_place
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import Directory, ResourceKey
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.storage.journal import durability_of_new
+from gradserve_server.storage.journal import Durability, durability_of_new
+
+_FIELD = "home_incarnation"
+_MOST_HANDED_OUT = 1024
 
 
 class ParametersRegistry:
@@ -55,12 +70,14 @@ class ParametersRegistry:
         wall_clock: Callable[[], int] = time.time_ns,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
         member: Member | None = None,
+        ordered: OrderedIncarnations | None = None,
         observe: Callable[[ResourceKey, UpdateLedger], AccumulatorObserver] = lambda _, __: Unobserved(),
     ) -> None:
         """Takes, among others, what makes machines of rounds, and the journals if there is a state directory.
 
         `wall_clock` has the nanoseconds since 1970. `member` is the place of the server in a cluster, whose other
-        servers have parameters of other names. `observe` returns the observer of new parameters with a ledger.
+        servers have parameters of other names. `ordered` makes the incarnations of sharded parameters. `observe`
+        returns the observer of new parameters with a ledger.
         """
         self.factory = factory
         self._lifetimes = lifetimes
@@ -69,6 +86,10 @@ class ParametersRegistry:
         self._journals = journals
         self._wall_clock = wall_clock
         self._member = member
+        self._ordered = ordered or OrderedIncarnations(lambda: self._new_incarnation(), wall_clock, None)
+        self._parts = PartIncarnations(member, "parameters")
+        self._handed_out: OrderedDict[ResourceKey, str] = OrderedDict()
+        """The incarnations of sharded parameters that their creators are about to create."""
         self._observe = observe
         self._parameters: Directory[Parameters] = Directory(
             "parameters", lifetimes, self._end, article="some", is_of_another_run=is_of_another_run
@@ -79,27 +100,42 @@ class ParametersRegistry:
         """The turns of clients that create parameters of the same name."""
 
     async def create(
-        self, key: ResourceKey, spec: ParametersSpec, lifetime: Lifetime = SHARED, initial: Loaded | None = None
+        self,
+        key: ResourceKey,
+        spec: ParametersSpec,
+        lifetime: Lifetime = SHARED,
+        initial: Loaded | None = None,
+        home_incarnation: str = "",
     ) -> tuple[Parameters, bool]:
         """Returns the parameters of this name, and whether they are new.
 
         Args:
             key: Their name.
-            spec: Their properties.
+            spec: Their properties; of sharded parameters, those of `ParametersSpec.placed`.
             lifetime: Their lifetime.
             initial: Values to create them with; None only finds existing ones.
+            home_incarnation: Of sharded parameters, what `hand_out` of their home has returned. On another server, the
+                shard takes the place of an earlier one.
 
         Raises:
             InvalidArgumentError: The name is empty, or belongs to another server of the cluster; or the values do not
                 fit.
             NotFoundError: There are none, and no values.
+            AbortedError: A later incarnation is known here.
             AlreadyExistsError: Parameters of this name have other properties or another lifetime.
             ResourceExhaustedError: There are too many, or there is not enough memory or disk.
         """
-        check_place(self._member, key, 0, "parameters")
+        check_place(self._member, key, spec.num_shards, "parameters")
+        spec = _durable(spec)
         while (beginning := self._beginning.get(key)) is not None:
             await asyncio.shield(beginning)  # a creation that fails leaves the name free
         found = self._parameters.find(key)
+        if spec.follows and (home_incarnation or initial is not None):
+            check_ordered(home_incarnation, _FIELD)
+            self._parts.check_is_not_earlier(key, None if found is None else found.incarnation, home_incarnation)
+            if found is not None and found.incarnation != home_incarnation:
+                self._end(key, found.incarnation)
+                found = None
         if found is not None:
             differences = found.spec.differences(spec)
             if differences:
@@ -113,16 +149,33 @@ class ParametersRegistry:
             raise NotFoundError(
                 f"there are no parameters {str(key)!r}: create them with values", field="parameters.name"
             )
-        made = await self._create(key, spec, lifetime, initial)
+        if spec.num_shards and not spec.follows and home_incarnation != self._handed_out.pop(key, None):
+            raise AbortedError(
+                f"another client has begun to create parameters {str(key)!r} since: begin again", field=_FIELD
+            )
+        made = await self._create(key, spec, lifetime, initial, home_incarnation)
         self.creators.end(key)
         return made, True
 
-    async def _create(self, key: ResourceKey, spec: ParametersSpec, lifetime: Lifetime, initial: Loaded) -> Parameters:
-        spec = spec.resolved(durability_of_new(spec.durability, self._journals, "spec.durability"))
+    def hand_out(self, key: ResourceKey) -> str:
+        """Returns the incarnation with which a creator, who has the turn, creates sharded parameters on all servers.
+
+        The one that another creator got before can be used no more.
+        """
+        self._handed_out.pop(key, None)
+        while len(self._handed_out) >= _MOST_HANDED_OUT:
+            self._handed_out.popitem(last=False)
+        incarnation = self._handed_out[key] = self._ordered.new()
+        return incarnation
+
+    async def _create(
+        self, key: ResourceKey, spec: ParametersSpec, lifetime: Lifetime, initial: Loaded, incarnation: str
+    ) -> Parameters:
+        spec = _durable(spec.resolved(durability_of_new(spec.durability, self._journals, "spec.durability")))
         place = self.factory.places.host
         own = self.factory.reserve(key, spec.updates, place)
         try:
-            incarnation = self._new_incarnation()
+            incarnation = incarnation or self._new_incarnation()
             journal = None if self._journals is None else self._journals.begin(key, spec, lifetime, incarnation)
         except ServiceError:
             own.close()
@@ -211,7 +264,9 @@ class ParametersRegistry:
             InvalidArgumentError: The name belongs to another server of the cluster, or they do not fit together.
             ResourceExhaustedError: The server has reached its limits.
         """
-        check_place(self._member, key, 0, "parameters")
+        check_place(self._member, key, spec.num_shards, "parameters")
+        if spec.num_shards and not spec.follows:
+            self._ordered.restored(incarnation)
         own = self.factory.reserve(key, spec.updates, self.factory.places.host)
         ledger = self._new_ledger(spec, own)
         journal = ledger_of(ledger)
@@ -258,13 +313,33 @@ class ParametersRegistry:
         """Returns the lifetime of existing parameters."""
         return self._parameters.lifetime(key)
 
-    def delete(self, key: ResourceKey, incarnation: str = "") -> bool:
+    def delete(self, key: ResourceKey, incarnation: str = "", *, home_incarnation: str = "") -> bool:
         """Deletes parameters; returns whether they existed.
 
+        Args:
+            key: Their name.
+            incarnation: The only incarnation to delete; empty for any.
+            home_incarnation: If another server is their home, the latest incarnation to delete, from `gone`.
+
         Raises:
-            InvalidArgumentError: The name is empty.
+            InvalidArgumentError: The name is empty, or the incarnation at the home is malformed or given to the home.
         """
-        return self._end(key, incarnation)
+        if not home_incarnation:
+            return self._end(key, incarnation)
+        self._parts.delete_up_to(key, home_incarnation)
+        found = self._parameters.find(key)
+        return found is not None and not is_later(found.incarnation, home_incarnation) and self._end(key, incarnation)
+
+    def gone(self, key: ResourceKey) -> str:
+        """Returns the incarnation up to which other servers may delete shards; see `AccumulatorRegistry.gone`."""
+        if self._member is None or not self._member.is_home(key):
+            return ""
+        try:
+            found = self._parameters.find(key)
+        except AlreadyExistsError:
+            return ""
+        self._handed_out.pop(key, None)
+        return latest_before(found.incarnation) if found is not None and found.spec.num_shards else self._ordered.new()
 
     def page(
         self, container: str, after: str, size: int, *, user: Identity = ANONYMOUS
@@ -326,12 +401,12 @@ class ParametersRegistry:
         journal: ParametersJournal | None,
         own: OwnReservations,
     ) -> Parameters:
-        place = self.factory.places.host
-        variables = Variables(spec, place, self._stepper)
+        place, here = self.factory.places.host, spec.here
+        variables = Variables(here, place, self._stepper)
         if journal is not None:
             journal.variables = variables
-        records = RoundRecords(spec.keep_rounds, own.bookkeeping)
-        queue = UpdateQueue(str(key), ledger)
+        records = RoundRecords(here.keep_rounds, own.bookkeeping)
+        queue = (FollowingQueue if spec.follows else UpdateQueue)(str(key), ledger)
         forget_rounds = (lambda _: None) if journal is None else journal.forget_rounds
         kind = RoundKind(
             ledger,
@@ -341,10 +416,39 @@ class ParametersRegistry:
             WORDING,
             lambda key: self._observe(key, ledger),
             spec.holds_updates,
+            Decision(incarnation, spec.deterministic) if spec.num_shards and not spec.follows else None,
+            self._shard(key, spec, own, journal) if spec.num_shards else None,
         )
-        changes = self.factory.make_changes(key, spec.updates, place, incarnation, kind, journal, own)
-        machine = Machine(changes, ledger, queue, variables, records, journal, own.memory, own.waiters)
+        changes = self.factory.make_changes(key, here.updates, place, incarnation, kind, journal, own)
+        machine = Machine(changes, ledger, queue, variables, records, journal, own.memory, own.waiters, here)
         parameters = Parameters(str(key), spec, incarnation, machine)
         self._reservations[key] = own
         self._parameters.add(key, parameters, lifetime)
         return parameters
+
+    def _shard(
+        self, key: ResourceKey, spec: ParametersSpec, own: OwnReservations, journal: ParametersJournal | None
+    ) -> Shard:
+        """Returns what holds updates until they count. At the home they need not survive a restart."""
+        staged = spec.here.updates.in_order(of_workers=True)
+        return Shard(
+            str(key),
+            staged,
+            make_sum=lambda: RoundSum(staged, self.factory.places.host, memory=own.memory, owner=key.user),
+            make_running_sum=None,
+            memory=own.memory,
+            bookkeeping=own.bookkeeping,
+            journal=journal.shard if journal is not None and spec.follows else None,
+            clock=self.factory.clock,
+            call_seconds=self._lifetimes.client_lease_seconds,
+        )
+
+
+def _durable(spec: ParametersSpec) -> ParametersSpec:
+    """Returns a spec with GRADIENT in place of ROUND if the parameters are sharded.
+
+    An update that the home has lost would be staged nowhere when its client sends it again.
+    """
+    if spec.num_shards and spec.durability is Durability.ROUND:
+        return spec.resolved(Durability.GRADIENT)
+    return spec

@@ -19,6 +19,7 @@ from gradserve_server.accumulators.durable.restoring import (
 )
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.journal import ShardJournal
 from gradserve_server.accumulators.records import contribution_of, joined
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
@@ -40,7 +41,7 @@ from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.variables import OptimizerState
 from gradserve_server.parameters.versions import Version
 from gradserve_server.resources.budget import UNLIMITED, Budget
-from gradserve_server.resources.cluster import MisplacedError
+from gradserve_server.resources.cluster import Member, MisplacedError
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import owner_named
@@ -79,8 +80,8 @@ class _Stored:
         found = parameters_spec_of(json.loads(spec))
         if found.durability in (None, Durability.NONE):
             raise ValueError("their durability is NONE")
-        assert found.durability is not None
-        return cls(number, key, incarnation, found, Lifetime(**json.loads(lifetime)), found.durability)
+        assert found.here.durability is not None
+        return cls(number, key, incarnation, found, Lifetime(**json.loads(lifetime)), found.here.durability)
 
 
 async def restore_parameters(journals: ParametersJournals, registry: ParametersRegistry, allocate: Allocate) -> int:
@@ -146,12 +147,16 @@ async def _make_again(
         raise ValueError("there is no version")
     state, state_blob = _state(store, number, allocate)
 
+    journal: ParametersJournal | None = None
+
     def fill(ledger: UpdateLedger) -> ParametersJournal | None:
+        nonlocal journal
         position = PARAMETERS.replay(store.rows, number, ledger)
         newest, rounds = versions[-1][0], ledger.rounds
         if (newest.step, newest.round_number) != (rounds.global_step, rounds.current.number - 1):
             raise ValueError(f"expected a version of step {rounds.global_step}, got step {newest.step} as the newest")
-        return begin_again(row.key, number, row.durability, position, state_blob)
+        journal = begin_again(row.key, number, row.durability, position, state_blob)
+        return journal
 
     records = _records(store, number)
     made = await registry.restore(row.key, row.spec, row.lifetime, row.incarnation, fill, versions, state, records)
@@ -167,6 +172,11 @@ async def _make_again(
         await made.add_again(gradient, contribution)
     if count != made.rounds.num_accumulated:
         raise ValueError(f"expected {made.rounds.num_accumulated} updates of the current round, got {count}")
+    if made.shard is not None:
+        # Read even if nothing is written: those who inspect a directory want to know about damage.
+        held = ShardJournal(store, number, ParametersJournal.tables) if journal is None else journal.shard
+        for part in held.read(allocate):
+            await made.shard.stage_again(*part)
     made.go_on()
     return made
 
@@ -284,7 +294,9 @@ async def _try_again(store: StateStore, row: _Stored, versions: Sequence[_Kept])
     """
     parallel = ForkJoin(1)
     factory, lifetimes = unlimited_factory(Reducer(parallel))
-    registry = ParametersRegistry(factory, lifetimes, Stepper(parallel), new_incarnation=str)
+    spec = row.spec
+    member = Member("", spec.server, spec.num_shards) if spec.num_shards else None
+    registry = ParametersRegistry(factory, lifetimes, Stepper(parallel), new_incarnation=str, member=member)
     return await _make_again(store, row, registry, lambda *_: None, versions, np.empty)
 
 
@@ -294,7 +306,8 @@ def parameters_removal(store: StateStore, found: FoundParameters) -> Change | No
     if found.damage is not None:
         rows = store.rows(
             "SELECT blob FROM parameters_version WHERE parameters = ?1 UNION SELECT blob FROM parameters_update "
-            "WHERE parameters = ?1 UNION SELECT blob FROM parameters_state WHERE parameters = ?1",
+            "WHERE parameters = ?1 UNION SELECT blob FROM parameters_state WHERE parameters = ?1 "
+            "UNION SELECT blob FROM parameters_part WHERE parameters = ?1",
             found.number,
         )
         change.execute("DELETE FROM parameters WHERE id = ?", found.number)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Self
@@ -16,10 +16,14 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import listed, quoted
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import Schedule
-from gradserve_server.parameters.reductions.spec import Mean, Reduction
+from gradserve_server.parameters.reductions.spec import Mean, Reduction, Sum
 from gradserve_server.parameters.round_rules import RoundRules
 from gradserve_server.parameters.staleness import Staleness
+from gradserve_server.resources.cluster import Member
+from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.storage.journal import Durability
+
+_ALL_VERSIONS = (1 << 31) - 1
 
 
 class UpdateKind(Enum):
@@ -78,6 +82,9 @@ class ParametersSpec:
         durability: How much survives the end of the server; None for the server's default.
         agreement: Opaque labels that every client must agree on, by name.
         keep_rounds: The number of rounds whose records are kept.
+        num_shards: The number of servers over which they are sharded; 0 if they are on one.
+        server: If they are sharded, the index of this server.
+        follows: If they are sharded, whether another server is their home.
 
     Raises:
         InvalidArgumentError: A property is not valid.
@@ -97,6 +104,9 @@ class ParametersSpec:
     durability: Durability | None = None
     agreement: Mapping[str, str] = field(default_factory=dict)
     keep_rounds: int = 1000
+    num_shards: int = 0
+    server: int = 0
+    follows: bool = False
 
     def __post_init__(self) -> None:
         for index, component in enumerate(self.components):
@@ -112,6 +122,13 @@ class ParametersSpec:
                 field="spec.clip_norm",
             )
         self.reduction.check_rounds(self.rules.rounds)
+        if self.num_shards and (self.clip_norm is not None or not isinstance(self.reduction, Mean | Sum)):
+            what = f"reduction {self.reduction.name}" if self.clip_norm is None else "clip_norm"
+            raise InvalidArgumentError(
+                f"expected no {what} for parameters on several servers, of which none has whole updates: put them on "
+                "one, with sharded=False",
+                field="spec.num_shards",
+            )
         self.updates  # noqa: B018 - checks what accumulators check
 
     @cached_property
@@ -126,12 +143,46 @@ class ParametersSpec:
             durability=self.durability,
             device="cpu",
             agreement=self.agreement,
+            num_shards=self.num_shards,
         )
+
+    @cached_property
+    def here(self) -> "ParametersSpec":
+        """The spec of what is on this server: of sharded parameters, of its shard.
+
+        Raises:
+            InvalidArgumentError: It has no piece of any component.
+        """
+        if not self.num_shards:
+            return self
+        parts = [part for each in self.components if (part := each.part_on(self.server)) is not None]
+        if not parts:
+            raise InvalidArgumentError(
+                f"expected a piece of a component on server {self.server}, got none", field="spec.components"
+            )
+        shard = replace(self, components=tuple(parts), num_shards=0, agreement={})
+        if not self.follows:
+            return shard
+        # Its home says which versions it keeps, and has the records.
+        durability = None if self.durability is None else self._durability_here(self.durability)
+        return replace(shard, keep_versions=_ALL_VERSIONS, keep_rounds=1, durability=durability)
+
+    def _durability_here(self, durability: Durability) -> Durability:
+        """Returns the durability of rounds here. Away from the home, updates are written when they are staged."""
+        return Durability.ROUND if self.follows and durability is Durability.GRADIENT else durability
+
+    def placed(self, member: Member, key: ResourceKey) -> Self:
+        """Returns a copy of sharded parameters for a server of their cluster."""
+        other = copy(self)
+        object.__setattr__(other, "server", member.index)
+        object.__setattr__(other, "follows", not member.is_home(key))
+        vars(other).pop("here", None)
+        return other
 
     @property
     def adds_up(self) -> bool:
         """True if updates may be added up before they come: nothing looks at each, or at their order."""
-        return not self.holds_updates and self.clip_norm is None
+        return not self.holds_updates and self.clip_norm is None and not self.num_shards
 
     @property
     def holds_updates(self) -> bool:
@@ -157,6 +208,8 @@ class ParametersSpec:
     def derive(self) -> None:
         """Computes the cached properties now, in this thread: that takes long for many components."""
         self.updates.derive()
+        if self.num_shards:
+            self.here.derive()
         self.by_name, self.masters, self.shapes, self.version_bytes, self._all_master_bytes  # noqa: B018 - they are kept
 
     def master_bytes(self, names: Mapping[str, object] | None = None) -> int:
@@ -213,6 +266,8 @@ class ParametersSpec:
         other = copy(self)  # rather than `replace`, which would check all components again
         object.__setattr__(other, "durability", durability)
         vars(other)["updates"] = self.updates.resolved(durability, self.updates.device)
+        if self.num_shards:
+            vars(other)["here"] = self.here.resolved(self._durability_here(durability))
         return other
 
     def with_rules(self, rules: Rules) -> Self:
@@ -237,6 +292,7 @@ class ParametersSpec:
 
 
 _COMPARED = (
+    "num_shards",
     "update",
     "staleness",
     "normalization",
@@ -261,8 +317,8 @@ def _names_that_differ(one: ParametersSpec, other: ParametersSpec) -> list[str]:
 
 
 def _components_that_differ(one: ParametersSpec, other: ParametersSpec) -> list[str]:
-    if one.by_name == other.by_name:
-        return []
+    if one.by_name == other.by_name or one.num_shards != other.num_shards:
+        return []  # their pieces differ with the number of servers, which is what to say
     return [difference for each in one.components for difference in each.differences(other.by_name[each.name])]
 
 
@@ -301,5 +357,3 @@ def _check_component(component: ComponentSpec, field: str) -> None:
             f"expected a known shape of component {quoted(component.name)}, got {component.shape}",
             field=f"{field}.shape",
         )
-    if component.pieces:
-        raise InvalidArgumentError("expected no pieces: parameters are on one server", field=f"{field}.pieces")

@@ -9,8 +9,10 @@ from gradserve_server.accumulators.averages import KeptAverages
 from gradserve_server.accumulators.gradient import Array, Average, Value
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.rounds import Rounds
-from gradserve_server.parameters.ledger import UpdateLedger
-from gradserve_server.parameters.record import RoundRecord, RoundRecords
+from gradserve_server.accumulators.sharding.home import part_id
+from gradserve_server.parameters.ledger import UpdateLedger, VersionLoaded
+from gradserve_server.parameters.record import DecidedRound, RoundRecord, RoundRecords
+from gradserve_server.parameters.spec import Rules
 from gradserve_server.parameters.variables import Variables
 
 
@@ -20,11 +22,13 @@ class Version(Average):
 
     Attributes:
         digest: The digest of its values.
-        record: The record of the round that made it; None for one that was loaded.
+        record: The record of the round that made it; None for one that was loaded into parameters on one server.
+        decided: At the home of sharded parameters, what the other servers need to make it; None for the first version.
     """
 
     digest: bytes = b""
     record: RoundRecord | None = None
+    decided: DecidedRound | None = None
 
 
 def version_of(average: Average, *, digest: bytes = b"", record: RoundRecord | None = None) -> Version:
@@ -92,6 +96,39 @@ class Versions(KeptAverages):
         """Keeps a version of an earlier run of the server, of whose rounds the records are known."""
         super().add(average, answered)
 
+    def answered(self, average: Average, rounds: Rounds) -> Version:
+        """Returns a version as a current answer; of sharded parameters, with what the other servers need."""
+        version = super().answered(average, rounds)
+        assert isinstance(version, Version), "there are only versions"
+        if self._decision is None or version.record is None or version.record.decided is None:
+            return version
+        oldest = min([each.step for each in self.all_kept], default=version.step)
+        return replace(version, decided=replace(version.record.decided, oldest_version=oldest))
+
+    def drop_before(self, step: int) -> None:
+        """Drops versions before a step, but not the newest one."""
+        newest = self.newest.round_number
+        older = {each.round_number for each in self.history.all_kept if each.step < step}
+        self.drop(older - {newest})
+
+    def record_of_load(self, event: VersionLoaded) -> RoundRecord | None:
+        """Returns the record of values that were loaded into sharded parameters, at their home; elsewhere None."""
+        if self._decision is None or event.taken_by is None or event.rules is None:
+            return None
+        optimizer, schedule = event.rules.optimizer, event.rules.schedule
+        return RoundRecord(
+            step=event.step,
+            reason="loaded",
+            end_time=self._ledger.wall_clock(),
+            updates=(),
+            refusals=(),
+            digest_before=self._digest,
+            digest_after=self._variables.digest,
+            lr=event.rules.learning_rate(self._variables.rounds),
+            optimizer=optimizer,
+            decided=DecidedRound(event.step, optimizer, schedule, loaded=part_id(event.taken_by)),
+        ).chained(self._records.last_hash)
+
     def add(self, average: Average, answered: Sequence[RequestId]) -> None:
         """Keeps a version for readers and for the calls that it answers, and the record of its round."""
         super().add(average, answered)
@@ -119,4 +156,11 @@ class Versions(KeptAverages):
             digest_after=variables.digest,
             lr=rules.learning_rate(variables.rounds - 1),
             optimizer=rules.optimizer,
+            decided=self._decided(step, rules),
         ).chained(self._records.last_hash)
+
+    def _decided(self, step: int, rules: Rules) -> DecidedRound | None:
+        if self._decision is None:
+            return None
+        parts = self._decision.parts(self._ledger.rounds)
+        return DecidedRound(step, rules.optimizer, rules.schedule, parts.ids, parts.weights)

@@ -75,11 +75,15 @@ def check_place(member: Member | None, key: ResourceKey, num_shards: int, field:
         if size != num_shards:
             what = "in no cluster" if member is None else str(member)
             raise MisplacedError(
-                f"accumulator {str(key)!r} is sharded over {num_shards} servers, and this server is {what}",
+                f"{field} {str(key)!r} {_be(field)} sharded over {num_shards} servers, and this server is {what}",
                 field="spec.num_shards",
             )
     elif member is not None:
         member.check_home(key, field)
+
+
+def _be(field: str) -> str:
+    return "are" if field == "parameters" else "is"
 
 
 def member_of(config: ClusterConfig) -> Member | None:

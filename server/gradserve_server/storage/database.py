@@ -26,7 +26,7 @@ from gradserve_server.storage.directory import (
 )
 from gradserve_server.storage.segments import remove_segments
 
-FORMAT = 4
+FORMAT = 5
 """The format that this version writes. `_UPGRADES` leads there from all earlier ones."""
 
 _FIRST = """
@@ -191,7 +191,20 @@ CREATE TABLE parameters_round ( -- the records of rounds that were applied
 ) STRICT, WITHOUT ROWID;
 """
 
-_UPGRADES: dict[int, str] = {0: _FIRST, 1: _SECOND, 2: _THIRD, 3: _FOURTH}
+_FIFTH = """
+CREATE TABLE parameters_part (  -- what a shard holds of updates, until no round needs them
+    parameters INTEGER NOT NULL REFERENCES parameters ON DELETE CASCADE,
+    home TEXT NOT NULL,         -- the incarnation of the parameters at their home
+    id TEXT NOT NULL,
+    epoch INTEGER,              -- the only one in which it counts; NULL: any
+    local_step INTEGER NOT NULL,
+    names TEXT NOT NULL,
+    blob INTEGER NOT NULL REFERENCES blob,
+    PRIMARY KEY (parameters, home, id)
+) STRICT, WITHOUT ROWID;
+"""
+
+_UPGRADES: dict[int, str] = {0: _FIRST, 1: _SECOND, 2: _THIRD, 3: _FOURTH, 4: _FIFTH}
 """The statements that lead from each format to the next one."""
 
 

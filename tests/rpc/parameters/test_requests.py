@@ -80,11 +80,11 @@ def test_an_empty_container_is_the_default_one() -> None:
     ],
 )
 def test_properties(fields: dict[str, Any], name: str, expected: object) -> None:
-    assert getattr(decode_parameters_spec(spec(**fields)), name) == expected
+    assert getattr(decode_parameters_spec(spec(**fields), decode_key(ref("net"))), name) == expected
 
 
 def test_components_and_rules() -> None:
-    found = decode_parameters_spec(spec())
+    found = decode_parameters_spec(spec(), decode_key(ref("net")))
     assert found.components == COMPONENTS
     assert found.rules.optimizer == Sgd(1.0, 0.0, 0.0, 0.0, nesterov=False)
     assert found.rules.rounds.num_required == 1

@@ -12,7 +12,7 @@ from gradserve.calls.exchange import Operation, tracked
 from gradserve.calls.parameters.model import model_of
 from gradserve.calls.parameters.operations import ParametersCalls
 from gradserve.calls.parameters.spec import ParametersOptions
-from gradserve.conversion.plain import as_text
+from gradserve.conversion.plain import as_flag, as_text
 from gradserve.conversion.trees import Tree
 from gradserve.parameter_records import ParametersInfo, RoundRules
 from gradserve_protocol.argument import Argument
@@ -51,6 +51,7 @@ class ParametersOfClient(ClientState):
         idle_lease: float | None = None,
         durability: str | None = None,
         agreement: Mapping[str, str] | None = None,
+        sharded: bool = False,
         progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[ParametersCalls]:
         """Finds the parameters with this shared name, or creates them with these values; without values, finds them.
@@ -123,6 +124,9 @@ class ParametersOfClient(ClientState):
                 returns. None: what the server was started with.
             agreement: Short texts by name on which all who create or find the parameters must agree: at most 64 of at
                 most 1024 bytes. The server compares them, and does nothing else with them. None: none.
+            sharded: Whether to spread the parameters over all servers of the cluster, by bytes, which divides
+                transfers, memory and the optimizer's work among them. Only with a reduction of "mean" or "sum", and
+                without clip_norm; each update needs at least one component on each server. False: they are on one.
             progress: Told how far the transfer of the values is, if they are sent, as by `Client.put`.
 
         Returns:
@@ -153,6 +157,7 @@ class ParametersOfClient(ClientState):
             one_per_worker=one_per_worker,
             durability=durability,
             agreement=agreement,
+            sharded=as_flag(sharded, Argument("sharded")),
         )
         if values is None:
             found = partial(self._parameters.find, options, shared_name, container=container, idle_lease=idle_lease)

@@ -1,6 +1,8 @@
 """Finds parameters, or creates them; lists and deletes them by name."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -8,14 +10,17 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from gradserve.calls.accumulators.components import arrays_of
+from gradserve.calls.accumulators.components import Sent, arrays_of
 from gradserve.calls.accumulators.kept import KeptMemory
 from gradserve.calls.accumulators.session import RoundSession, Watch
-from gradserve.calls.combinators import at_target, together
+from gradserve.calls.accumulators.sharding.shard import Parts, Uncounted, add_plan
+from gradserve.calls.accumulators.sharding.wire import sent_together
+from gradserve.calls.combinators import all_ended, at_target, together
 from gradserve.calls.exchange import Operation, Progress, Reply, Unary, Whole
 from gradserve.calls.identity import RequestIds, private_name
 from gradserve.calls.parameters.fields import fields_named
 from gradserve.calls.parameters.model import Model, ParameterComponents, model_of
+from gradserve.calls.parameters.sharded import ShardedParametersWire, parts_of_state
 from gradserve.calls.parameters.spec import ParametersOptions, given_names, info_of, shapes_of, spec_of
 from gradserve.calls.parameters.wire import PARAMETERS, ParametersWire, add_saved
 from gradserve.calls.private_resources import PrivateResources
@@ -24,13 +29,16 @@ from gradserve.calls.tensors import call_with_arrays
 from gradserve.conversion.plain import as_text
 from gradserve.optim.messages import optimizer_of, schedule_of
 from gradserve.parameter_records import ParametersInfo
+from gradserve.saved.parameters import SavedParameters, SavedState
 from gradserve_protocol.argument import Argument
-from gradserve_protocol.errors import InvalidArgumentError, NotFoundError
-from gradserve_protocol.placement import DEFAULT_CONTAINER
+from gradserve_protocol.errors import AbortedError, InvalidArgumentError, NotFoundError
+from gradserve_protocol.messages import decode_duration
+from gradserve_protocol.placement import DEFAULT_CONTAINER, Piece, plan_of
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2, tensor_pb2
 
 _CREATE = "CreateParameters"
+_UPDATE = "update"
 
 
 class ParametersCache:
@@ -58,6 +66,7 @@ class ParametersCache:
         self._private = private
         self._memory = memory
         self._watches = watches
+        self._uncounted = Uncounted()
 
     def open(
         self,
@@ -94,6 +103,8 @@ class ParametersCache:
         if is_private and model.values is None:
             raise _without_values("private parameters are always new")
         request.parameters.member = yield from self._cluster.member(target)
+        if options.sharded:
+            return (yield from self._open_sharded(request, model, target, progress, is_private=is_private))
         with fields_named(lambda: [each.name for each in model.components]):
             info = yield from at_target(
                 target, self._found_or_created(request, model, target, progress, is_private=is_private)
@@ -150,6 +161,8 @@ class ParametersCache:
             raise NotFoundError(f"{title} are private to another client", field="shared_name")
         shapes = shapes_of(info.spec)
         model = model_of(shapes[""] if shapes.keys() == {""} else shapes)
+        if info.spec.num_shards:
+            return (yield from self._sharded_wire(info, model.components, target, is_private=False))
         return self._wire(info, model.components, target, is_private=False)
 
     def fork(
@@ -167,6 +180,8 @@ class ParametersCache:
         ref = parameters_pb2.ParametersRef(
             container=as_text(container, Argument("container")), name=as_text(shared_name, Argument("shared_name"))
         )
+        if isinstance(wire, ShardedParametersWire):
+            return (yield from self._fork_sharded(wire, step, ref, idle_lease))
         target = wire.target
         if (home := self._cluster.home_of(ref.container, ref.name)) != target:
             raise InvalidArgumentError(
@@ -186,18 +201,194 @@ class ParametersCache:
         if self._cluster.size == 1:
             return list((yield from _listed(container)))
         lists = yield from together(*[at_target(each, _listed(container)) for each in range(self._cluster.size)])
-        return sorted(chain.from_iterable(lists), key=lambda info: info.name)
+        sizes = Counter[str]()
+        for info in chain.from_iterable(lists):
+            sizes[info.name] += info.num_bytes
+        at_home = [
+            replace(info, num_bytes=sizes[info.name], digest="" if info.num_shards else info.digest)
+            for target, found in enumerate(lists)
+            for info in found
+            if not info.num_shards or self._cluster.home_of(container, info.name) == target
+        ]
+        return sorted(at_home, key=lambda info: info.name)
 
     def delete(self, container: str, name: str) -> Operation[bool]:
         """Deletes parameters by their name; returns whether they existed."""
         target = self._cluster.home_of(container, name)
-        request = messages_pb2.DeleteParametersRequest(
-            parameters=parameters_pb2.ParametersRef(container=container, name=name)
-        )
+        ref = parameters_pb2.ParametersRef(container=container, name=name)
+        is_whole = self._cluster.size == 1
+        if not is_whole:
+            with suppress(NotFoundError):
+                info = yield from at_target(target, PARAMETERS.described(ref))
+                is_whole = not info.spec.num_shards
+        reply = yield from self._deleted_at(target, ref, "")
+        if is_whole:
+            return reply.deleted
+        # Also what is left on other servers of some that their home has lost.
+        others = [each for each in range(self._cluster.size) if each != target]
+        replies = yield from all_ended(*[self._deleted_at(each, ref, reply.home_incarnation) for each in others])
+        return any(each.deleted for each in [reply, *replies])
+
+    def _deleted_at(
+        self, target: int, ref: parameters_pb2.ParametersRef, home_incarnation: str
+    ) -> Operation[messages_pb2.DeleteParametersResponse]:
+        request = messages_pb2.DeleteParametersRequest(parameters=ref, home_incarnation=home_incarnation)
         call = Unary(PARAMETERS.name, "DeleteParameters", request, target=target)
         reply: messages_pb2.DeleteParametersResponse = yield call
-        self._deleted(target, container or DEFAULT_CONTAINER, name)
-        return reply.deleted
+        self._deleted(target, ref.container or DEFAULT_CONTAINER, ref.name)
+        return reply
+
+    # Sharded
+
+    def _open_sharded(
+        self,
+        request: messages_pb2.CreateParametersRequest,
+        model: Model,
+        home: int,
+        progress: Progress | None,
+        *,
+        is_private: bool,
+    ) -> Operation[ParametersWire]:
+        """Finds sharded parameters, or creates them: first on all servers but their home, which then decides."""
+        size = self._cluster.size
+        if size == 1:
+            raise InvalidArgumentError(
+                "expected sharded=False, got True: the client has one server, and what is sharded is on several",
+                field="sharded",
+            )
+        plan = plan_of(model.components, home, size)
+        add_plan(request.spec, plan, size)
+        parts = Parts(model.components, plan, _UPDATE)
+        if model.values is not None:
+            request.creator = self._ids.private_name()
+        while True:
+            info = yield from self._found_sharded(request, model, home)
+            if not isinstance(info, str):
+                break
+            try:
+                yield from self._created_sharded(request, model, parts, home, info, progress, is_private=is_private)
+            except AbortedError as error:
+                if (error.field or "").rpartition(".")[2] != "home_incarnation":
+                    raise
+        return (yield from self._sharded_wire(info, model.components, home, is_private=is_private))
+
+    def _found_sharded(
+        self, request: messages_pb2.CreateParametersRequest, model: Model, home: int
+    ) -> Operation[parameters_pb2.ParametersInfo | str]:
+        """Returns the description of sharded parameters; or the incarnation with which to create them."""
+        num_bytes = sum([each.nbytes for each in arrays_of(model.values or {})[0]])
+        asked = Whole(Unary(PARAMETERS.name, _CREATE, request, target=home), reply_bytes=num_bytes)
+        try:
+            with fields_named(lambda: [each.name for each in model.components]):
+                found: Reply = yield asked
+        except NotFoundError as error:
+            raise _without_values(
+                f"there are no parameters {request.parameters.name!r} in container "
+                f"{request.parameters.container or DEFAULT_CONTAINER!r}"
+            ) from error
+        message: messages_pb2.CreateParametersResponse = found.message
+        return message.info if message.HasField("info") else message.home_incarnation
+
+    def _created_sharded(
+        self,
+        request: messages_pb2.CreateParametersRequest,
+        model: Model,
+        parts: Parts,
+        home: int,
+        incarnation: str,
+        progress: Progress | None,
+        *,
+        is_private: bool,
+    ) -> Operation[None]:
+        values = parts.of_gradient(model.values or {})
+        state = None if model.saved is None else model.saved.state
+        states = parts_of_state(parts, state)
+        first = messages_pb2.CreateParametersRequest()
+        first.CopyFrom(request)
+        first.home_incarnation = incarnation
+
+        def created(target: int, progress: Progress | None) -> Operation[parameters_pb2.ParametersInfo]:
+            part = messages_pb2.CreateParametersRequest()
+            part.CopyFrom(first)
+            part.parameters.member = yield from self._cluster.member(target)
+            step = 0 if model.saved is None else model.saved.step
+            creation = at_target(target, _created(part, values[target], states.get(target), step, target, progress))
+            if not is_private:
+                return (yield from creation)
+            return (yield from at_target(target, self._private[target].create(part.parameters.name, creation)))
+
+        num_bytes = sum([array.nbytes for each in values.values() for array in arrays_of(each)[0]])
+        others = [target for target in parts.servers if target != home]
+        with fields_named(lambda: [each.name for each in model.components]):
+            yield from sent_together(progress, num_bytes, [partial(created, target) for target in others])
+            yield from created(home, None)
+
+    def _fork_sharded(
+        self, wire: ShardedParametersWire, step: int | None, ref: parameters_pb2.ParametersRef, idle_lease: float | None
+    ) -> Operation[ParametersWire]:
+        """Creates sharded parameters with the values of a version of others, which this client reads and sends."""
+        read = None
+        if step is None:
+            read = yield from wire.read_state(with_state=True)
+            version, state = read.version, read.state
+        else:
+            version, state = (yield from wire.read(step, 0.0)), None
+        info = yield from wire.described()
+        target = self._cluster.home_of(ref.container, ref.name)
+        request = messages_pb2.CreateParametersRequest(
+            parameters=ref, spec=info.spec, lifetime=self._private[target].lifetime(idle_lease, is_private=False)
+        )
+        for component in request.spec.components:
+            component.ClearField("pieces")
+        request.parameters.member = yield from self._cluster.member(target)
+        saved = SavedParameters(version.components, version.step, version.digest, state, None)
+        values: dict[str, Sent] = {each.name: version.components[each.name] for each in wire.components}
+        model = Model(wire.components, values, saved)
+        return (yield from self._open_sharded(request, model, target, None, is_private=False))
+
+    def _sharded_wire(
+        self, info: parameters_pb2.ParametersInfo, components: ParameterComponents, home: int, *, is_private: bool
+    ) -> Operation[ParametersWire]:
+        if info.spec.num_shards != self._cluster.size:
+            raise InvalidArgumentError(
+                f"expected a client of all {info.spec.num_shards} servers over which parameters "
+                f"{info.parameters.name!r} are sharded, got one of {self._cluster.size}",
+                field="sharded",
+            )
+        plan = {
+            each.name: [Piece(piece.server, piece.num_rows) for piece in each.pieces] for each in info.spec.components
+        }
+        parts = Parts(components, plan, _UPDATE)
+        members: dict[int, str] = {}
+        for target in parts.servers:
+            members[target] = yield from self._cluster.member(target)
+        lifetime = self._private[home].lifetime(decode_duration(info, "idle_lease"), is_private=is_private)
+
+        def create_shard(target: int, incarnation: str, values: Mapping[str, Sent]) -> Operation[object]:
+            request = messages_pb2.CreateParametersRequest(
+                parameters=info.parameters, spec=info.spec, lifetime=lifetime, home_incarnation=incarnation
+            )
+            request.parameters.ClearField("incarnation")
+            request.parameters.member = members[target]
+            return at_target(target, _created(request, values, None, 0, target, None))
+
+        return ShardedParametersWire(
+            self._session(info, home, is_private=is_private),
+            components,
+            self._ids,
+            info.spec,
+            deleted=self._deleted_everywhere,
+            target=home,
+            parts=parts,
+            members=members,
+            uncounted=self._uncounted,
+            create_shard=create_shard,
+            idle_lease=decode_duration(info, "idle_lease"),
+        )
+
+    def _deleted_everywhere(self, container: str, name: str) -> None:
+        for target in range(self._cluster.size):
+            self._deleted(target, container, name)
 
     def _found_or_created(
         self,
@@ -213,7 +404,7 @@ class ParametersCache:
         The server lets one client at a time find none: the others wait until it has sent its values.
         """
         if is_private:
-            creation = _created(request, model, target, progress)
+            creation = _created_of(request, model, target, progress)
             return (yield from self._private[target].create(request.parameters.name, creation))
         if model.values is not None:
             request.creator = self._ids.private_name()
@@ -230,7 +421,7 @@ class ParametersCache:
         else:
             info: parameters_pb2.ParametersInfo = found.message.info
             return info
-        return (yield from _created(request, model, target, progress))
+        return (yield from _created_of(request, model, target, progress))
 
     def _wire(
         self,
@@ -240,6 +431,16 @@ class ParametersCache:
         *,
         is_private: bool,
     ) -> ParametersWire:
+        return ParametersWire(
+            self._session(info, target, is_private=is_private),
+            components,
+            self._ids,
+            info.spec,
+            deleted=partial(self._deleted, target),
+            target=target,
+        )
+
+    def _session(self, info: parameters_pb2.ParametersInfo, target: int, *, is_private: bool) -> RoundSession:
         watch = self._watches[target]
         session = RoundSession(
             info,
@@ -249,14 +450,7 @@ class ParametersCache:
             service=PARAMETERS,
             is_private=is_private,
         )
-        return ParametersWire(
-            watch.add(session),
-            components,
-            self._ids,
-            info.spec,
-            deleted=partial(self._deleted, target),
-            target=target,
-        )
+        return watch.add(session)
 
     def _deleted(self, target: int, container: str, name: str) -> None:
         self._private[target].deleted(name)
@@ -280,10 +474,23 @@ def _completed(options: ParametersOptions, model: Model) -> ParametersOptions:
     return replace(options, optimizer=optimizer_of(saved.state.optimizer), schedule=schedule)
 
 
-def _created(
+def _created_of(
     request: messages_pb2.CreateParametersRequest, model: Model, target: int, progress: Progress | None
 ) -> Operation[parameters_pb2.ParametersInfo]:
-    values, saved = model.values or {}, model.saved
+    """Creates the parameters of a model on one server."""
+    saved = model.saved
+    state, step = (None, 0) if saved is None else (saved.state, saved.step)
+    return _created(request, model.values or {}, state, step, target, progress)
+
+
+def _created(
+    request: messages_pb2.CreateParametersRequest,
+    values: Mapping[str, Sent],
+    state: SavedState | None,
+    step: int,
+    target: int,
+    progress: Progress | None,
+) -> Operation[parameters_pb2.ParametersInfo]:
     arrays: list[Any]
     arrays, has_handles = arrays_of(values)
     if has_handles and target:
@@ -292,7 +499,6 @@ def _created(
             f"parameters {request.parameters.name!r} is server {target}",
             field="values",
         )
-    state = saved.state if saved is not None else None
     if state is not None:
         if (ours := request.spec.optimizer.WhichOneof("kind")) != (theirs := state.optimizer.WhichOneof("kind")):
             raise InvalidArgumentError(
@@ -304,7 +510,7 @@ def _created(
         message = messages_pb2.CreateParametersRequest()
         message.CopyFrom(request)
         message.release_handles = not has_handles
-        message.step = 0 if saved is None else saved.step
+        message.step = step
         add_saved(message, values, state, tensors)
         return message
 

@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeVar
 
 from gradserve import optim
 from gradserve.calls.accumulators.contributions import Contribution
-from gradserve.calls.combinators import at_target
 from gradserve.calls.exchange import Operation, Progress, Work, check_timeout, tracked
 from gradserve.calls.parameters.creation import ParametersCache
 from gradserve.calls.parameters.spec import changed_properties
@@ -382,8 +381,8 @@ class ParametersCalls:
         return lambda progress: self._home(begin(progress))
 
     def _home(self, operation: Operation[T]) -> Operation[T]:
-        """Sends an operation to the server that has the parameters."""
-        return at_target(self._wire.target, operation) if self._wire.target else operation
+        """Sends an operation to the server, or the servers, that have the parameters."""
+        return self._wire.aimed(operation)
 
 
 def _step_of(local_step: Any) -> int:

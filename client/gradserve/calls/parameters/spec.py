@@ -72,6 +72,7 @@ class ParametersOptions:
     one_per_worker: bool = True
     durability: str | None = None
     agreement: Mapping[str, str] | None = None
+    sharded: bool = False
 
 
 def given_names(options: ParametersOptions) -> list[str]:
@@ -245,6 +246,7 @@ def info_of(info: parameters_pb2.ParametersInfo) -> ParametersInfo:
         weights=WeightLedger(
             info.weights.accepted, info.weights.applied, info.weights.pending, dict(info.weights.refused)
         ),
+        num_shards=spec.num_shards,
     )
 
 

@@ -1,7 +1,7 @@
 """Operations on parameters: the messages they send and receive."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
@@ -16,6 +16,7 @@ from gradserve.calls.accumulators.contributions import (
 )
 from gradserve.calls.accumulators.service import Accepted, Method, RoundService, without_run
 from gradserve.calls.accumulators.session import RoundSession
+from gradserve.calls.combinators import at_target
 from gradserve.calls.exchange import Operation, Progress, Reply, Whole, encode_timeout
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.parameters.fields import fields_named
@@ -32,6 +33,7 @@ from gradserve_protocol.printing import first_items
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2, tensor_pb2
 
+T = TypeVar("T")
 _STEPS = range(INT64.stop)
 _LARGEST_WEIGHT = float(np.finfo(np.float32).max)
 _GET = Method("GetParameters", messages_pb2.GetParametersRequest)
@@ -103,6 +105,12 @@ class ParametersWire(ContributionWire):
             session, components, ids, has_default_workers=has_default_workers, deleted=deleted, target=target
         )
         self._one_per_worker = not spec.many_per_worker
+        self._plain: dict[str, object] = {}
+        """Other fields of a push_pull."""
+
+    def aimed(self, operation: Operation[T]) -> Operation[T]:
+        """Returns an operation whose calls go to the server that has the parameters."""
+        return at_target(self.target, operation) if self.target else operation
 
     def push(
         self, update: Tree, how: Contribution, request_id: int | None, progress: Progress | None = None
@@ -146,7 +154,7 @@ class ParametersWire(ContributionWire):
                     request_id,
                     progress,
                     receive,
-                    plain={},
+                    plain=self._plain,
                     one_per_worker=self._one_per_worker,
                     in_place=in_place,
                 )
@@ -174,7 +182,7 @@ class ParametersWire(ContributionWire):
 
     def info(self) -> Operation[ParametersInfo]:
         """Describes the parameters."""
-        return info_of((yield from self._info()))
+        return info_of((yield from self.described()))
 
     def rounds(self, since: int) -> Operation[list[RoundRecord]]:
         """Returns the records of rounds that led to a later step than this one, the oldest first."""
@@ -195,7 +203,7 @@ class ParametersWire(ContributionWire):
         """Changes the optimizer and the schedule, as a request says, and rules by name, from the next round on."""
         call = self._call(None)
         if rules:
-            present = rules_of((yield from self._info()).spec.rounds)
+            present = rules_of((yield from self.described()).spec.rounds)
             request.rounds.CopyFrom(rules_message(changed_rules(present, rules)))
         self._address(request, call)
         try:
@@ -208,7 +216,7 @@ class ParametersWire(ContributionWire):
 
     def read_state(self, progress: Progress | None = None, *, with_state: bool) -> Operation[ReadState]:
         """Returns the newest version and the state of the optimizer, as they are to be saved."""
-        info = yield from self._info()
+        info = yield from self.described()
         request = self._read_request(None, 0.0)
         request.with_state = with_state
         call = self._unary(_READ.name, request, in_place=True)
@@ -225,7 +233,7 @@ class ParametersWire(ContributionWire):
         }
         steps = dict(zip(names, state.component_steps, strict=False))
         return ReadState(
-            _version(version, components, None),
+            version_of(version, components, None),
             SavedState(slots, steps, state.rounds, state.optimizer) if with_state else None,
             info.spec.schedule if info.spec.HasField("schedule") else None,
             update_of(info.spec),
@@ -235,7 +243,7 @@ class ParametersWire(ContributionWire):
         self, saved: SavedParameters, progress: Progress | None = None, *, with_state: bool
     ) -> Operation[ParametersInfo]:
         """Makes saved parameters the next version."""
-        info = yield from self._info()
+        info = yield from self.described()
         check_saved(saved, info.spec, self.components, with_state=with_state)
         saved.check_update(update_of(info.spec))
         call = self._call(None)
@@ -284,7 +292,8 @@ class ParametersWire(ContributionWire):
         self._deleted(ref.container, ref.name)
         return reply.deleted
 
-    def _info(self) -> Operation[parameters_pb2.ParametersInfo]:
+    def described(self) -> Operation[parameters_pb2.ParametersInfo]:
+        """Returns the description of the parameters as the server sends it."""
         reply: messages_pb2.GetParametersResponse = yield self._unary(_GET.name, self._request(_GET))
         return reply.info
 
@@ -306,7 +315,7 @@ class ParametersWire(ContributionWire):
         missing = [each.name for each in self.components if each.name not in values]
         if missing:
             raise InternalError(f"the server sent a version without {first_items(map(repr, missing), len(missing))}")
-        return _version(message, *self.components.average(values))
+        return version_of(message, *self.components.average(values))
 
     def _learn(self, request: Any, version: parameters_pb2.Version) -> None:
         self._session.learned(request, version.step, version.step)
@@ -351,7 +360,8 @@ def add_saved(
     message.state.optimizer.CopyFrom(state.optimizer)
 
 
-def _version(message: parameters_pb2.Version, components: Mapping[str, Any], tree: Tree) -> Version:
+def version_of(message: parameters_pb2.Version, components: Mapping[str, Any], tree: Tree) -> Version:
+    """Returns the version that a message describes, with these values by name, and as a tree."""
     return Version(
         step=message.step,
         components=components,

@@ -95,11 +95,15 @@ def check_is_of(incarnation: str, name: str, here: str, field: str) -> None:
         raise NotFoundError(f"this server has only an earlier accumulator {name!r}", field=field)
 
 
-def earlier(name: str, field: str) -> AbortedError:
+def earlier(name: str, field: str, subject: str = "accumulator") -> AbortedError:
     """Returns the error for a request for an earlier accumulator than the one that is known here."""
+    if subject == "accumulator":
+        what, was, it, its = f"an accumulator {name!r}", "was", "it", "its"
+    else:
+        what, was, it, its = f"{subject} {name!r}", "were", "them", "their"
     return AbortedError(
-        f"the call is for an accumulator {name!r} that was deleted, as this server knows a later one. If it was not, "
-        "the clock of its home was set back: delete it and create it again",
+        f"the call is for {what} that {was} deleted, as this server knows a later one. If not, the clock of "
+        f"{its} home was set back: delete {it} and create {it} again",
         field=field,
     )
 
@@ -128,13 +132,15 @@ _Deletion: TypeAlias = tuple[str, str, str]
 
 
 class PartIncarnations:
-    """Checks the incarnations of accumulators with other homes that requests name.
+    """Checks the incarnations of accumulators, or parameters, with other homes that requests name.
 
     Not thread-safe: used on the event loop only.
     """
 
-    def __init__(self, member: Member | None) -> None:
+    def __init__(self, member: Member | None, subject: str = "accumulator") -> None:
+        """`subject` is what messages call them."""
         self._member = member
+        self._subject = subject
         self._deleted: Tombstones[_Deletion] = Tombstones(_MAX_DELETED)
         """The latest deleted incarnations, so that a late request does not create parts of them again; by user, because
         names can be private."""
@@ -172,7 +178,7 @@ class PartIncarnations:
         if (here is not None and is_later(here, home_incarnation)) or (
             deleted is not None and not is_later(home_incarnation, deleted)
         ):
-            raise earlier(str(key), _FIELD)
+            raise earlier(str(key), _FIELD, self._subject)
 
     def delete_up_to(self, key: ResourceKey, home_incarnation: str) -> None:
         """Records the deletion of all incarnations up to this one.
@@ -183,7 +189,7 @@ class PartIncarnations:
         check_ordered(home_incarnation, _FIELD)
         if self._member is None or self._member.is_home(key):
             raise InvalidArgumentError(
-                f"expected none, as this is the home of accumulator {str(key)!r}, got {home_incarnation[:100]!r}",
+                f"expected none, as this is the home of {self._subject} {str(key)!r}, got {home_incarnation[:100]!r}",
                 field=_FIELD,
             )
         before = self._deleted.reason(_deletion(key))

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from gradserve_server.accumulators.gradient import (
     Average,
@@ -26,6 +27,7 @@ from gradserve_server.resources.budget import Reservation
 from gradserve_server.runtime.tasks import BackgroundTasks
 from gradserve_server.runtime.timing import InTurns
 
+T = TypeVar("T")
 _PART_BYTES = 2048
 """The memory of a gradient that is held, beside its values."""
 _PARTS_FIELD = "average.parts.part_ids"
@@ -260,6 +262,42 @@ class Shard:
         """Forgets gradients that do not count, as their client knows from the home."""
         self._check_open()
         await self._tasks.finish(self._forget([key for key in keys if key in self._parts]))
+
+    def sums_of(self, keys: Collection[PartKey]) -> list[RoundSum]:
+        """Returns sums of one held gradient each, in the order of names; they stay until they are withdrawn.
+
+        Raises:
+            AbortedError: One of them is not here; nothing has changed.
+        """
+        self._check_open()
+        held = [self._parts[key].sum for key in keys if key in self._parts]
+        if len(held) < len(keys):
+            raise AbortedError(
+                f"this server has {len(held)} of {len(keys)} updates of {self._name!r} that their home has counted: it "
+                "was started again and lost the others",
+                field="decided.part_ids",
+            )
+        return held
+
+    def opening(self, key: PartKey) -> OpenGradient:
+        """Returns what opens a held gradient for the call that it was staged for, and forgets it after that.
+
+        The call raises AbortedError if it is not here.
+        """
+
+        async def open_held(use: Callable[[Gradient], Awaitable[T]]) -> T:
+            if key not in self._parts:
+                raise AbortedError(f"the update of {self._name!r} is not staged here: stage it again", field="update")
+            (gradient,) = self._parts[key].sum.held
+            result = await use(replace(gradient, owned=False, memory=()))
+            await self.withdraw([key])
+            return result
+
+        return open_held
+
+    async def forget_older(self, step: int) -> None:
+        """Forgets gradients that were computed before a step, as they can count no more."""
+        await self._forget([key for key, part in self._parts.items() if part.staged.local_step < step])
 
     async def forget(self, epoch: int, counted: Collection[str]) -> int:
         """Forgets gradients of earlier epochs that do not count; returns their number.

@@ -224,6 +224,11 @@ class RoundSum:
             if self._copied.used:
                 self._copied.settle(0)
 
+    @property
+    def held(self) -> Sequence[Gradient]:
+        """The gradients of a deterministic sum."""
+        return _in_order(self).held
+
     async def borrow(self, others: Sequence["RoundSum"], contributions: Collection[Contribution]) -> None:
         """Holds the gradients of other sums, of which each has one, to average them in the order of their sequences.
 

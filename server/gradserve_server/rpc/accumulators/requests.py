@@ -7,7 +7,7 @@ import numpy as np
 
 from gradserve_protocol.tensors import to_dtype
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_pb2, parameters_messages_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Average, Contribution, RoundParts
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import IncomingGradient, components_named
@@ -246,13 +246,15 @@ def _gradient_id(
 _PARTS_FIELD = "average.parts"
 
 
-def decode_counted(request: messages_pb2.ForgetGradientsRequest) -> frozenset[str]:
+def decode_counted(
+    request: messages_pb2.ForgetGradientsRequest | parameters_messages_pb2.ForgetUpdatesRequest,
+) -> frozenset[str]:
     """Returns the ids of the gradients that a home has counted.
 
     Raises:
         InvalidArgumentError: They are no such ids.
     """
-    _check_ids(request.part_ids, "part_ids")
+    check_ids(request.part_ids, "part_ids")
     return frozenset([each.hex() for each in request.part_ids])
 
 
@@ -272,7 +274,7 @@ def decode_decided(average: accumulator_pb2.Average) -> Average:
             f"{len(parts.weights)} weights",
             field=f"{_PARTS_FIELD}.part_ids",
         )
-    _check_ids(parts.part_ids, f"{_PARTS_FIELD}.part_ids")
+    check_ids(parts.part_ids, f"{_PARTS_FIELD}.part_ids")
     if any(not 0 <= place < len(ids) for place in parts.sums) or len(set(parts.sums)) < len(parts.sums):
         raise InvalidArgumentError(
             f"expected different places of {len(ids)} ids, got {list(parts.sums)[:10]}", field=f"{_PARTS_FIELD}.sums"
@@ -304,7 +306,12 @@ def decode_decided(average: accumulator_pb2.Average) -> Average:
     )
 
 
-def _check_ids(ids: Iterable[bytes], field: str) -> None:
+def check_ids(ids: Iterable[bytes], field: str) -> None:
+    """Checks ids of staged gradients.
+
+    Raises:
+        InvalidArgumentError: One has another length.
+    """
     for each in ids:
         if len(each) != NUM_BYTES:
             raise InvalidArgumentError(f"expected ids of {NUM_BYTES} bytes, got one of {len(each)}", field=field)

@@ -11,7 +11,7 @@ from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.rounds import Outcome, Pushed
 from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.parameters.parameters import Parameters, ParametersState
-from gradserve_server.parameters.record import RoundRecord
+from gradserve_server.parameters.record import DecidedRound, RoundRecord
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, UpdateKind
 from gradserve_server.parameters.variables import OptimizerState
 from gradserve_server.parameters.versions import Version
@@ -99,6 +99,19 @@ def encode_version(version: Version) -> parameters_pb2.Version:
         total_weight=version.total_weight,
         worker_ids=version.worker_ids,
         digest=version.digest,
+        decided=None if version.decided is None else _encode_decided(version.decided),
+    )
+
+
+def _encode_decided(decided: DecidedRound) -> parameters_pb2.DecidedRound:
+    return parameters_pb2.DecidedRound(
+        step=decided.step,
+        optimizer=encode_optimizer(decided.optimizer),
+        schedule=encode_schedule(decided.schedule),
+        part_ids=map(bytes.fromhex, decided.part_ids),
+        weights=decided.weights,
+        loaded=bytes.fromhex(decided.loaded),
+        oldest_version=decided.oldest_version,
     )
 
 
@@ -191,6 +204,7 @@ def info_pieces(
             pending=state.weights.pending,
             refused=state.weights.refused,
         ),
+        epoch=parameters.rounds.epoch,
     )
     yield "spec", _spec_pieces(parameters.spec)
 
@@ -212,6 +226,7 @@ def _spec_pieces(spec: ParametersSpec) -> Iterator[Piece]:
         durability=encode_durability(spec.durability),
         agreement=spec.agreement,
         keep_rounds=spec.keep_rounds,
+        num_shards=spec.num_shards,
     )
     yield Entries("components", map(encode_component, spec.components))
 
@@ -249,4 +264,5 @@ def encode_record(record: RoundRecord) -> parameters_pb2.RoundRecord:
         lr=record.lr,
         optimizer=encode_optimizer(record.optimizer),
         hash=record.hash,
+        decided=None if record.decided is None else _encode_decided(record.decided),
     )

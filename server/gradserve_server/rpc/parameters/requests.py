@@ -1,7 +1,8 @@
 """Decodes the requests of ParameterService: names, specs, updates with the ids of their calls, and saved versions."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
@@ -14,21 +15,26 @@ from gradserve_server.accumulators.incoming import (
     check_values_dtype,
     components_named,
 )
+from gradserve_server.accumulators.journal import PartKey
+from gradserve_server.accumulators.sharding.home import part_id
 from gradserve_server.accumulators.spec import ComponentSpec, check_agreement
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.limits import MAX_COMPONENTS, check_count, listed, quoted
+from gradserve_server.limits import MAX_COMPONENTS, MAX_UNANSWERED, check_count, listed, quoted
 from gradserve_server.parameters.changes import Changes
+from gradserve_server.parameters.record import DecidedRound
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules, UpdateKind
 from gradserve_server.parameters.variables import Loaded, OptimizerState
+from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.accumulators.gradients import (
     contribution_of,
+    decode_request_id,
     gradient_id,
     incoming_gradient,
     serialized,
     summands_of,
 )
-from gradserve_server.rpc.accumulators.requests import check_component_counts, decode_components
+from gradserve_server.rpc.accumulators.requests import check_component_counts, check_ids, decode_components
 from gradserve_server.rpc.boundary.fields import Page, decode_durability, page_of
 from gradserve_server.rpc.parameters.optimizers import decode_optimizer, decode_schedule
 from gradserve_server.rpc.parameters.rules import decode_reduction, decode_rules, decode_staleness
@@ -62,8 +68,15 @@ def decode_key(ref: parameters_pb2.ParametersRef, user: Identity = ANONYMOUS) ->
     return ResourceKey(ref.container or DEFAULT_CONTAINER, ref.name, user)
 
 
-def decode_parameters_spec(spec: parameters_pb2.ParametersSpec) -> ParametersSpec:
+def decode_parameters_spec(
+    spec: parameters_pb2.ParametersSpec, key: ResourceKey, member: Member | None = None
+) -> ParametersSpec:
     """Reads the spec of parameters, with what is derived from it.
+
+    Args:
+        spec: The message.
+        key: Their name.
+        member: The place of this server in a cluster, if it is in one.
 
     Raises:
         InvalidArgumentError: It is not a valid spec.
@@ -96,7 +109,10 @@ def decode_parameters_spec(spec: parameters_pb2.ParametersSpec) -> ParametersSpe
             durability=decode_durability(spec.durability, "spec.durability"),
             agreement=dict(spec.agreement),
             keep_rounds=spec.keep_rounds or _DEFAULT_ROUNDS,
+            num_shards=spec.num_shards,
         )
+    if decoded.num_shards and member is not None:
+        decoded = decoded.placed(member, key)
     decoded.derive()
     return decoded
 
@@ -125,6 +141,104 @@ def decode_update(
         summands = serialized(request.sum_of)
         call = gradient_id(request.request_id, what, given, user, unread=request.unread_contents, more=summands)
     return call, contribution, given
+
+
+def decode_staged_update(
+    request: UpdateRequest, incarnation: str, user: Identity = ANONYMOUS
+) -> tuple[RequestId, Contribution, PartKey]:
+    """Reads the id of an update's call, its step, weight and sender, and the name under which it was staged.
+
+    Args:
+        request: A request for sharded parameters.
+        incarnation: Their incarnation.
+        user: The caller.
+
+    Raises:
+        InvalidArgumentError: It has components, or no id, or is the sum of several updates.
+    """
+    if request.update:
+        raise InvalidArgumentError(
+            f"expected no components, as parameters {request.parameters.name!r} are sharded over several servers, and "
+            f"StageUpdate takes them, got {len(request.update)}: connect to all servers of the cluster",
+            field="update",
+        )
+    if request.sum_of:
+        raise InvalidArgumentError(
+            f"expected single updates for sharded parameters, got the sum of {len(request.sum_of)}", field="sum_of"
+        )
+    if not request.HasField("request_id"):
+        raise InvalidArgumentError(
+            f"expected a request_id, as parameters {request.parameters.name!r} are sharded", field="request_id"
+        )
+    plain = contribution_of(request, epoch=request.epoch if request.HasField("epoch") else None)
+    what = (type(request).__name__, request.local_step, plain.weight, request.worker_id)
+    call = gradient_id(request.request_id, what, IncomingGradient([], IncomingTensors(())), user)
+    contribution = replace(plain, part=part_id(call))
+    return call, contribution, PartKey(incarnation, contribution.part)
+
+
+def decode_staged(
+    request: messages_pb2.StageUpdateRequest, payload: Payload, user: Identity = ANONYMOUS
+) -> tuple[PartKey, Sequence[PartKey], IncomingGradient]:
+    """Reads the name of an update that is to be held for a round, those that its client withdraws, and its components.
+
+    Raises:
+        InvalidArgumentError: It has too many parts or none, or no id.
+    """
+    check_count(request.withdrawn, MAX_UNANSWERED, "numbers", "withdrawn")
+    if not request.update:
+        raise InvalidArgumentError("expected at least one component on each server, got none", field="update")
+    call = decode_request_id(request.request_id, b"", user)
+    key, *withdrawn = [
+        PartKey(request.parameters.incarnation, part_id(RequestId(call.client_id, sequence)))
+        for sequence in (call.sequence, *request.withdrawn)
+    ]
+    given = incoming_gradient(request.update, payload, user, release=request.release_handles, path="update")
+    return key, withdrawn, given
+
+
+def decode_decided(rounds: Sequence[parameters_pb2.DecidedRound]) -> list[DecidedRound]:
+    """Reads rounds that the home of sharded parameters has ended.
+
+    Raises:
+        InvalidArgumentError: They are no such rounds, or not in order.
+    """
+    check_count(rounds, _MOST_DECIDED, "rounds", "decided")
+    decoded: list[DecidedRound] = []
+    for index, each in enumerate(rounds):
+        field = f"decided[{index}]"
+        ids = each.part_ids
+        if bool(ids) is bool(each.loaded) or len(ids) != len(each.weights) or len(set(ids)) < len(ids):
+            raise InvalidArgumentError(
+                f"expected either `loaded` or different ids with a weight each, got {len(ids)} ids and "
+                f"{len(each.weights)} weights",
+                field=f"{field}.part_ids",
+            )
+        check_ids([*ids, *([each.loaded] if each.loaded else [])], f"{field}.part_ids")
+        for weight in each.weights:
+            if not 0 < weight < math.inf:
+                raise InvalidArgumentError(
+                    f"expected positive, finite weights, got {weight:g}", field=f"{field}.weights"
+                )
+        if decoded and each.step <= decoded[-1].step:
+            raise InvalidArgumentError(
+                f"expected steps that increase, got {decoded[-1].step} and {each.step}", field=f"{field}.step"
+            )
+        decoded.append(
+            DecidedRound(
+                each.step,
+                decode_optimizer(each.optimizer, f"{field}.optimizer"),
+                decode_schedule(each.schedule, f"{field}.schedule"),
+                tuple([part.hex() for part in ids]),
+                tuple(each.weights),
+                each.loaded.hex(),
+                each.oldest_version,
+            )
+        )
+    return decoded
+
+
+_MOST_DECIDED = 1 << 16
 
 
 def names_in(given: IncomingGradient, components: Sequence[ComponentSpec]) -> list[str]:
@@ -287,6 +401,11 @@ def _fitting(tensor: IncomingTensor, component: ComponentSpec) -> Array:
 
 
 # Reads, changes and rounds
+
+
+def decode_read_id(request: messages_pb2.ReadParametersRequest, user: Identity = ANONYMOUS) -> RequestId | None:
+    """Returns the id of a read, None if it has none."""
+    return decode_request_id(request.request_id, b"", user) if request.HasField("request_id") else None
 
 
 def decode_step(request: messages_pb2.ReadParametersRequest) -> int | None:

@@ -11,9 +11,11 @@ from gradserve_protocol.v1 import parameters_pb2
 from gradserve_server.accumulators.gradient import Contribution, OpenGradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import GradientReceiver, IncomingGradient, components_named
+from gradserve_server.accumulators.sharding.home import part_id
+from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
-from gradserve_server.errors import AbortedError, request_fields
+from gradserve_server.errors import AbortedError, InvalidArgumentError, request_fields
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.record import RoundRecord
@@ -22,6 +24,7 @@ from gradserve_server.parameters.variables import Loaded
 from gradserve_server.resources.cluster import Member, check_member
 from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.accumulators.replies import ServerId
+from gradserve_server.rpc.accumulators.requests import decode_counted
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of, time_to_wait, wait_timeout
 from gradserve_server.rpc.boundary.messages import Entries, Serialized, assembled
@@ -39,9 +42,13 @@ from gradserve_server.rpc.parameters.requests import (
     UpdateRequest,
     decode_change_id,
     decode_changes,
+    decode_decided,
     decode_key,
     decode_parameters_spec,
+    decode_read_id,
     decode_records_page,
+    decode_staged,
+    decode_staged_update,
     decode_step,
     decode_update,
     decode_version,
@@ -88,12 +95,16 @@ class ParameterServicer:
     async def CreateParameters(
         self, request: messages_pb2.CreateParametersRequest, call: Call
     ) -> messages_pb2.CreateParametersResponse | Serialized:
-        key = self._key(request.parameters, call)
+        key = self._key(request.parameters, call, at_home=not request.spec.num_shards)
         lifetime = decode_lifetime(request.lifetime, call.identity)
         check_length(request.creator, MAX_ID_BYTES, "creator")
         work = PIECE_BYTES * len(request.spec.components)
-        spec = await self._compute.run(work, decode_parameters_spec, request.spec)
+        spec = await self._compute.run(work, decode_parameters_spec, request.spec, key, self._member)
         creators = self._registry.creators
+        home_incarnation = request.home_incarnation
+        check_length(home_incarnation, MAX_ID_BYTES, "home_incarnation")
+        if spec.num_shards and not spec.follows and request.values and not request.creator:
+            raise InvalidArgumentError("expected a creator of sharded parameters, got none", field="creator")
         try:
             version = await self._decoded_version(request, call)
             if call.may_only_open is not None:
@@ -104,8 +115,12 @@ class ParameterServicer:
                 with self._registry.factory.waiting(call.identity):
                     exists, timeout = partial(self._registry.has, key), time_to_wait(call)
                     await creators.turn(key, request.creator, spec.version_bytes, exists, timeout)
-            async with self._opened(version, spec.components, release=request.release_handles) as loaded:
-                parameters, created = await self._registry.create(key, spec, lifetime, loaded)
+                if spec.num_shards and not spec.follows and not self._registry.has(key):
+                    incarnation = self._registry.hand_out(key)
+                    await self._registry.settle()
+                    return messages_pb2.CreateParametersResponse(home_incarnation=incarnation)
+            async with self._opened(version, spec.here.components, release=request.release_handles) as loaded:
+                parameters, created = await self._registry.create(key, spec, lifetime, loaded, home_incarnation)
         finally:
             if request.values:
                 creators.end(key, request.creator)
@@ -115,7 +130,7 @@ class ParameterServicer:
     async def GetParameters(
         self, request: messages_pb2.GetParametersRequest, call: Call
     ) -> messages_pb2.GetParametersResponse | Serialized:
-        with self._using(request.parameters, call) as parameters:
+        with self._using_shard(request.parameters, call) as parameters:
             key = decode_key(request.parameters, call.identity)
             return await self._with_info(messages_pb2.GetParametersResponse(), key, parameters)
 
@@ -138,21 +153,28 @@ class ParameterServicer:
     async def DeleteParameters(
         self, request: messages_pb2.DeleteParametersRequest, call: Call
     ) -> messages_pb2.DeleteParametersResponse:
-        deleted = self._registry.delete(self._key(request.parameters, call), request.parameters.incarnation)
+        key = self._key(request.parameters, call, at_home=not request.home_incarnation)
+        deleted = self._registry.delete(key, request.parameters.incarnation, home_incarnation=request.home_incarnation)
+        gone = self._registry.gone(key)
         await self._registry.settle()
-        return messages_pb2.DeleteParametersResponse(deleted=deleted)
+        return messages_pb2.DeleteParametersResponse(deleted=deleted, home_incarnation=gone)
 
     async def ReadParameters(self, request: messages_pb2.ReadParametersRequest, call: Call) -> WithContents:
         step = decode_step(request)
+        work = PIECE_BYTES * sum([1 + len(each.part_ids) for each in request.decided])
+        decided = await self._compute.run(work, decode_decided, request.decided)
         with (
-            self._using(request.parameters, call) as parameters,
+            self._using_shard(request.parameters, call) as parameters,
             self._registry.factory.waiting(call.identity),
             self._deliverer.begin(request.placement, call) as outgoing,
         ):
+            if decided:
+                await parameters.follow(decided)
             if request.with_state:
                 async with parameters.reading_state() as (version, state):
                     return await encode_read_state(version, state, outgoing, with_values=not request.without_values)
-            version = await parameters.read(step, wait_timeout(request, call))
+            read = decode_read_id(request, call.identity)
+            version = await parameters.read(step, wait_timeout(request, call), read)
             return await encode_read(version, outgoing, with_values=not request.without_values)
 
     async def Push(self, request: messages_pb2.PushRequest, call: Call) -> messages_pb2.PushResponse:
@@ -181,15 +203,53 @@ class ParameterServicer:
                 with_values=not request.without_values,
             )
 
+    async def StageUpdate(
+        self, request: messages_pb2.StageUpdateRequest, call: Call
+    ) -> messages_pb2.StageUpdateResponse:
+        with self._using_shard(request.parameters, call) as parameters:
+            shard = _shard_of(parameters)
+            sent = (request, call.payload, call.identity)
+            key, withdrawn, given = await self._compute.run(PIECE_BYTES * len(request.update), decode_staged, *sent)
+            if withdrawn:
+                await shard.withdraw(withdrawn)
+            spec = await self._compute.run(PIECE_BYTES * len(request.update), lambda: _update_spec(parameters, given))
+            opening = await self._receiver.receive(spec, parameters.place, given)
+            duplicate = await shard.stage(key, request.local_step, opening, epoch=request.epoch)
+            return messages_pb2.StageUpdateResponse(duplicate=duplicate, has_old_updates=shard.asks_for_old_gradients())
+
+    async def CountUpdates(
+        self, request: messages_pb2.CountUpdatesRequest, call: Call
+    ) -> messages_pb2.CountUpdatesResponse:
+        with self._using(request.parameters, call) as parameters:
+            epoch, counted = await parameters.count_updates()
+            work = PIECE_BYTES * len(counted)
+            ids = await self._compute.run(work, lambda: [bytes.fromhex(each) for each in counted])
+            return messages_pb2.CountUpdatesResponse(epoch=epoch, part_ids=ids)
+
+    async def ForgetUpdates(
+        self, request: messages_pb2.ForgetUpdatesRequest, call: Call
+    ) -> messages_pb2.ForgetUpdatesResponse:
+        with self._using_shard(request.parameters, call) as parameters:
+            shard = _shard_of(parameters)
+            counted = await self._compute.run(PIECE_BYTES * len(request.part_ids), decode_counted, request)
+            return messages_pb2.ForgetUpdatesResponse(num_forgotten=await shard.forget(request.epoch, counted))
+
     async def ChangeParameters(
         self, request: messages_pb2.ChangeParametersRequest, call: Call
     ) -> messages_pb2.ChangeParametersResponse | Serialized:
-        with self._using(request.parameters, call) as parameters:
+        with self._using_shard(request.parameters, call) as parameters:
             version = await self._decoded_version(request, call)
             work = 0 if version is None else PIECE_BYTES * len(version.tensors)
             request_id = await self._compute.run(work, decode_change_id, request, version, call.identity)
-            async with self._opened(version, parameters.spec.components, release=request.release_handles) as loaded:
-                await parameters.change(request_id, decode_changes(request, loaded))
+            if version is not None and parameters.shard is not None and request_id is None:
+                raise InvalidArgumentError(
+                    "expected a request_id with values of sharded parameters, got none", field="request_id"
+                )
+            async with self._opened(version, parameters.here.components, release=request.release_handles) as loaded:
+                if parameters.spec.follows:
+                    await self._hold(parameters, request_id, loaded)
+                else:
+                    await parameters.change(request_id, decode_changes(request, loaded))
             key = decode_key(request.parameters, call.identity)
             return await self._with_info(messages_pb2.ChangeParametersResponse(), key, parameters)
 
@@ -226,6 +286,9 @@ class ParameterServicer:
     ) -> tuple[RequestId | None, Contribution, OpenGradient]:
         """Returns an update once it has arrived."""
         work = PIECE_BYTES * len(request.update)
+        if parameters.shard is not None:
+            staged_id, staged, part = decode_staged_update(request, parameters.incarnation, call.identity)
+            return staged_id, staged, parameters.shard.opening(part)
         sent = (request, call.payload, call.identity)
         request_id, contribution, given = await self._compute.run(work, decode_update, *sent)
         is_sum = bool(contribution.sum_of)
@@ -250,11 +313,30 @@ class ParameterServicer:
             async with self._opener.open(version.tensors, release=release, on_host=True):
                 yield await self._compute.run(PIECE_BYTES * len(version.tensors), version.loaded, components)
 
+    @staticmethod
+    async def _hold(parameters: Parameters, request_id: RequestId | None, loaded: Loaded | None) -> None:
+        if request_id is None or loaded is None:
+            raise InvalidArgumentError(
+                f"expected values on a server that is not the home of sharded parameters {parameters.name!r}, got none",
+                field="values",
+            )
+        await parameters.hold(part_id(request_id), loaded)
+
     def _using(self, ref: parameters_pb2.ParametersRef, call: Call) -> AbstractContextManager[Parameters]:
+        """Finds parameters at their home, for a call that only the home answers."""
         return self._registry.use(self._key(ref, call), ref.incarnation)
 
-    def _key(self, ref: parameters_pb2.ParametersRef, call: Call) -> ResourceKey:
+    def _using_shard(self, ref: parameters_pb2.ParametersRef, call: Call) -> AbstractContextManager[Parameters]:
+        """Finds parameters, or the shard of some with another home, whose incarnation a request names then."""
+        return self._registry.use(self._key(ref, call, at_home=not ref.incarnation), ref.incarnation)
+
+    def _key(self, ref: parameters_pb2.ParametersRef, call: Call, *, at_home: bool = True) -> ResourceKey:
         """Returns the key of parameters that a request names, if the call is for this server and this run of it.
+
+        Args:
+            ref: Their name.
+            call: The call.
+            at_home: Whether the call is one for their home, which decides, rather than one for any shard.
 
         Raises:
             InvalidArgumentError: The call is for another server of the cluster, or the parameters belong to one.
@@ -267,13 +349,19 @@ class ParameterServicer:
                 field=f"{_FIELD}.server_incarnation",
             )
         key = decode_key(ref, call.identity)
-        if self._member is not None and ref.name:
+        if at_home and self._member is not None and ref.name:
             self._member.check_home(key, _FIELD)
         return key
 
 
-def _update_spec(parameters: Parameters, given: IncomingGradient, *, is_sum: bool) -> AccumulatorSpec:
-    spec = parameters.spec
+def _shard_of(parameters: Parameters) -> Shard:
+    if parameters.shard is None:
+        raise InvalidArgumentError(f"parameters {parameters.name!r} are not sharded", field=f"{_FIELD}.name")
+    return parameters.shard
+
+
+def _update_spec(parameters: Parameters, given: IncomingGradient, *, is_sum: bool = False) -> AccumulatorSpec:
+    spec = parameters.here
     return spec.of_update(names_in(given, spec.components), is_sum=is_sum)
 
 

@@ -87,6 +87,8 @@ class AggregatingParameters:
     async def CreateParameters(self, request: messages_pb2.CreateParametersRequest, call: Call) -> Any:
         if request.lifetime.owner_client_id:
             return await self._local.CreateParameters(request, call)
+        if request.spec.num_shards:
+            raise _not_sharded("spec.num_shards")
         if call.may_only_open is not None and request.values and not await self._exists(request.parameters):
             raise call.may_only_open
         sent = copied(request)
@@ -143,6 +145,23 @@ class AggregatingParameters:
         response = await self._link.call("ForkParameters", copied(request))
         await self._learn(response.info)
         return response
+
+    # What clients of several servers ask each of them: this server is the only one of its clients
+
+    async def StageUpdate(
+        self, request: messages_pb2.StageUpdateRequest, call: Call
+    ) -> messages_pb2.StageUpdateResponse:
+        raise _not_sharded("parameters")
+
+    async def CountUpdates(
+        self, request: messages_pb2.CountUpdatesRequest, call: Call
+    ) -> messages_pb2.CountUpdatesResponse:
+        raise _not_sharded("parameters")
+
+    async def ForgetUpdates(
+        self, request: messages_pb2.ForgetUpdatesRequest, call: Call
+    ) -> messages_pb2.ForgetUpdatesResponse:
+        raise _not_sharded("parameters")
 
     # Versions
 
@@ -264,7 +283,11 @@ class AggregatingParameters:
         await self._link.call("ReadParameters", asked)
 
     async def _make(self, info: parameters_pb2.ParametersInfo) -> AggregatedParameters:
-        spec = await self._compute.run(PIECE_BYTES * len(info.spec.components), decode_parameters_spec, info.spec)
+        if info.spec.num_shards:
+            raise _not_sharded("parameters.name")
+        key = decode_key(info.parameters)
+        work = PIECE_BYTES * len(info.spec.components)
+        spec = await self._compute.run(work, decode_parameters_spec, info.spec, key)
         forwarding = self._forwarding
         return AggregatedParameters(
             info.parameters,
@@ -302,3 +325,11 @@ async def _reason(parameters: AggregatedParameters, ref: parameters_pb2.Paramete
     except ServiceError as error:
         return error.message
     return "nothing is known of the round"
+
+
+def _not_sharded(field: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "expected parameters on one server, got some that are sharded over several: this server is an aggregator, and "
+        "does not forward their updates. Connect to the servers themselves",
+        field=field,
+    )

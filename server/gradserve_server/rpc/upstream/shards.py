@@ -272,7 +272,7 @@ class UpstreamShards:
             self._parts.name_field(shard.target, error)
             raise
         if reply is not None:
-            self._uncounted.answered(staging, reply, self._key, shard.target)
+            self._uncounted.answered(staging, self._key, shard.target, asks=reply.has_old_gradients)
 
     def _forget_uncounted(self, shards: Sequence[Shard], ref: accumulator_pb2.AccumulatorRef) -> Operation[None]:
         """Has servers forget gradients of clients that have ended, if they have asked for that."""

@@ -18,7 +18,7 @@ from gradserve_protocol.arrays import AnyArray, host_array
 from gradserve_protocol.errors import AbortedError, GradserveError, InvalidArgumentError, NotFoundError
 from gradserve_protocol.placement import Plan, dense_bytes
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_pb2, parameters_messages_pb2, parameters_pb2, tensor_pb2
 
 SMALLEST_BYTES = 1 << 20
 """The least size of the dense gradients of an accumulator that is sharded unasked.
@@ -81,10 +81,13 @@ def _obstacle(components: list[Component], device: str | None) -> str | None:
     return None
 
 
-def add_plan(spec: accumulator_pb2.AccumulatorSpec, plan: Plan, num_servers: int) -> None:
-    """Makes the spec of an accumulator that of one that is sharded."""
+def add_plan(
+    spec: accumulator_pb2.AccumulatorSpec | parameters_pb2.ParametersSpec, plan: Plan, num_servers: int
+) -> None:
+    """Makes the spec of an accumulator, or of parameters, that of one that is sharded."""
     spec.num_shards = num_servers
-    spec.device = "cpu"
+    if isinstance(spec, accumulator_pb2.AccumulatorSpec):
+        spec.device = "cpu"
     for component in spec.components:
         for server, num_rows in plan[component.name]:
             component.pieces.add(server=server, num_rows=num_rows)
@@ -104,7 +107,9 @@ class Parts:
         servers: The indexes of the servers that have something, in ascending order.
     """
 
-    def __init__(self, components: Iterable[Component], plan: Plan) -> None:
+    def __init__(self, components: Iterable[Component], plan: Plan, field: str = _FIELD) -> None:
+        """`field` is the field of requests with the gradient."""
+        self._field_name = field
         self._components = {each.name: each for each in components}
         self._rows: dict[int, dict[str, _Rows]] = {}
         for name in self._components:
@@ -127,17 +132,19 @@ class Parts:
         """Returns what each server gets of a gradient; rows of host memory are views.
 
         Args:
-            values: The gradient: an array for each dense component, IndexedSlices for each sparse one.
+            values: The gradient: an array for each dense component, IndexedSlices for each sparse one. Components may
+                be missing.
 
         Raises:
             InvalidArgumentError: An array has not the shape of its component.
         """
         self._check_shapes(values)
-        on_host = {name: host_array(cast("AnyArray", values[name])) for name in self._divided}
+        on_host = {name: host_array(cast("AnyArray", values[name])) for name in self._divided if name in values}
         return {
             server: {
                 name: values[name] if stop is None else on_host[name][start:stop]
                 for name, (start, stop) in rows.items()
+                if name in values
             }
             for server, rows in self._rows.items()
         }
@@ -146,18 +153,20 @@ class Parts:
         """Returns a whole average.
 
         Args:
-            received: What each server has of it, by component.
+            received: What each server has of it, by component. Components may be missing, on all servers.
             read_only: Whether arrays that are made for it are read-only, like those that were received.
         """
         values = {
             name: value for part in received.values() for name, value in part.items() if name not in self._divided
         }
         for name in self._divided:
-            component = self._components[name]
-            whole = np.empty(component.shape or (), component.dtype)
-            for server, rows in self._rows.items():
-                if name in rows:
-                    whole[rows[name].start : rows[name].stop] = received[server][name]
+            component, of_name = self._components[name], [server for server in self._rows if name in received[server]]
+            if not of_name:
+                continue
+            whole = np.empty(component.shape or (), cast("AnyArray", received[of_name[0]][name]).dtype)
+            for server in of_name:
+                rows = self._rows[server][name]
+                whole[rows.start : rows.stop] = received[server][name]
             whole.flags.writeable = not read_only
             values[name] = whole
         return values
@@ -166,11 +175,11 @@ class Parts:
         """Makes the field of an error name a component by its place in the whole gradient."""
         start, bracket, rest = (error.field or "").partition("[")
         place, _, after = rest.partition("]")
-        if start == _FIELD and bracket and place.isdecimal() and int(place) < len(self._rows[server]):
+        if start == self._field_name and bracket and place.isdecimal() and int(place) < len(self._rows[server]):
             error.field = self._field(list(self._rows[server])[int(place)]) + after
 
     def _field(self, name: str) -> str:
-        return f"{_FIELD}[{list(self._components).index(name)}]"
+        return f"{self._field_name}[{list(self._components).index(name)}]"
 
     def _dense_bytes(self, name: str, rows: _Rows) -> int:
         component = self._components[name]
@@ -183,7 +192,7 @@ class Parts:
     def _check_shapes(self, values: Mapping[str, Sent]) -> None:
         """Checks the shapes of dense components, with the message of a server that has them as a whole."""
         for name, component in self._components.items():
-            if component.is_sparse:
+            if component.is_sparse or name not in values:
                 continue
             shape = cast("AnyArray", values[name]).shape
             if shape != component.shape:
@@ -195,6 +204,9 @@ class Parts:
 
 def _shape_text(shape: tuple[int, ...]) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
+
+
+Staging: TypeAlias = messages_pb2.StageGradientRequest | parameters_messages_pb2.StageUpdateRequest
 
 
 class Uncounted:
@@ -215,7 +227,7 @@ class Uncounted:
             for earliest in list(calls)[:-_MOST_WITHDRAWN]:
                 calls.pop(earliest, None)
 
-    def address(self, staging: messages_pb2.StageGradientRequest, accumulator: AccumulatorKey, target: int) -> None:
+    def address(self, staging: Staging, accumulator: AccumulatorKey, target: int) -> None:
         """Writes to a request which gradients a server may forget; not its own, which may count this time."""
         calls = self._withdrawn.get((accumulator, target))
         if calls:
@@ -225,12 +237,13 @@ class Uncounted:
 
     def answered(
         self,
-        staging: messages_pb2.StageGradientRequest,
-        reply: messages_pb2.StageGradientResponse,
+        staging: Staging,
         accumulator: AccumulatorKey,
         target: int,
+        *,
+        asks: bool,
     ) -> None:
-        """Notes that a server has answered a request."""
+        """Notes that a server has answered a request, and whether it asks about old gradients."""
         place = (accumulator, target)
         calls = self._withdrawn.get(place)
         if calls is not None:
@@ -238,7 +251,7 @@ class Uncounted:
                 calls.pop(CallId(staging.request_id.client_id, number), None)
             if not calls:
                 self._withdrawn.pop(place, None)
-        if reply.has_old_gradients:
+        if asks:
             self._asking[place] = None
 
     def take_asking(self, accumulator: AccumulatorKey) -> Collection[int]:

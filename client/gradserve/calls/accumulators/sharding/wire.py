@@ -361,7 +361,7 @@ class ShardedWire(AccumulatorWire):
             self._parts.name_field(shard.target, error)
             raise
         if reply is not None:
-            self._uncounted.answered(staging, reply, self._key, shard.target)
+            self._uncounted.answered(staging, self._key, shard.target, asks=reply.has_old_gradients)
 
     def _receive_average(
         self,

@@ -36,6 +36,7 @@ _ADDING_GRADIENTS = frozenset(
         "gradserve.v1.AccumulatorService.StageGradient",
         "gradserve.v1.ParameterService.Push",
         "gradserve.v1.ParameterService.PushPullParameters",
+        "gradserve.v1.ParameterService.StageUpdate",
     }
 )
 _WAITING_FOR_PAYLOAD = _ADDING_GRADIENTS | {"gradserve.v1.TensorService.StoreTensors"}

@@ -1,0 +1,1 @@
+"""Parameters that are sharded over the servers of a cluster."""
