@@ -146,15 +146,17 @@ class ParametersSpec:
             num_shards=self.num_shards,
         )
 
-    @cached_property
+    @property
     def here(self) -> "ParametersSpec":
         """The spec of what is on this server: of sharded parameters, of its shard.
 
         Raises:
             InvalidArgumentError: It has no piece of any component.
         """
-        if not self.num_shards:
-            return self
+        return self._shard if self.num_shards else self
+
+    @cached_property
+    def _shard(self) -> "ParametersSpec":
         parts = [part for each in self.components if (part := each.part_on(self.server)) is not None]
         if not parts:
             raise InvalidArgumentError(
@@ -176,7 +178,7 @@ class ParametersSpec:
         other = copy(self)
         object.__setattr__(other, "server", member.index)
         object.__setattr__(other, "follows", not member.is_home(key))
-        vars(other).pop("here", None)
+        vars(other).pop("_shard", None)
         return other
 
     @property
@@ -267,7 +269,7 @@ class ParametersSpec:
         object.__setattr__(other, "durability", durability)
         vars(other)["updates"] = self.updates.resolved(durability, self.updates.device)
         if self.num_shards:
-            vars(other)["here"] = self.here.resolved(self._durability_here(durability))
+            vars(other)["_shard"] = self.here.resolved(self._durability_here(durability))
         return other
 
     def with_rules(self, rules: Rules) -> Self:
