@@ -26,6 +26,18 @@ def test_kernels_compile_where_there_is_no_place_for_a_cache() -> None:
         kernel(np.zeros(3, np.int8), np.float32(1))
 
 
+def test_servers_of_one_process_share_its_kernels() -> None:
+    import numba
+
+    from gradserve_server.devices.host.jit import compile_kernel
+    from gradserve_server.devices.host.sharing import attend
+
+    board = (numba.int64[:, ::1], numba.int64, numba.int64, numba.int64)
+    kernel = compile_kernel(attend, board)
+    assert compile_kernel(attend, board) is kernel
+    assert compile_kernel(attend, board, contract=False) is not kernel
+
+
 def test_the_cache_forgets_a_kernel_when_what_it_calls_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import numba
 

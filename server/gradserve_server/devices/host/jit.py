@@ -23,6 +23,7 @@ class KernelError(Exception):
     """A kernel cannot be compiled on this machine."""
 
 
+@functools.cache  # as is `compile_kernel`
 def compile_shared_kernel(
     function: Callable[..., None], argument_types: tuple[Any, ...], *, contract: bool = True
 ) -> Callable[..., None]:
@@ -37,10 +38,11 @@ def compile_shared_kernel(
     return _compile(sharing.shared(function), function, (board, job, *argument_types), contract)
 
 
+@functools.cache
 def compile_kernel(
     function: Callable[..., None], argument_types: tuple[Any, ...], *, contract: bool = True
 ) -> Callable[..., None]:
-    """Compiles a function for one signature, or loads it from Numba's cache on disk.
+    """Compiles a function for one signature, or loads it from Numba's cache on disk, once in a process.
 
     The result releases the GIL, divides by zero without an exception, and takes no other types.
 
