@@ -10,6 +10,7 @@ serialized bytes; the contents of tensors, which are one part each, are skipped 
 """
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias, TypeVar
@@ -171,7 +172,7 @@ class PartCounter:
     def __init__(
         self, message: Descriptor, *, unchecked_bytes: int = UNCHECKED_BYTES, max_parts: int = MAX_PARTS
     ) -> None:
-        self._shape = _shape_of(message, {})
+        self._shape = _shape_of(message)
         self._unchecked_bytes = unchecked_bytes
         self._max_parts = max_parts
 
@@ -282,14 +283,19 @@ class _Counting:
             self.position, self.num_parts = position, num_parts
 
 
-def _shape_of(message: Descriptor, known: dict[str, _Shape]) -> _Shape:
+@functools.cache  # every server has a hundred methods, in two listeners
+def _shape_of(message: Descriptor) -> _Shape:
+    return _shape_in(message, {})
+
+
+def _shape_in(message: Descriptor, known: dict[str, _Shape]) -> _Shape:
     shape = known.get(message.full_name)
     if shape is None:
         shape = known[message.full_name] = _Shape()
         fields: Mapping[str, FieldDescriptor] = message.fields_by_name
         for part in fields.values():
             if part.message_type is not None:
-                shape.messages[part.number] = _shape_of(part.message_type, known)
+                shape.messages[part.number] = _shape_in(part.message_type, known)
             elif part.is_repeated and part.type in _PACKABLE:
                 shape.numbers[part.number] = part.type not in _FIXED
     return shape
