@@ -1,6 +1,7 @@
 """A real server on a free port, and clients of it; a GPU for the tests that are marked `cuda`."""
 
 import contextlib
+import gc
 import os
 import tempfile
 import uuid
@@ -98,6 +99,14 @@ def _own_runtime_folder() -> Iterator[None]:
 def _one_blas_thread() -> None:
     """As in a server. Its own threads spin while they wait, and take the processor from the other worker."""
     use_one_blas_thread()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _set_aside() -> Iterator[None]:
+    """What stays after the tests of a module is not looked at again in each collection of garbage that follows."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
