@@ -147,12 +147,12 @@ class Losing:
 
         async def lossy(request: Any, call: Call) -> Any:
             fate = self._random.random()
-            if fate < 0.6:
+            if fate < 0.4:
                 self.num_lost += 1
-            if fate < 0.2:
+            if fate < 0.15:
                 raise UnavailableError("the request was lost")
             answer = await handle(request, call)
-            if fate < 0.6:
+            if fate < 0.4:
                 raise UnavailableError("the reply was lost")
             return answer
 
@@ -162,8 +162,8 @@ class Losing:
 @pytest.mark.parametrize("reduction", ["sum", "median"])
 def test_replies_are_lost_on_both_sides_of_the_aggregator(reduction: str) -> None:
     """Each update is one at its own place, so the version shows those that were lost or counted twice."""
-    num_rounds = 20
-    above, below = Losing(1), Losing(2)
+    num_rounds = 12
+    above, below = Losing(3), Losing(8)
     with LocalServer(ServerConfig(runtime=NOT_WARMED_UP), Parts(interceptors=(above,))) as top:
         config = UpstreamConfig(upstream=top.address, upstream_workers=2, upstream_grace_seconds=0.2)
         near_config = ServerConfig(runtime=NOT_WARMED_UP, upstream=config)
