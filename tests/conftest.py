@@ -22,7 +22,7 @@ from tests.devices.cuda.gpu import has_gpu
 from tests.devices.cuda.stand_in.fixtures import gpu_client, gpu_process, gpu_server, gpu_settings, stand_in
 from tests.servers.kernels import compile_once
 from tests.servers.polling import PATIENCE_SECONDS
-from tests.suite import selection, tables
+from tests.suite import order, selection, tables
 from tests.suite.progress import Progress
 from tests.suite.selection import pytest_ignore_collect
 from tests.suite.tables import pytest_runtest_protocol
@@ -65,6 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                     item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and CuPy"))
         if not config.getoption("--each-case"):
             tables.fold(items)
+        if (worker := getattr(config, "workerinput", None)) is not None:
+            order.long_ones_first(items, worker["workercount"])
     config.hook.pytest_deselected(items=left_out)
 
 

@@ -1,0 +1,74 @@
+"""The order of tests: what takes long begins early, so that all workers of a run end at the same time.
+
+pytest-xdist gives each of its workers a share of the tests, and has a worker that is done take over the end of another
+one's share. So what takes long comes early in a share. It mostly waits, for processes and for time to pass; between two
+files of it, others keep the processors busy.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.suite.selection import TESTS
+
+LONG: Mapping[str, int] = {
+    "bad_input/test_tables.py": 8,
+    "client/test_address.py": 9,
+    "client/test_no_server.py": 19,
+    "client/transport/test_lost_replies.py": 7,
+    "layers/test_walk.py": 7,
+    "parameters/test_machine.py": 6,
+    "rpc/sockets/test_broken_rules.py": 24,
+    "rpc/test_cancelled_by_the_server.py": 11,
+    "rpc/test_timeouts.py": 10,
+    "training/test_joining.py": 15,
+    "training/test_server_restarts.py": 11,
+    "trees/parameters/test_counted_once.py": 30,
+    "trees/parameters/test_training.py": 10,
+    "trees/test_local.py": 11,
+}
+"""Files, relative to tests/, with the seconds that they take, roughly."""
+
+_EARLY = 0.5
+"""The part of a share by whose end all of its long files have begun."""
+
+ItemT = TypeVar("ItemT")
+
+
+def long_ones_first(items: list[pytest.Item], num_workers: int) -> None:
+    """Puts tests into the order in which as many workers are to run them."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    seconds = {path: found for path in files if (found := _seconds_of(path))}
+    others = iter([item for item in items if item.path not in seconds])
+    ordered: list[pytest.Item] = []
+    for number, paths in enumerate(_dealt(seconds, num_workers)):
+        long_ones = [files[path] for path in paths]
+        size = (len(items) - len(ordered)) // (num_workers - number)  # as WorkStealingScheduling shares them out
+        ordered += _between(long_ones, list(islice(others, max(0, size - sum(map(len, long_ones))))))
+    items[:] = [*ordered, *others]
+
+
+def _seconds_of(path: Path) -> int:
+    return LONG.get(str(path.relative_to(TESTS)), 0) if path.is_relative_to(TESTS) else 0
+
+
+def _dealt(seconds: Mapping[Path, int], num_workers: int) -> Sequence[Sequence[Path]]:
+    """Returns the files of each worker, the longest first: each is given to the one that has least."""
+    dealt: list[list[Path]] = [[] for _ in range(num_workers)]
+    for path in sorted(seconds, key=lambda path: (-seconds[path], path)):
+        min(dealt, key=lambda own: sum(seconds[each] for each in own)).append(path)
+    return dealt
+
+
+def _between(long_ones: Sequence[Sequence[ItemT]], others: Sequence[ItemT]) -> Iterable[ItemT]:
+    """Yields the long ones with others between them, and the rest of the others after them."""
+    waiting: Iterator[ItemT] = iter(others)
+    for each in long_ones:
+        yield from each
+        yield from islice(waiting, int(_EARLY * len(others) / len(long_ones)))
+    yield from waiting
