@@ -34,8 +34,10 @@ def main() -> None:
         require("server")
     except MissingExtraError as error:
         sys.exit(f"gradserve: {error}")
-    from gradserve_server.commands.cli import cli
+    from gradserve_server.runtime.process import importing
 
+    with importing():
+        from gradserve_server.commands.cli import cli
     cli(obj=signals)
 
 

@@ -17,6 +17,7 @@ from gradserve_server.runtime.process import (
     StopSignals,
     allow_many_descriptors,
     end_process,
+    importing,
     silence_grpc,
     switch_threads_often,
 )
@@ -49,18 +50,19 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
     configure(config.runtime.log_level, config.runtime.log_format)
     signals = signals or StopSignals()
 
-    from gradserve_protocol.lasting import lasting_task
-    from gradserve_protocol.tls import CertificateError
-    from gradserve_server.accumulators.round_hold import follow_signals
-    from gradserve_server.app import Server
-    from gradserve_server.devices.host.products import use_one_blas_thread
-    from gradserve_server.devices.inventory import NoSuchDeviceError
-    from gradserve_server.errors import ServiceError
-    from gradserve_server.runtime.event_loop import GcTuner, new_event_loop
-    from gradserve_server.runtime.process import keep_freed_memory
-    from gradserve_server.security.access_file import AccessFileError
-    from gradserve_server.security.tls import setting_of
-    from gradserve_server.storage.directory import DamagedError, StateError
+    with importing():
+        from gradserve_protocol.lasting import lasting_task
+        from gradserve_protocol.tls import CertificateError
+        from gradserve_server.accumulators.round_hold import follow_signals
+        from gradserve_server.app import Server
+        from gradserve_server.devices.host.products import use_one_blas_thread
+        from gradserve_server.devices.inventory import NoSuchDeviceError
+        from gradserve_server.errors import ServiceError
+        from gradserve_server.runtime.event_loop import GcTuner, new_event_loop
+        from gradserve_server.runtime.process import keep_freed_memory
+        from gradserve_server.security.access_file import AccessFileError
+        from gradserve_server.security.tls import setting_of
+        from gradserve_server.storage.directory import DamagedError, StateError
 
     allow_many_descriptors()
     switch_threads_often()

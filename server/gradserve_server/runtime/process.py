@@ -5,6 +5,7 @@ Imported before modules that take time to import, so it imports next to nothing.
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import resource
@@ -12,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 _log = logging.getLogger(__name__)
@@ -76,6 +77,22 @@ class StopSignals:
 
 
 _SWITCH_SECONDS = 0.0005
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Keeps the collector of garbage off what the block imports, for good: modules stay as long as the process.
+
+    While a server begins it would look at them 260 times, which is a tenth of the time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def end_process() -> None:
