@@ -8,6 +8,7 @@ import pytest
 
 from gradserve_server.runtime import event_loop as garbage
 from gradserve_server.runtime.event_loop import GcTuner
+from gradserve_server.runtime.process import importing
 
 
 class Node:
@@ -128,3 +129,21 @@ def test_frozen_objects_are_not_counted_in_vain(pauses: GcTuner, monkeypatch: py
     with monkeypatch.context() as patched:
         patched.setattr(gc, "get_freeze_count", lambda: pytest.fail("all objects are visited"))
         assert not pauses.look_if_due()
+
+
+def test_what_is_imported_is_set_aside() -> None:
+    with importing():
+        assert not gc.isenabled()
+        node = Node()
+    assert gc.isenabled()
+    assert not any(each is node for each in gc.get_objects())
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with importing():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -81,9 +81,9 @@ _SWITCH_SECONDS = 0.0005
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Keeps the collector of garbage off what the block imports, for good: modules stay as long as the process.
+    """Keeps the collector of garbage off what the block imports: modules stay as long as the process.
 
-    While a server begins it would look at them 260 times, which is a tenth of the time.
+    It would look at them 260 times while a server begins, which is a tenth of the time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
