@@ -5,13 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 import gradserve
 from gradserve.calls.retries import RetryPolicy
 from gradserve.testing import ServerProcess
 from tests.servers.polling import PATIENCE_SECONDS, eventually
-from tests.training.replicas import Replica, have_equal_weights, training, waits_for_its_round
+from tests.training.replicas import SIZE, Replica, have_equal_weights, training, waits_for_its_round
 
 WITH_AND_WITHOUT_STATE = pytest.mark.parametrize(
     "restartable",
@@ -149,6 +150,35 @@ def test_before_the_first_round(
     waiting.result()
     assert have_equal_weights(early, late)
     for each in (early, late):
+        each.worker.close()
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_with_a_newcomer_before_those_who_were_there(
+    restartable: Restartable, name: str, threads: ThreadPoolExecutor, num_steps: int
+) -> None:
+    """What it has sent for the parameters with which it began anew does not count among gradients of later ones."""
+    server, client, other_client = restartable
+    one = Replica(client, name, "one", 2).begin()
+    two = Replica(other_client, name, "two", 2).begin()
+    for _ in range(num_steps):
+        for step in [threads.submit(each.train) for each in (one, two)]:
+            step.result()
+    server.kill()
+    server.restart()
+    newcomer = Replica(other_client, name, "newcomer", 2).begin()
+    assert newcomer.step == 0
+    coming = waits_for_its_round(newcomer, threads)
+    waiting = [threads.submit(each.train, np.full(SIZE, 3, np.float32)) for each in (one, two)]
+    (average,), (again,) = (each.result().averages for each in waiting)
+    assert average["w"].tolist() == again["w"].tolist() == [3] * SIZE
+    resting = threads.submit(one.train)
+    assert coming.result().state is not None
+    newcomer.train()
+    resting.result()
+    two.train()
+    assert have_equal_weights(one, two, newcomer)
+    for each in (one, two, newcomer):
         each.worker.close()
 
 

@@ -232,7 +232,8 @@ def resume(client: Client, run: str, container: str, accumulator: GradientAccumu
     while chosen is not None and accumulator.info().global_step < base and time.monotonic() < end:
         time.sleep(_SETTING_PAUSE_SECONDS)
     if accumulator.info().global_step < base:
-        accumulator.set_global_step(base)
+        # A worker that was started after the restart, and knows nothing of the run, may have sent a gradient of step 0.
+        accumulator.set_global_step(base, drop_gradients=True)
     return base
 
 

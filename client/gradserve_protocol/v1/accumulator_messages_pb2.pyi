@@ -261,12 +261,14 @@ class ForgetGradientsResponse(_message.Message):
     def __init__(self, num_forgotten: _Optional[int] = ...) -> None: ...
 
 class SetGlobalStepRequest(_message.Message):
-    __slots__ = ("accumulator", "global_step")
+    __slots__ = ("accumulator", "global_step", "drop_gradients")
     ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    DROP_GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     accumulator: _accumulator_pb2.AccumulatorRef
     global_step: int
-    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., global_step: _Optional[int] = ...) -> None: ...
+    drop_gradients: bool
+    def __init__(self, accumulator: _Optional[_Union[_accumulator_pb2.AccumulatorRef, _Mapping]] = ..., global_step: _Optional[int] = ..., drop_gradients: bool = ...) -> None: ...
 
 class SetGlobalStepResponse(_message.Message):
     __slots__ = ()

@@ -317,7 +317,7 @@ class AccumulatorServiceServicer(object):
 
     def SetGlobalStep(self, request, context):
         """Sets global_step, possibly to a smaller value. Gradients in the round stay
-        in it. The averages of steps after a smaller value are dropped: readers and
+        in it, unless drop_gradients is set. The averages of steps after a smaller value are dropped: readers and
         stragglers do not get them any more, and calls that are sent again to get
         theirs end with ABORTED. Setting the same value again has no further effect,
         so a prompt retry is safe. Begins another epoch; see AccumulatorInfo.epoch.

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from gradserve_server.accumulators.changes import RoundChanges
@@ -191,12 +192,8 @@ class Accumulator:
                 applied, duplicate = await self._apply_once(
                     call, contribution, open_gradient, pull=waiter, one_per_worker=one_per_worker
                 )
-                if applied.round is None:
-                    newest = self._averages.history.newest()
-                    if newest is not None:
-                        self._averages.hold(newest, call)
-                        newest = self._answer(newest)
-                    return applied, newest, duplicate
+                if not applied.still_counts() or applied.round is None:
+                    return self._as_stale(applied, call, duplicate)
                 if duplicate:
                     if applied.round.step is not None:
                         return applied, self._answer(self._averages.of_round(applied.round)), duplicate
@@ -210,9 +207,21 @@ class Accumulator:
                     if applied.outcome is Outcome.ALREADY_COUNTED:
                         error.field = NOT_COUNTED_FIELD
                     raise
+                if not applied.still_counts():
+                    return self._as_stale(applied, call, duplicate)
                 return applied, self._answer(average), duplicate
             finally:
                 self._waits.leave(waiter)
+
+    def _as_stale(
+        self, applied: Applied, call: RequestId | None, duplicate: bool
+    ) -> tuple[Applied, Average | None, bool]:
+        """Returns the answer to a push_pull whose gradient does not count, with the newest average."""
+        newest = self._averages.history.newest()
+        if newest is not None:
+            self._averages.hold(newest, call)
+            newest = self._answer(newest)
+        return replace(applied, outcome=Outcome.STALE, round=None), newest, duplicate
 
     async def read_average(self, step: int | None, timeout: float | None, call: RequestId | None = None) -> Average:
         """Waits for the average of the round that leads to `step`; returns the newest one for None.
@@ -235,9 +244,9 @@ class Accumulator:
                 average = await self._waits.until_read(self._averages.history, step, timeout)
             return self._answer(average)
 
-    async def set_global_step(self, step: int) -> None:
-        """Sets the step; gradients in the round stay in it."""
-        await self._changes.set_global_step(step)
+    async def set_global_step(self, step: int, *, drop_gradients: bool = False) -> None:
+        """Sets the step; gradients in the round stay in it, or are dropped if the step is another one."""
+        await self._changes.set_global_step(step, drop_gradients=drop_gradients)
 
     async def end_epoch(self) -> tuple[int, list[str]]:
         """Begins another epoch; returns it, and the ids of all gradients staged before it that count.

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from gradserve_server.accumulators.averages import KeptAverages
+from gradserve_server.accumulators.closing import ClosingRule
 from gradserve_server.accumulators.events import Event, GradientAnswered, StepSet
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
@@ -170,9 +171,9 @@ class RoundChanges:
         if self._journal is not None:
             await self._journal.append(event)
 
-    async def set_global_step(self, step: int) -> None:
-        """Sets the step, even if the caller leaves; gradients in the round stay in it."""
-        await self.make(self._set_global_step, step)
+    async def set_global_step(self, step: int, *, drop_gradients: bool = False) -> None:
+        """Sets the step, even if the caller leaves; gradients in the round stay, or are dropped if that changes it."""
+        await self.make(self._set_global_step, step, drop_gradients=drop_gradients)
 
     async def end_epoch(self) -> tuple[int, list[str]]:
         """Begins another epoch; returns it, and the ids of the gradients in the current round and in kept ones."""
@@ -244,9 +245,15 @@ class RoundChanges:
 
     # Under the lock
 
-    async def _set_global_step(self, step: int) -> None:
-        is_back = step < self.ledger.rounds.global_step
-        event = StepSet(step, self.averages.beyond(step) if is_back else ())
+    async def _set_global_step(self, step: int, *, drop_gradients: bool = False) -> None:
+        rounds = self.ledger.rounds
+        is_back = step < rounds.global_step
+        abandoned = self.averages.beyond(step) if is_back else ()
+        if drop_gradients and step != rounds.global_step and rounds.members.count:
+            abandoned += (rounds.current.number,)
+            await self._drop_round()
+            self.check_open()
+        event = StepSet(step, abandoned)
         await self.record(event)
         self.ledger.replay(event)
         if self._closed is None:
@@ -308,6 +315,15 @@ class RoundChanges:
         await self.sum.commit(staged)
         return staged.gradient.nbytes, written
 
+    async def _drop_round(self) -> None:
+        """Ends the round without an average: its gradients do not count."""
+        dropped = self.ledger.rounds.current
+        dropped.is_dropped = True
+        try:
+            await self.end_round(Waiter(ClosingRule(1)))
+        finally:
+            dropped.is_dropped = dropped.step is not None
+
     async def end_round(self, head: Waiter) -> None:
         """Ends the round; only within a change.
 
@@ -344,12 +360,15 @@ class RoundChanges:
         if comparison.different != before:
             self.observer.on_difference(comparison.different)
         self._member_bytes.settle()
-        if self._closed is None:
-            self.averages.add(average, answered)
-            self.sum.settle()
-            self.queue.serve(head, ended, average)
-        else:
+        if self._closed is not None:
             average.release()
+            return
+        if ended.is_dropped:
+            average.release()
+        else:
+            self.averages.add(average, answered)
+        self.sum.settle()
+        self.queue.serve(head, ended, average)
 
 
 async def _change_nothing() -> None:

@@ -28,10 +28,12 @@ class Round:
     Attributes:
         number: The number of the round. Steps may repeat if they are set back; numbers do not.
         step: The global_step that the round led to; None while it is open.
+        is_dropped: Whether it has ended without an average, and its gradients do not count.
     """
 
     number: int = 0
     step: int | None = None
+    is_dropped: bool = False
 
 
 @dataclass
@@ -225,6 +227,10 @@ class Applied:
     round: Round | None
     global_step: int
     num_accumulated: int
+
+    def still_counts(self) -> bool:
+        """Returns True if a round has a gradient of its worker, and was not dropped since."""
+        return self.round is not None and not self.round.is_dropped
 
 
 @dataclass(frozen=True)

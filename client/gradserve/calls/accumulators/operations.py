@@ -68,19 +68,21 @@ class AccumulatorCalls:
         """
         return self._wire.num_accumulated()
 
-    def set_global_step(self, new_global_step: int) -> Operation[None]:
-        """Sets the accumulator's step. Gradients already in the round stay in it.
+    def set_global_step(self, new_global_step: int, *, drop_gradients: bool = False) -> Operation[None]:
+        """Sets the accumulator's step. Gradients already in the round stay in it, unless they are dropped.
 
         A smaller step, that of a checkpoint for example, abandons the steps after it: nobody gets their averages any
         more.
 
         Args:
             new_global_step: The new step. Gradients with a smaller `local_step` are stale from now on.
+            drop_gradients: Whether gradients in the round do not count, if this changes the step: those who wait for
+                their average in `push_pull` get a StaleGradientError, or what `on_stale` says.
 
         Raises:
             NotFoundError: The accumulator was deleted.
         """
-        return self._wire.set_global_step(new_global_step)
+        return self._wire.set_global_step(new_global_step, drop_gradients=drop_gradients)
 
     def info(self) -> Operation[AccumulatorInfo]:
         """Describes the accumulator as it is now: its step, its round, the waiting calls and the kept averages.

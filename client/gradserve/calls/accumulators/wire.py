@@ -15,7 +15,7 @@ from gradserve.calls.accumulators.creation import delete, described, different_w
 from gradserve.calls.accumulators.service import without_run
 from gradserve.calls.exchange import Operation, Progress, Reply, Whole, encode_timeout
 from gradserve.calls.tensors import placement_of
-from gradserve.conversion.plain import as_integer, plain_fields
+from gradserve.conversion.plain import as_flag, as_integer, plain_fields
 from gradserve.conversion.trees import Tree
 from gradserve.results import AccumulatorInfo, ApplyResult, Average, PushPullResult, Value
 from gradserve_protocol.argument import Argument
@@ -137,10 +137,13 @@ class AccumulatorWire(ContributionWire):
         self._session.epoch = reply.epoch
         return reply.num_accumulated
 
-    def set_global_step(self, global_step: int) -> Operation[None]:
+    def set_global_step(self, global_step: int, *, drop_gradients: bool = False) -> Operation[None]:
         """Sets the accumulator's step."""
         step = as_integer(global_step, Argument("new_global_step"))
-        request = messages_pb2.SetGlobalStepRequest(accumulator=self._checked_ref(), global_step=step)
+        drops = as_flag(drop_gradients, Argument("drop_gradients"))
+        request = messages_pb2.SetGlobalStepRequest(
+            accumulator=self._checked_ref(), global_step=step, drop_gradients=drops
+        )
         yield self._unary("SetGlobalStep", request)
         self._session.step_set(step)
 

@@ -199,7 +199,7 @@ class AccumulatorServicer:
         self, request: messages_pb2.SetGlobalStepRequest, call: Call
     ) -> messages_pb2.SetGlobalStepResponse:
         with self._deciding(request.accumulator, call) as accumulator:
-            await accumulator.set_global_step(request.global_step)
+            await accumulator.set_global_step(request.global_step, drop_gradients=request.drop_gradients)
         return messages_pb2.SetGlobalStepResponse()
 
     async def StageGradient(
