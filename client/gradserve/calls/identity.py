@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
+from gradserve.calls.pacing import Pacing
 from gradserve.conversion.plain import as_integer
 from gradserve.workers import new_worker_id
 from gradserve_protocol.argument import Argument
@@ -165,12 +166,14 @@ class RequestIds:
     Attributes:
         client_id: The id of the client, which owns what is private to it.
         open_calls: The calls whose averages have not arrived.
+        pacing: Holds back contributions while many are on their way.
     """
 
     def __init__(self, client_id: str) -> None:
         """Makes the ids of the client with this id, which no other client has."""
         self.client_id = client_id
         self.open_calls = OpenCalls()
+        self.pacing = Pacing()
         self._numbers = itertools.count(1)
         self._thread = threading.local()
         # Names are public in lists, and errors show request ids; the id itself must be known to the server alone.

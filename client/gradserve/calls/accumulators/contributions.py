@@ -127,6 +127,7 @@ class ContributionWire:
             progress: Told how many bytes were moved.
         """
         service = self._service
+        yield from self._ids.pacing.turn(self._key, waits=False)
         call = self._call(request_id)
         values = self.components.gradient(tree)
         carried = self._carried(values)
@@ -140,14 +141,15 @@ class ContributionWire:
             return sent
 
         try:
-            reply = yield from self._call_with_gradient(
-                service.apply.name,
-                Given(call, fields["local_step"], values, fields["weight"], is_kept=False),
-                arrays,
-                request,
-                released=not has_handles,
-                progress=progress,
-            )
+            with self._ids.pacing.sent(self._key):
+                reply = yield from self._call_with_gradient(
+                    service.apply.name,
+                    Given(call, fields["local_step"], values, fields["weight"], is_kept=False),
+                    arrays,
+                    request,
+                    released=not has_handles,
+                    progress=progress,
+                )
         except GradserveError as error:
             self._identify(error, call)
             raise
@@ -191,9 +193,11 @@ class ContributionWire:
         fields = self._gradient_fields(service.push_pull.request, how, carried, has_handles=has_handles)
         fields |= plain_fields(service.push_pull.request, plain)
         is_alone = one_per_worker and how.worker_id is None and self._has_default_workers
+        yield from self._ids.pacing.turn(self._key, waits=True)
         with (
             self._ids.open_calls.alone(self._key, self._ids.worker_id()) if is_alone else contextlib.nullcontext(),
             self._ids.open_calls.opened(self._key, partial(self._call, request_id)) as call,
+            self._ids.pacing.sent(self._key),
         ):
             given = Given(call, fields["local_step"], values, fields["weight"], is_kept=True)
             message: Any = service.push_pull.request()
