@@ -197,6 +197,8 @@ def test_unknown_variables(tmp_path: Path, variable: str, value: str, message: s
     assert result.exit_code == 2
     assert result.output.startswith(f"Error: unknown environment variable: {variable}; ")
     assert message in result.output
+    shown = result.output.partition("expected one of ")[2].strip().split(", ")
+    assert len(set(shown)) == len(shown)
 
 
 @pytest.mark.parametrize(

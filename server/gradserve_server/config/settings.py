@@ -148,7 +148,7 @@ def _check_variables(names: Iterable[str]) -> None:
 def _advice(name: str, known: Iterable[str]) -> str:
     by_ending = {each.removeprefix(_PREFIX): each for each in known}
     similar = difflib.get_close_matches(name.removeprefix(_PREFIX), by_ending, 1, cutoff=0.62)
-    return f"did you mean {by_ending[similar[0]]}?" if similar else f"expected one of {', '.join(sorted(known))}"
+    return f"did you mean {by_ending[similar[0]]}?" if similar else f"expected one of {', '.join(sorted(set(known)))}"
 
 
 def _is_ours(variable: str) -> bool:
