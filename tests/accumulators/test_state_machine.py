@@ -76,6 +76,8 @@ class Model:
         ended: What the calls that a round has answered were told: mean, step and round.
         steps: The steps that rounds led to, without those that were abandoned when the step was set back.
         kept_for: Of those, the ones whose average is kept because they may not have received it: the rounds.
+        latest: The latest round that has an average.
+        dropped: Push_pulls, by number, whose round was dropped.
     """
 
     step: int = 0
@@ -88,6 +90,8 @@ class Model:
     ended: dict[int, tuple[float, int, int]] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
     kept_for: dict[int, int] = field(default_factory=dict)
+    latest: int = -1
+    dropped: set[int] = field(default_factory=set)
 
     def serve(self) -> None:
         while self.queue and len(self.values) >= self.queue[0].num_required:
@@ -101,8 +105,20 @@ class Model:
                 self.kept_for[number] = self.round
             self.queue = [each for each in self.queue if each not in answered]
             self.served += answered
-            self.values, self.workers, self.expecting = [], set(), set()
-            self.round += 1
+            self.latest = self.round
+            self.begin_round()
+
+    def begin_round(self) -> None:
+        self.values, self.workers, self.expecting = [], set(), set()
+        self.round += 1
+
+    def drop_round(self) -> list[Waiting]:
+        """Returns the calls that waited for its average."""
+        waited = [each for each in self.queue if each.round == self.round]
+        self.queue = [each for each in self.queue if each not in waited]
+        self.dropped |= self.expecting | {each.number for each in waited}
+        self.begin_round()
+        return waited
 
     def heard_of(self, number: int, unanswered: set[int]) -> None:
         """A call arrives that says which earlier ones were answered."""
@@ -112,7 +128,7 @@ class Model:
 
     @property
     def kept_rounds(self) -> set[int]:
-        return ({self.round - 1} | set(self.kept_for.values())) & self.steps.keys()
+        return ({self.latest} | set(self.kept_for.values())) & self.steps.keys()
 
     def set_step(self, step: int) -> None:
         if step < self.step:
@@ -314,6 +330,9 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.settle()
         if number in self.model.ended:
             self.check_answer_again(number, task)
+        elif number in self.model.dropped:
+            applied, _, duplicate = task.result()
+            assert (applied.outcome, duplicate) == (Outcome.STALE, True)
         else:
             assert pull is not None
             self.model.queue.append(Waiting(number, pull.num_required, task, pull, self.model.round))
@@ -337,10 +356,13 @@ class AccumulatorMachine(RuleBasedStateMachine):
         self.fails(DeadlineExceededError, self.acc.take(None, 1, 0.0))
 
     @precondition(lambda self: self.exists)
-    @rule(step=st.integers(-2, 6))
-    def set_global_step(self, step: int) -> None:
-        self.run(self.acc.set_global_step(step))
+    @rule(step=st.integers(-2, 6), drops=st.booleans())
+    def set_global_step(self, step: int, drops: bool) -> None:
+        self.run(self.acc.set_global_step(step, drop_gradients=drops))
+        dropped = self.model.drop_round() if drops and step != self.model.step and self.model.values else []
         self.model.set_step(step)
+        self.settle()
+        assert all(each.task.result()[0].outcome is Outcome.STALE for each in dropped)
 
     @precondition(lambda self: self.exists)
     @rule(data=st.data())
