@@ -39,7 +39,13 @@ class InvalidArgumentError(ServiceError):
 
 
 class NotFoundError(ServiceError):
-    """The handle, accumulator or layer does not exist."""
+    """The handle, accumulator or layer does not exist.
+
+    Attributes:
+        is_awaited: Whether the caller makes it now, and only wanted to know: neither log nor status shows this error.
+    """
+
+    is_awaited = False
 
 
 class AlreadyExistsError(ServiceError):

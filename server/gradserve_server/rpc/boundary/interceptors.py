@@ -18,6 +18,7 @@ from gradserve_protocol.tensors import WithContents
 from gradserve_server.errors import (
     InternalError,
     InvalidArgumentError,
+    NotFoundError,
     ResourceExhaustedError,
     ServiceError,
     UnavailableError,
@@ -92,8 +93,9 @@ class ObservedCalls:
                 code = "OK"
             except ServiceError as error:
                 code = status_code(error)
-                all_calls.failed(name, code, error.message)
-                failures.failed(record, code, error.message)
+                if not (isinstance(error, NotFoundError) and error.is_awaited):
+                    all_calls.failed(name, code, error.message)
+                    failures.failed(record, code, error.message)
                 raise
             except asyncio.CancelledError:
                 if call.time_left() == 0.0:

@@ -15,7 +15,7 @@ from gradserve_server.accumulators.sharding.home import part_id
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
-from gradserve_server.errors import AbortedError, InvalidArgumentError, request_fields
+from gradserve_server.errors import AbortedError, InvalidArgumentError, NotFoundError, request_fields
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.record import RoundRecord
@@ -121,6 +121,9 @@ class ParameterServicer:
                     return messages_pb2.CreateParametersResponse(home_incarnation=incarnation)
             async with self._opened(version, spec.here.components, release=request.release_handles) as loaded:
                 parameters, created = await self._registry.create(key, spec, lifetime, loaded, home_incarnation)
+        except NotFoundError as error:
+            error.is_awaited = bool(request.creator)  # it sends values next
+            raise
         finally:
             if request.values:
                 creators.end(key, request.creator)
