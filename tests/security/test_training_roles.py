@@ -3,18 +3,20 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gradserve
+from gradserve.testing import ServerProcess
 from gradserve_server.config import ListenConfig, RuntimeConfig, SecurityConfig, ServerConfig
 from gradserve_server.config.servers import UpstreamConfig
 from gradserve_testing import LocalServer
 from tests.security.serving import TOKENS, all_entries
 from tests.servers.polling import PATIENCE_SECONDS
-from tests.training.replicas import Replica
+from tests.training.replicas import Replica, training
 
 TEAM = "team"
 
@@ -157,3 +159,23 @@ def test_what_a_worker_still_may_not(address: str, name: str) -> None:
             opened.take_grad(1)
         with pytest.raises(gradserve.PermissionDeniedError, match="SetGlobalStep"):
             own.set_global_step(3)
+
+
+def test_a_restart_that_loses_the_run(tmp_path: Path, name: str) -> None:
+    """A chief begins it again; a worker is told that it may not, and joins when it is started again."""
+    access = tmp_path / "access.toml"
+    access.write_text(all_entries())
+    with ServerProcess(tmp_path, "--warm-up", "false", "--access", str(access)) as server, ExitStack() as stack:
+        boss, helper = (stack.enter_context(client_of(server.address, each)) for each in ("chief", "worker"))
+        chief = stack.enter_context(Replica(boss, name, "a", 1, container=TEAM).begin())
+        worker = Replica(helper, name, "b", 1, container=TEAM).begin()
+        chief.train()
+        server.kill()
+        server.restart()
+        with pytest.raises(gradserve.PermissionDeniedError, match="needs the role chief"):
+            worker.train()
+        worker.worker.close()
+        chief.train()
+        with training(chief), Replica(helper, name, "b", 1, container=TEAM) as again:
+            again.begin()
+            assert again.step >= 2
