@@ -1,6 +1,7 @@
 """The blocking client. `gradserve.aio` has the asyncio client."""
 
 import os
+import time
 from collections.abc import Sequence
 from itertools import count
 from typing import Self
@@ -144,7 +145,8 @@ class Client(BlockingFace[ClientCalls]):
                 places = servers_to_connect(self._aggregator.address, timeout)
             network = NetworkTransport(places, settings)
         names = [str(each) for each in places]
-        self._begin(network, ",".join(names), ClientCalls.of_new_client(settings.times, settings.kept_bytes, names))
+        calls = ClientCalls.of_new_client(settings.times, settings.kept_bytes, names, time.monotonic)
+        self._begin(network, ",".join(names), calls)
 
     @classmethod
     def _over(cls, transport: BlockingTransport, address: str, calls: ClientCalls) -> Self:

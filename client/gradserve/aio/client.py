@@ -1,6 +1,7 @@
 """The asyncio client and its accumulators."""
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Self, TypeVar
 
@@ -186,7 +187,8 @@ class Client(AsyncFace[ClientCalls]):
                 places = servers_to_connect(self._aggregator.address, timeout)
             network = AsyncNetworkTransport(places, settings)
         names = [str(each) for each in places]
-        self._begin(network, ",".join(names), ClientCalls.of_new_client(settings.times, settings.kept_bytes, names))
+        calls = ClientCalls.of_new_client(settings.times, settings.kept_bytes, names, time.monotonic)
+        self._begin(network, ",".join(names), calls)
 
     @classmethod
     def _over(cls, transport: AsyncTransport, address: str, calls: ClientCalls) -> Self:

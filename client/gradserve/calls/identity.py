@@ -169,11 +169,11 @@ class RequestIds:
         pacing: Holds back contributions while many are on their way.
     """
 
-    def __init__(self, client_id: str) -> None:
-        """Makes the ids of the client with this id, which no other client has."""
+    def __init__(self, client_id: str, clock: Callable[[], float] = lambda: 0.0) -> None:
+        """Makes the ids of the client with this id, which no other client has. `clock` is monotonic, in seconds."""
         self.client_id = client_id
         self.open_calls = OpenCalls()
-        self.pacing = Pacing()
+        self.pacing = Pacing(clock)
         self._numbers = itertools.count(1)
         self._thread = threading.local()
         # Names are public in lists, and errors show request ids; the id itself must be known to the server alone.

@@ -6,7 +6,6 @@ one client overtake each other, as they take several connections.
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,8 +42,8 @@ class _Calls:
 class Pacing:
     """The calls of one client that count once, by accumulator. Safe to use from several threads."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes a monotonic clock in seconds."""
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` is monotonic, in seconds."""
         self._clock = clock
         self._lock = threading.Lock()
         self._calls: dict[tuple[str, ...], _Calls] = {}

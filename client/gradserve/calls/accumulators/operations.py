@@ -76,8 +76,8 @@ class AccumulatorCalls:
 
         Args:
             new_global_step: The new step. Gradients with a smaller `local_step` are stale from now on.
-            drop_gradients: Whether gradients in the round do not count, if this changes the step: those who wait for
-                their average in `push_pull` get a StaleGradientError, or what `on_stale` says.
+            drop_gradients: Whether gradients in the round do not count, if this changes the step: calls of `push_pull`
+                that wait for their average get a StaleGradientError, or what `on_stale` says.
 
         Raises:
             NotFoundError: The accumulator was deleted.

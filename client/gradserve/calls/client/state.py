@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from gradserve.calls.accumulators.cache import AccumulatorCache
@@ -45,7 +45,11 @@ class ClientState:
 
     @classmethod
     def of_new_client(
-        cls, times: TimeLimits, kept_bytes: int = DEFAULT_KEPT_BYTES, addresses: Sequence[str] = ("",)
+        cls,
+        times: TimeLimits,
+        kept_bytes: int = DEFAULT_KEPT_BYTES,
+        addresses: Sequence[str] = ("",),
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> Self:
-        """Returns the state of a client that its servers have never heard of."""
-        return cls(RequestIds(uuid.uuid4().hex), times, kept_bytes, Cluster(addresses))
+        """Returns the state of a client that its servers have never heard of. `clock` is monotonic, in seconds."""
+        return cls(RequestIds(uuid.uuid4().hex, clock), times, kept_bytes, Cluster(addresses))

@@ -1,5 +1,7 @@
 """An aggregator: its link upstream, and the services that forward to it."""
 
+import time
+
 from gradserve.calls.identity import RequestIds
 from gradserve_server.accumulators.incoming import GradientReceiver
 from gradserve_server.accumulators.places.place import Place
@@ -61,7 +63,7 @@ class Aggregator:
         self.address = config.upstream
         self._link = UpstreamLink(config.upstream)
         rule = ForwardingRule(config.upstream_workers or 1, config.upstream_grace_seconds)
-        forwarding = Forwarding(self._link, place, memory, RequestIds(incarnation), rule, counts)
+        forwarding = Forwarding(self._link, place, memory, RequestIds(incarnation, time.monotonic), rule, counts)
         arrivals, latest = Arrivals(forwarding, receiver), LatestAverages(memory)
         self.accumulators = AggregatingServicer(forwarding, arrivals, latest, *accumulators, deliverer)
         self.parameters = AggregatingParameters(forwarding, arrivals, latest, *parameters, opener, deliverer)
