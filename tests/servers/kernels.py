@@ -4,6 +4,7 @@
 """
 
 import fcntl
+import gc
 import sys
 from pathlib import Path
 
@@ -45,4 +46,7 @@ def compile_once(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    # The compiler makes many objects that die young: a collection each 700 of them takes an eighth of the time.
+    gc.freeze()
+    gc.set_threshold(50_000, 10, 20)
     compile_once(Path(sys.argv[1]))
