@@ -13,6 +13,7 @@ its own module.
   of the optimizer, and makes the next version; `optimizers` has the equations, fused with the mean.
 * `versions` keeps versions, and `record` what each round was made of, in a chain of hashes.
 * `journal` writes all that, and `restoring` reads it.
+* `sharding` has followers: of parameters on several servers, all but the home follow its rounds.
 
 To add an optimizer: `optimizers`. A rule for the end of a round: `round_rules` and `closing`. A way to make one update
 of many: `reductions`. Each has its message in the protos and its value in the client.
