@@ -201,6 +201,11 @@ class Parameters:
             OutOfRangeError: It is not kept, or no round led to that step.
             DeadlineExceededError: The step was not reached within `timeout` seconds.
         """
+        if self.shard is not None and step is not None and step not in self._versions.history.steps:
+            # Kept for a call that reads its pieces from all servers.
+            kept = next((each for each in self._versions.all_kept if each.step == step), None)
+            if kept is not None:
+                return self._versions.answered(kept, self.rounds)
         return cast(Version, await self._accumulator.read_average(step, timeout, call))
 
     @asynccontextmanager

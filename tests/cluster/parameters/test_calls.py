@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gradserve
+import gradserve.aio
 from gradserve import optim
 from tests.cluster.servers import addresses_of, name_at, running_cluster
 from tests.cluster.sharding.clients import small_pieces
@@ -199,6 +200,19 @@ def test_parameters_are_found_listed_and_deleted_as_one() -> None:
         assert not client.delete_parameters("net")
         with pytest.raises(gradserve.NotFoundError):
             again.push(VALUES, 0)
+
+
+async def test_the_asyncio_client_has_the_same_calls(tmp_path: Path) -> None:
+    with small_pieces(), running_cluster(2) as servers:
+        async with gradserve.aio.connect(addresses_of(servers)) as client:
+            parameters = await client.parameters(VALUES, "net", sharded=True)
+            ones = {name: np.ones_like(value) for name, value in VALUES.items()}
+            pulled = await parameters.push_pull(ones, 0)
+            same(await parameters.read(), pulled.version)
+            assert await parameters.save(tmp_path / "saved.safetensors") == 1
+            assert (await parameters.load(tmp_path / "saved.safetensors")).step == 2
+            assert (await parameters.read()).digest == pulled.version.digest
+            assert await parameters.delete()
 
 
 def test_private_parameters_are_sharded_too() -> None:

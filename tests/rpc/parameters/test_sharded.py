@@ -306,6 +306,30 @@ def test_bad_stages(shards: Shards) -> None:
         assert (failure.code, failure.field) == (code, field), failure
 
 
+def test_a_slow_client_gets_the_version_of_its_round(shards: Shards) -> None:
+    """Though many rounds have ended since: the home keeps it for the call, and tells the others so."""
+    waiting = PushPull(parameters=shards.ref, request_id=identity(1, "slow"), epoch=0)
+    for server in (HOME, OTHER):
+        staging = shards.staging(server, 1, 3.0)
+        staging.request_id.CopyFrom(waiting.request_id)
+        shards.raw[server].call("StageUpdate", staging)
+    version = shards.raw[HOME].call("PushPullParameters", waiting).version
+    shards.read(OTHER, decided=[version.decided])
+    for step in range(1, 6):
+        shards.stage(step + 1, step=step)
+        shards.push(step + 1, step=step)
+        shards.read(OTHER, decided=[shards.latest()])
+    for server in (HOME, OTHER):
+        assert shards.read(server, step=version.step) == {3.0}
+    again = shards.staging(HOME, 9, step=6)
+    again.request_id.CopyFrom(identity(2, "slow"))
+    shards.raw[HOME].call("StageUpdate", again)
+    received = Push(parameters=shards.ref, request_id=again.request_id, local_step=6, epoch=0)
+    shards.raw[HOME].call("Push", received)  # which shows that the version has arrived
+    failure = shards.raw[HOME].fail("ReadParameters", Read(parameters=shards.ref, step=version.step))
+    assert failure.code == grpc.StatusCode.OUT_OF_RANGE
+
+
 # Rounds
 
 
