@@ -43,6 +43,7 @@ CASES: dict[str, Callable[[], Sequence[Measurement]]] = {
     "cluster": cluster.comparisons,
     "tree": tree.comparisons,
     "sharded": sharded.comparisons,
+    "sharded_parameters": sharded.comparisons_of_parameters,
     "ops_batch_norm": ops_batch_norm.comparisons,
     "ops_layer_norm": ops_layer_norm.comparisons,
     "ops_rnn": ops_rnn.comparisons,

@@ -1,4 +1,4 @@
-"""Rounds of a model in one accumulator that is sharded over servers: behind links of their own, and on one machine."""
+"""Rounds of a model that is sharded over servers, behind links of their own, and on one machine."""
 
 from __future__ import annotations
 
@@ -20,6 +20,38 @@ _FOUR, _TWO, _ONE = NUM_SERVERS
 def comparisons() -> list[Comparison]:
     """With and without delay; and through shared memory, where there is no link to share out."""
     return [*map(_over_links, _LINKS), *map(_on_one_machine, (IN_PLACE, SHARED_MEMORY))]
+
+
+def comparisons_of_parameters() -> list[Comparison]:
+    """With parameters on the servers, whose optimizer has momentum; behind links without delay."""
+    link = _LINKS[0]
+    contestants = [
+        replace(
+            BULK.contestant(
+                "parameters",
+                NUM_WORKERS,
+                num_bytes=NUM_BYTES,
+                optimizer="momentum",
+                refuse_non_finite=True,
+                sharded=size > 1,
+            ),
+            label=label,
+            num_servers=size,
+            link=link,
+        )
+        for label, size in NUM_SERVERS.items()
+    ]
+    return [
+        Comparison(
+            title=f"round of {NUM_WORKERS} workers, {size_name(NUM_BYTES)} of parameters, {link.name} to each server",
+            contestants=tuple(contestants),
+            num_bytes=2 * NUM_WORKERS * NUM_BYTES,
+            steps=1,
+            targets=(Target(_ONE, (_ONE,), 3.3, _FOUR), Target(_ONE, (_ONE,), 1.8, _TWO)),
+            num_own=len(NUM_SERVERS),
+            warm_up_steps=1,
+        )
+    ]
 
 
 def _over_links(link: LinkSpec) -> Comparison:

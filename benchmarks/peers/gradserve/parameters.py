@@ -34,6 +34,7 @@ class ParametersWorker(Worker):
             optimizer=_OPTIMIZERS[self._optimizer],
             update="gradient",
             num_required=setup.num_workers,
+            sharded=setup.options.get("sharded", False),
         )
 
     def step(self) -> None:
