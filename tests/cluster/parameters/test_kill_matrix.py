@@ -16,8 +16,7 @@ import pytest
 import gradserve
 from gradserve import optim
 from gradserve_server.config.servers import ClusterConfig
-from gradserve_testing.server_process import ServerProcess
-from tests.cluster.servers import name_at
+from tests.cluster.servers import name_at, running_processes
 from tests.cluster.sharding.clients import small_pieces
 from tests.cluster.sharding.stages import NUM_SERVERS, Stage, stopping_client
 from tests.servers.polling import PATIENCE_SECONDS
@@ -68,31 +67,8 @@ def forgetful() -> Iterator[list[Any]]:
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
-    with ExitStack() as stack:
-        found = []
-        for index in range(NUM_SERVERS):
-            folder = tmp_path_factory.mktemp(f"process{index}")
-            place = f"--cluster train --cluster-index {index} --cluster-size {NUM_SERVERS}"
-            process = ServerProcess(folder, "--state-dir", str(folder / "state"), "--warm-up", "false", *place.split())
-            found.append(_Killed(stack.enter_context(process)))
+    with running_processes(tmp_path_factory.mktemp("processes"), NUM_SERVERS) as found:
         yield found
-
-
-class _Killed:
-    """A server in a process of its own, which ends with SIGKILL."""
-
-    def __init__(self, process: ServerProcess) -> None:
-        self._process = process
-
-    @property
-    def address(self) -> str:
-        return self._process.address
-
-    def stop(self) -> None:
-        self._process.kill()
-
-    def start(self) -> None:
-        self._process.restart()
 
 
 def _places() -> list[ClusterConfig]:

@@ -6,10 +6,11 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gradserve
-from gradserve.calls.accumulators.sharding import wire
+from gradserve.calls.accumulators.sharding import staging
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
 from gradserve_server.config.servers import ClusterConfig
@@ -69,7 +70,7 @@ def test_nobody_uses_it(client: gradserve.Client, servers: Sequence[AgingServer]
 def test_a_call_waits_for_it(
     client: gradserve.Client, servers: Sequence[AgingServer], monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    monkeypatch.setattr(wire, "USES_PER_LEASE", 3000)  # every 10 ms, as the clients' time does not pass faster
+    monkeypatch.setattr(staging, "USES_PER_LEASE", 3000)  # every 10 ms, as the clients' time does not pass faster
     model = make(client)
     model.apply_grad(gradient(1))
     calls: Mapping[str, Callable[[], Any]] = {
@@ -97,7 +98,7 @@ def test_a_call_waits_for_it(
 def test_a_part_that_ends_meanwhile_does_not_end_the_call(
     client: gradserve.Client, servers: Sequence[AgingServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "USES_PER_LEASE", 3000)
+    monkeypatch.setattr(staging, "USES_PER_LEASE", 3000)
     model = make(client)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(model.take_grad, 1)
@@ -107,6 +108,26 @@ def test_a_part_that_ends_meanwhile_does_not_end_the_call(
             assert each.inspect(lambda server: server.registry.delete(key))
         model.apply_grad(gradient(1))
         same(waiting.result(PATIENCE_SECONDS)["bias"], gradient(1)["bias"])
+
+
+def test_a_call_waits_for_parameters(
+    client: gradserve.Client, servers: Sequence[AgingServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "USES_PER_LEASE", 3000)
+    ones = {"w": np.ones((6, 2), np.float32)}
+    parameters = client.parameters(ones, name_at(0, 3), num_required=2, idle_lease=IDLE_LEASE, sharded=True)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(parameters.push_pull, ones, 0, worker_id="a")
+        eventually(lambda: parameters.info().num_waiting == 1)
+        for _ in range(4):
+            for each in servers:
+                pass_time(each, IDLE_LEASE - 1)
+                eventually(partial(left, each), lambda seconds: seconds > IDLE_LEASE - 1)
+        parameters.push(ones, 0, worker_id="b")
+        same(waiting.result(PATIENCE_SECONDS).version["w"], 2 * ones["w"])
+    for each in servers:
+        pass_time(each, IDLE_LEASE + 1)
+    assert not client.list_parameters()
 
 
 def left(server: AgingServer) -> float:

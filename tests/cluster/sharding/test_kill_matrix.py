@@ -17,8 +17,7 @@ import gradserve
 from gradserve.calls.accumulators.sharding import wire
 from gradserve.calls.accumulators.sharding.shard import LOST_FIELD
 from gradserve_server.config.servers import ClusterConfig
-from gradserve_testing.server_process import ServerProcess
-from tests.cluster.servers import name_at
+from tests.cluster.servers import name_at, running_processes
 from tests.cluster.sharding.clients import small_pieces
 from tests.cluster.sharding.stages import NUM_SERVERS, STAGES, stopping_client
 from tests.servers.polling import PATIENCE_SECONDS
@@ -34,23 +33,6 @@ MODEL = {
 }
 _NUMBERS = itertools.count()
 _RETRYABLE = (gradserve.AbortedError, gradserve.LostError, gradserve.DeadlineExceededError)
-
-
-class _Killed:
-    """A server in a process of its own, which ends with SIGKILL."""
-
-    def __init__(self, process: ServerProcess) -> None:
-        self._process = process
-
-    @property
-    def address(self) -> str:
-        return self._process.address
-
-    def stop(self) -> None:
-        self._process.kill()
-
-    def start(self) -> None:
-        self._process.restart()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,13 +53,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
-    with ExitStack() as stack:
-        found = []
-        for index in range(NUM_SERVERS):
-            folder = tmp_path_factory.mktemp(f"process{index}")
-            place = f"--cluster train --cluster-index {index} --cluster-size {NUM_SERVERS}"
-            process = ServerProcess(folder, "--state-dir", str(folder / "state"), "--warm-up", "false", *place.split())
-            found.append(_Killed(stack.enter_context(process)))
+    with running_processes(tmp_path_factory.mktemp("processes"), NUM_SERVERS) as found:
         yield found
 
 

@@ -14,7 +14,7 @@ from gradserve.calls.accumulators.components import Sent, arrays_of
 from gradserve.calls.accumulators.kept import KeptMemory
 from gradserve.calls.accumulators.session import RoundSession, Watch
 from gradserve.calls.accumulators.sharding.shard import Parts, Uncounted, add_plan
-from gradserve.calls.accumulators.sharding.wire import sent_together
+from gradserve.calls.accumulators.sharding.staging import sent_together
 from gradserve.calls.combinators import all_ended, at_target, together
 from gradserve.calls.exchange import Operation, Progress, Reply, Unary, Whole
 from gradserve.calls.identity import RequestIds, private_name

@@ -11,19 +11,25 @@ from google.protobuf.message import Message
 from gradserve.calls.accumulators.components import Sent, add_values, arrays_of, receive_values
 from gradserve.calls.accumulators.contributions import Given, is_in_place
 from gradserve.calls.accumulators.service import Method, without_run
-from gradserve.calls.accumulators.sharding.shard import Parts, Uncounted
-from gradserve.calls.accumulators.sharding.wire import EPOCH_FIELD, USES_PER_LEASE, received_together, sent_together
-from gradserve.calls.combinators import aimed_call, all_ended, at_target, together, with_beside
-from gradserve.calls.exchange import Operation, Pause, Progress, Reply, Unary, Whole, Work
+from gradserve.calls.accumulators.sharding.shard import Parts
+from gradserve.calls.accumulators.sharding.staging import (
+    EPOCH_FIELD,
+    StagedFor,
+    StagingWire,
+    received_together,
+    sent_together,
+)
+from gradserve.calls.combinators import all_ended, at_target, together
+from gradserve.calls.exchange import Operation, Progress, Reply, Unary, Whole, Work
 from gradserve.calls.parameters.fields import fields_named
 from gradserve.calls.parameters.model import check_saved
 from gradserve.calls.parameters.spec import info_of, update_of
 from gradserve.calls.parameters.wire import PARAMETERS, ParametersWire, ReadState, add_saved, version_of
 from gradserve.calls.tensors import call_with_arrays, placement_of, receive_results
 from gradserve.parameter_records import ParametersInfo, Version
-from gradserve.results import TensorHandle, Value
+from gradserve.results import Value
 from gradserve.saved.parameters import SavedParameters, SavedState
-from gradserve_protocol.arrays import AnyArray, Array
+from gradserve_protocol.arrays import Array
 from gradserve_protocol.digest import digest_of
 from gradserve_protocol.errors import (
     AbortedError,
@@ -32,11 +38,10 @@ from gradserve_protocol.errors import (
     LostError,
     NotFoundError,
     OutOfRangeError,
-    ResourceExhaustedError,
     UnavailableError,
 )
-from gradserve_protocol.v1 import accumulator_pb2, parameters_pb2, tensor_pb2
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import parameters_pb2, tensor_pb2
 
 NOT_STAGED_FIELD = "update"
 """The field of the error of a home that does not hold the update of a call."""
@@ -49,40 +54,25 @@ CreateShard = Callable[[int, str, Mapping[str, Sent]], Operation[object]]
 """Creates the shard of a server, of an incarnation at the home, with values."""
 
 
-class ShardedParametersWire(ParametersWire):
+class ShardedParametersWire(StagingWire, ParametersWire):
     """The operations on sharded parameters.
 
     Their home decides about rounds. Each server gets its pieces of an update before that, and makes its pieces of the
     version from what the home has decided, when it is read.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        parts: Parts,
-        members: Mapping[int, str],
-        uncounted: Uncounted,
-        create_shard: CreateShard,
-        idle_lease: float | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, members: Mapping[int, str], create_shard: CreateShard, **kwargs: Any) -> None:
         """Takes the parameters, and the parts of the servers.
 
         Args:
-            *args: See `ParametersWire`.
-            parts: The parts of the servers.
-            members: The servers that have one, as requests name them.
-            uncounted: What the client has staged that does not count.
+            *args: See `StagingWire`.
+            members: The servers that have a part, as requests name them.
             create_shard: Creates the shard of a server that has lost it.
-            idle_lease: Seconds without use after which a server deletes its shard; None: never.
-            **kwargs: See `ParametersWire`.
+            **kwargs: See `StagingWire`.
         """
         super().__init__(*args, **kwargs)
-        self._parts = parts
         self._members = members
-        self._uncounted = uncounted
         self._create_shard = create_shard
-        self._idle_lease = idle_lease
         self._plain = {"without_values": True}
 
     def aimed(self, operation: Operation[Any]) -> Operation[Any]:
@@ -172,79 +162,17 @@ class ShardedParametersWire(ParametersWire):
 
     # Updates
 
-    def _unary(self, method: str, request: Message, wait: float = 0.0, *, in_place: bool = False) -> Unary:
-        return aimed_call(self.target, super()._unary(method, request, wait, in_place=in_place))
+    def _use(self, target: int) -> Operation[object]:
+        return self._described(target)
 
-    def _carried(self, values: Mapping[str, Sent]) -> Mapping[str, Sent]:
-        if any(isinstance(value, TensorHandle) for value in values.values()):
-            raise InvalidArgumentError(
-                f"expected arrays, got the handle of a tensor: tensors are on server 0 of the cluster, and parameters "
-                f"{self.ref.name!r} are sharded over several servers",
-                field="update",
-            )
-        return {}
+    def _is_to_stage_again(self, error: AbortedError) -> Operation[bool]:
+        if error.field == EPOCH_FIELD:
+            self._session.epoch = (yield from self.described()).epoch
+            return True
+        return error.field == NOT_STAGED_FIELD  # the home has been started again, and has lost it
 
-    def _call_with_gradient(
-        self,
-        method: str,
-        given: Given,
-        _arrays: Sequence[AnyArray],
-        request: Callable[[Sequence[tensor_pb2.Tensor]], Message],
-        *,
-        wait: float = 0.0,
-        released: bool,
-        in_place: bool = False,
-        progress: Progress | None,
-    ) -> Operation[Reply]:
-        """Stages an update on all servers, and then makes the call that adds it."""
-        while True:
-            epoch = yield from self._stage(given, progress)
-            progress = None
-            message: Any = request(())
-            message.epoch = epoch
-            call = self._unary(method, message, wait, in_place=in_place)
-            try:
-                reply = yield from self._applied(given, call)
-            except AbortedError as error:
-                if error.field == EPOCH_FIELD:
-                    self._session.epoch = (yield from self.described()).epoch
-                elif error.field != NOT_STAGED_FIELD:  # otherwise the home has been started again, and lost it
-                    raise
-            else:
-                if reply.message.outcome != accumulator_pb2.APPLY_OUTCOME_ACCEPTED:
-                    self._uncounted.withdraw(self._key, self._parts.servers, given.call)
-                asking = self._uncounted.take_asking(self._key)
-                if asking:
-                    yield from self._forget_uncounted(asking)
-                return reply
-
-    def _applied(self, given: Given, call: Unary) -> Operation[Reply]:
-        message: Any = call.request
-
-        def renewed() -> Operation[None]:
-            if call.renewal is not None:
-                yield from call.renewal()
-            message.epoch = yield from self._stage(given, None)
-
-        return self._waited(Whole(call._replace(renewal=renewed)))
-
-    def _waited(self, call: Whole) -> Operation[Reply]:
-        """Makes a call that may wait at the home, and keeps the shards of the other servers in use until it ends."""
-        waiting = super()._waited(call)
-        if self._idle_lease is None or not call.call.wait:
-            return waiting
-        return with_beside(waiting, self._using_others(self._idle_lease / USES_PER_LEASE))
-
-    def _using_others(self, pause: float) -> Operation[None]:
-        while True:
-            yield Pause(pause)
-            for target in self._others:
-                with suppress(GradserveError):  # it has no lease while it cannot be reached
-                    yield from self._described(target)
-
-    def _stage(self, given: Given, progress: Progress | None) -> Operation[int]:
-        """Stages an update on all servers; returns the epoch for which it is staged."""
-        parts = self._parts.of_gradient(given.values)
+    def _parts_of(self, given: Given) -> Mapping[int, Mapping[str, Sent]]:
+        parts = super()._parts_of(given)
         without = [target for target, values in parts.items() if not values]
         if without:
             raise InvalidArgumentError(
@@ -253,27 +181,14 @@ class ShardedParametersWire(ParametersWire):
                 "sharded=False",
                 field="update",
             )
-        num_bytes = sum([array.nbytes for values in parts.values() for array in arrays_of(values)[0]])
-        is_full = False
-        while True:
-            epoch = self._session.epoch
-            stage = [partial(self._staged, target, given, values, epoch) for target, values in parts.items()]
-            try:
-                yield from sent_together(progress, num_bytes, stage)
-            except ResourceExhaustedError:
-                if is_full:
-                    raise
-                is_full = True  # perhaps of updates that do not count
-                yield from self._forget_uncounted(self._parts.servers)
-            else:
-                return epoch
+        return parts
 
-    def _staged(
-        self, target: int, given: Given, values: Mapping[str, Sent], epoch: int, progress: Progress | None
+    def _stage_at(
+        self, target: int, given: Given, values: Mapping[str, Sent], staged: StagedFor, progress: Progress | None
     ) -> Operation[None]:
-        """Stages what one server gets of an update."""
-        staging = messages_pb2.StageUpdateRequest(local_step=given.local_step, release_handles=True, epoch=epoch)
+        staging = messages_pb2.StageUpdateRequest(local_step=given.local_step, release_handles=True, epoch=staged.epoch)
         staging.parameters.CopyFrom(self._shard_ref(target))
+        staging.parameters.incarnation = staged.incarnation
         staging.request_id.client_id, staging.request_id.sequence = given.call
         self._uncounted.address(staging, self._key, target)
 
@@ -489,10 +404,6 @@ class ShardedParametersWire(ParametersWire):
         return ReadState(version_of(whole, components, None), state, schedule, update_of(info.spec))
 
     # Shards
-
-    @property
-    def _others(self) -> list[int]:
-        return [target for target in self._parts.servers if target != self.target]
 
     def _shard_ref(self, target: int) -> parameters_pb2.ParametersRef:
         """Returns the name of the parameters on a server, whichever run of it that is."""

@@ -20,7 +20,7 @@ from gradserve.calls.accumulators.sharding.shard import (
     add_plan,
     is_sharded,
 )
-from gradserve.calls.accumulators.sharding.wire import EPOCH_FIELD, USES_PER_LEASE
+from gradserve.calls.accumulators.sharding.staging import EPOCH_FIELD, USES_PER_LEASE
 from gradserve.calls.combinators import aimed_call, all_ended, at_target, together, with_beside
 from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
 from gradserve.calls.identity import RequestIds

@@ -1,177 +1,31 @@
 """The operations on an accumulator that is sharded over several servers."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any
 
-from google.protobuf.message import Message
-
-from gradserve.calls.accumulators.components import Sent, arrays_of
+from gradserve.calls.accumulators.components import Sent
 from gradserve.calls.accumulators.contributions import Given
 from gradserve.calls.accumulators.creation import delete, describe
-from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Parts, Shard, Uncounted
+from gradserve.calls.accumulators.sharding.shard import LOST_FIELD, PATIENCE_SECONDS, Shard
+from gradserve.calls.accumulators.sharding.staging import EPOCH_FIELD, StagedFor, StagingWire, received_together
 from gradserve.calls.accumulators.wire import AccumulatorWire, Awaiting
-from gradserve.calls.combinators import aimed_call, all_ended, at_target, together, with_beside
-from gradserve.calls.exchange import CallbackError, Operation, Pause, Progress, Reply, Unary, Whole
-from gradserve.results import AccumulatorInfo, Average, TensorHandle, Value
-from gradserve_protocol.arrays import AnyArray
+from gradserve.calls.combinators import all_ended, at_target
+from gradserve.calls.exchange import Operation, Progress, Reply
+from gradserve.results import AccumulatorInfo, Average, Value
 from gradserve_protocol.errors import (
     AbortedError,
-    DeadlineExceededError,
     GradserveError,
-    InvalidArgumentError,
     NotFoundError,
-    ResourceExhaustedError,
 )
 from gradserve_protocol.messages import decode_duration
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
-
-T = TypeVar("T")
-_INTERVAL_SECONDS = 0.02
-EPOCH_FIELD = "epoch"
-"""The field of the error of a home that is in another epoch than the one in which a gradient was staged."""
-_NOT_COUNTED_FIELD = "worker_id"
-"""The field of the error of a push_pull in vain whose gradient does not count, as another one of its worker does."""
-USES_PER_LEASE = 3
-"""The number of times that a waiting call uses the parts of other servers within their idle lease."""
+from gradserve_protocol.v1 import accumulator_pb2
 
 
-class PartOfTransfer:
-    """Counts the bytes that are moved to or from one server; see `Progress`.
-
-    Transfers run in threads of their own. So this tells nobody: `moved_together` does, in the thread of the call.
-
-    Attributes:
-        num_bytes: How many bytes have been moved.
-        num_received: How many bytes the reply has; None before that is known.
-    """
-
-    def __init__(self) -> None:
-        self.failure: CallbackError | None = None
-        self.num_bytes = 0
-        self.num_received: int | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None, /
-    ) -> None:
-        pass
-
-    def sends(self, num_bytes: int, /) -> None:
-        """Ignores the size: the sum over all servers is known before."""
-
-    def receives(self, num_bytes: int, /) -> None:
-        """Notes the size of the reply, and counts from zero again."""
-        if self.num_received is None:
-            self.num_received, self.num_bytes = num_bytes, 0
-
-    def begin(self, overhead: int = 0, /) -> None:
-        """Begins to count, without the bytes around the arrays."""
-        self.num_bytes = -overhead
-
-    def moved(self, num_bytes: int, /) -> None:
-        """Counts bytes."""
-        self.num_bytes += num_bytes
-
-    def add(self, num_bytes: int, /) -> bool:
-        """Counts bytes; there is never anything to tell."""
-        self.num_bytes += num_bytes
-        return False
-
-    def tell(self) -> None:
-        """Tells nobody."""
-
-    def end(self) -> None:
-        """Tells nobody."""
-
-
-def sent_together(
-    progress: Progress | None, num_bytes: int, operations: Sequence[Callable[[Progress | None], Operation[T]]]
-) -> Operation[list[T]]:
-    """Runs operations that send arrays, at the same time; returns their results.
-
-    Args:
-        progress: Told how far they are; None for nobody.
-        num_bytes: How many bytes they send.
-        operations: Begin the operations, each with its own part of the progress.
-    """
-    if progress is None:
-        return (yield from _together([begin(None) for begin in operations]))
-    progress.sends(num_bytes)
-    return (yield from _reported(progress, operations, lambda parts: True))
-
-
-def received_together(
-    progress: Progress | None, operations: Sequence[Callable[[Progress | None], Operation[T]]]
-) -> Operation[list[T]]:
-    """Runs operations that receive arrays, at the same time; returns their results.
-
-    Args:
-        progress: Told how far they are, from when all know how much they receive; None for nobody.
-        operations: Begin the operations, each with its own part of the progress.
-    """
-    if progress is None:
-        return (yield from _together([begin(None) for begin in operations]))
-
-    def is_known(parts: Sequence[PartOfTransfer]) -> bool:
-        sizes = [each.num_received for each in parts if each.num_received is not None]
-        if len(sizes) < len(parts):
-            return False
-        progress.receives(sum(sizes))
-        return True
-
-    return (yield from _reported(progress, operations, is_known))
-
-
-def _reported(
-    progress: Progress,
-    operations: Sequence[Callable[[Progress | None], Operation[T]]],
-    is_known: Callable[[Sequence[PartOfTransfer]], bool],
-) -> Operation[list[T]]:
-    parts = [PartOfTransfer() for _ in operations]
-    left = set(range(len(operations)))
-
-    def tell() -> None:
-        if is_known(parts):
-            progress.begin()
-            progress.moved(sum([max(each.num_bytes, 0) for each in parts]))
-
-    def ended(number: int) -> Operation[list[T]]:
-        result = yield from operations[number](parts[number])
-        left.discard(number)
-        return [result]
-
-    def reports() -> Operation[list[T]]:
-        while left:
-            yield Pause(_INTERVAL_SECONDS)
-            tell()
-        return []
-
-    results = yield from together(*map(ended, range(len(operations))), reports())
-    tell()
-    return [each for result in results for each in result]
-
-
-def _together(operations: Sequence[Operation[T]]) -> Operation[list[T]]:
-    if len(operations) == 1:
-        return [(yield from operations[0])]
-    return (yield from together(*operations))
-
-
-class _Staged(NamedTuple):
-    """The incarnation of the accumulator at its home, and the epoch there, for which a gradient is staged."""
-
-    incarnation: str
-    epoch: int
-
-
-class ShardedWire(AccumulatorWire):
+class ShardedWire(StagingWire, AccumulatorWire):
     """The operations on one sharded accumulator.
 
     Its home answers everything, with gradients and averages that have no components. Each server gets its part of a
@@ -181,30 +35,21 @@ class ShardedWire(AccumulatorWire):
     def __init__(
         self,
         *args: Any,
-        parts: Parts,
         members: Mapping[int, str],
         creations: Mapping[int, Callable[[str], Operation[object]]],
-        uncounted: Uncounted,
-        idle_lease: float | None = None,
         **kwargs: Any,
     ) -> None:
         """Takes the accumulator, and what each server has of it.
 
         Args:
-            *args: See `AccumulatorWire`.
-            parts: What each server has.
+            *args: See `StagingWire`.
             members: The servers that have something, as requests name them.
             creations: Creates the parts of those servers that are not the home, of an incarnation there.
-            uncounted: What the client has staged that does not count.
-            idle_lease: Seconds without use after which a server deletes its part; None: never.
-            **kwargs: See `AccumulatorWire`.
+            **kwargs: See `StagingWire`.
         """
         super().__init__(*args, **kwargs)
-        self._parts = parts
         self._creations = creations
-        self._idle_lease = idle_lease
-        self._shards = {target: self._shard(target, members[target]) for target in parts.servers}
-        self._uncounted = uncounted
+        self._shards = {target: self._shard(target, members[target]) for target in self._parts.servers}
 
     def _read(
         self, request: messages_pb2.ReadAverageRequest, timeout: float, progress: Progress | None, *, in_place: bool
@@ -217,7 +62,7 @@ class ShardedWire(AccumulatorWire):
     def info(self) -> Operation[AccumulatorInfo]:
         """Describes the accumulator, with the memory that it uses on all servers."""
         found = yield from super().info()
-        others = yield from all_ended(*[self._num_bytes(each) for each in self._others])
+        others = yield from all_ended(*map(self._num_bytes, self._others))
         return replace(found, num_bytes=found.num_bytes + sum(others))
 
     def delete(self) -> Operation[bool]:
@@ -227,71 +72,10 @@ class ShardedWire(AccumulatorWire):
         ref.server_incarnation = ""
         reply = yield from at_target(self.target, delete(ref))
         yield from all_ended(
-            *[at_target(each.target, delete(each.ref, reply.home_incarnation)) for each in self._others]
+            *[at_target(each, delete(self._shards[each].ref, reply.home_incarnation)) for each in self._others]
         )
         self._deleted(ref.container, ref.name)
         return reply.deleted
-
-    def _unary(self, method: str, request: Message, wait: float = 0.0, *, in_place: bool = False) -> Unary:
-        return aimed_call(self.target, super()._unary(method, request, wait, in_place=in_place))
-
-    def _carried(self, values: Mapping[str, Sent]) -> Mapping[str, Sent]:
-        if any(isinstance(value, TensorHandle) for value in values.values()):
-            raise InvalidArgumentError(
-                f"expected arrays, got the handle of a tensor: tensors are on server 0 of the cluster, and accumulator "
-                f"{self.ref.name!r} is sharded over several servers",
-                field="gradient",
-            )
-        return {}
-
-    def _call_with_gradient(
-        self,
-        method: str,
-        given: Given,
-        _arrays: Sequence[AnyArray],
-        request: Callable[[Sequence[tensor_pb2.Tensor]], Message],
-        *,
-        wait: float = 0.0,
-        released: bool,
-        in_place: bool = False,
-        progress: Progress | None,
-    ) -> Operation[Reply]:
-        """Stages a gradient on all servers, and then makes the call that applies it."""
-        while True:
-            staged = yield from self._stage(given, progress)
-            progress = None
-            message: Any = request(())
-            if message.accumulator.incarnation != staged.incarnation:
-                continue
-            message.epoch = staged.epoch
-            try:
-                reply = yield from self._applied(given, self._unary(method, message, wait, in_place=in_place))
-            except AbortedError as error:
-                if error.field != EPOCH_FIELD:
-                    raise
-                yield from self.num_accumulated()  # which says in which epoch the gradient counts
-            except DeadlineExceededError as error:
-                if error.field == _NOT_COUNTED_FIELD:
-                    self._uncounted.withdraw(self._key, self._shards, given.call)
-                raise
-            else:
-                if reply.message.outcome != accumulator_pb2.APPLY_OUTCOME_ACCEPTED:
-                    self._uncounted.withdraw(self._key, self._shards, given.call)
-                asking = self._uncounted.take_asking(self._key)
-                if asking:
-                    yield from self._forget_uncounted(asking)
-                return reply
-
-    def _applied(self, given: Given, call: Unary) -> Operation[Reply]:
-        message: Any = call.request
-
-        def renewed() -> Operation[None]:
-            if call.renewal is not None:
-                yield from call.renewal()
-            # The accumulator may have been created again: then nothing is staged for it.
-            message.epoch = (yield from self._stage(given, None)).epoch
-
-        return self._waited(Whole(call._replace(renewal=renewed)))
 
     def _forget_uncounted(self, targets: Collection[int]) -> Operation[None]:
         """Ends the epoch, and tries to have servers forget what was staged in it and does not count."""
@@ -306,45 +90,19 @@ class ShardedWire(AccumulatorWire):
         if incarnation == self.ref.incarnation:
             self._session.epoch = max(self._session.epoch, epoch)
 
-    def _waited(self, call: Whole) -> Operation[Reply]:
-        """Makes a call that may wait at the home, and keeps the parts of the other servers in use until it ends."""
-        waiting = super()._waited(call)
-        if self._idle_lease is None or not call.call.wait:
-            return waiting
-        return with_beside(waiting, self._using_others(self._idle_lease / USES_PER_LEASE))
+    def _use(self, target: int) -> Operation[object]:
+        return self._num_bytes(target)
 
-    def _using_others(self, pause: float) -> Operation[None]:
-        while True:
-            yield Pause(pause)
-            for each in self._others:
-                try:
-                    yield from self._num_bytes(each)
-                except GradserveError:
-                    continue  # it has no lease while it cannot be reached, and begins a new one after that
+    def _is_to_stage_again(self, error: AbortedError) -> Operation[bool]:
+        if error.field != EPOCH_FIELD:
+            return False
+        yield from self.num_accumulated()  # which says in which epoch the gradient counts
+        return True
 
-    def _stage(self, given: Given, progress: Progress | None) -> Operation[_Staged]:
-        """Stages a gradient on all servers; returns what it is staged for."""
-        parts = self._parts.of_gradient(given.values)
-        num_bytes = sum(array.nbytes for values in parts.values() for array in arrays_of(values)[0])
-        is_full = False
-        while True:
-            staged = _Staged(self.ref.incarnation, self._session.epoch)
-            stage = [partial(self._staged, each, given, parts[each.target], staged) for each in self._shards.values()]
-            try:
-                yield from sent_together(progress, num_bytes, stage)
-            except ResourceExhaustedError:
-                if is_full:
-                    raise
-                is_full = True  # perhaps of gradients that do not count
-                yield from self._forget_uncounted(self._shards)
-                continue
-            if self.ref.incarnation == staged.incarnation:
-                return staged
-
-    def _staged(
-        self, shard: Shard, given: Given, values: Mapping[str, Sent], staged: _Staged, progress: Progress | None
+    def _stage_at(
+        self, target: int, given: Given, values: Mapping[str, Sent], staged: StagedFor, progress: Progress | None
     ) -> Operation[None]:
-        """Stages what one server gets of a gradient."""
+        shard = self._shards[target]
         staging = messages_pb2.StageGradientRequest(
             home_incarnation=staged.incarnation,
             local_step=given.local_step,
@@ -412,7 +170,7 @@ class ShardedWire(AccumulatorWire):
         again = None
         if given is not None:
             again = partial(
-                self._stage_again, shard, given, _Staged(average.parts.home_incarnation, self._session.epoch)
+                self._stage_again, shard, given, StagedFor(average.parts.home_incarnation, self._session.epoch)
             )
         return shard.reduce(
             average,
@@ -423,14 +181,9 @@ class ShardedWire(AccumulatorWire):
             in_place=in_place,
         )
 
-    def _stage_again(self, shard: Shard, given: Given, staged: _Staged) -> Operation[None]:
+    def _stage_again(self, shard: Shard, given: Given, staged: StagedFor) -> Operation[None]:
         values = self._parts.of_gradient(given.values)[shard.target]
-        return self._staged(shard, given._replace(is_kept=False), values, staged, None)
-
-    @property
-    def _others(self) -> list[Shard]:
-        """The shards on other servers than the home."""
-        return [each for each in self._shards.values() if each.target != self.target]
+        return self._stage_at(shard.target, given._replace(is_kept=False), values, staged, None)
 
     def _shard(self, target: int, member: str) -> Shard:
         ref = accumulator_pb2.AccumulatorRef(container=self.ref.container, name=self.ref.name, member=member)
@@ -446,9 +199,9 @@ class ShardedWire(AccumulatorWire):
         if target in self._creations:
             yield from self._creations[target](incarnation)
 
-    def _num_bytes(self, shard: Shard) -> Operation[int]:
+    def _num_bytes(self, target: int) -> Operation[int]:
         try:
-            info = yield from at_target(shard.target, describe(shard.ref))
+            info = yield from at_target(target, describe(self._shards[target].ref))
         except NotFoundError:
             return 0  # the server was started again, and gets it with the next gradient
         return info.num_bytes
