@@ -135,11 +135,11 @@ async def test_shards_of_parameters_with_many_components(follower: Servicers) ->
 
 async def test_shards_of_parameters_with_many_updates(follower: Servicers) -> None:
     await followed_parameters(follower, ["w"])
-    ids = [await stage_update(follower, ["w"], number, 0) for number in range(PARTS // 4)]
+    ids = [await stage_update(follower, ["w"], number, 0) for number in range(PARTS // 10)]
     reading = parameters_messages_pb2.ReadParametersRequest(parameters=followed(), decided=[decided(1, *ids)])
     assert (await follower.call("ReadParameters", reading, "ParameterService")).message.version.step == 1
-    for number in range(PARTS // 4):
+    for number in range(PARTS // 10):
         await stage_update(follower, ["w"], number, 1)
     told = parameters_messages_pb2.ForgetUpdatesRequest(parameters=followed(), epoch=1)
     forgotten = await follower.call("ForgetUpdates", told, "ParameterService")
-    assert forgotten.num_forgotten == PARTS // 4
+    assert forgotten.num_forgotten == PARTS // 10

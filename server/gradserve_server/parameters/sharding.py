@@ -149,16 +149,15 @@ class Follower:
 
     async def _add(self, sums: Sequence[RoundSum], weights: Sequence[float]) -> None:
         ledger, total, step = self._ledger, self._changes.sum, self._step
-        members = [
-            (each, Contribution(local_step=step, weight=weight, sequence=place))
-            for place, (each, weight) in enumerate(zip(sums, weights, strict=True))
-        ]
+        members: list[tuple[RoundSum, Contribution]] = []
         try:
             turn = Turn()
-            for each, contribution in members:
+            for place, (each, weight) in enumerate(zip(sums, weights, strict=True)):
                 await turn.spend(_ADDITION)
+                contribution = Contribution(local_step=step, weight=weight, sequence=place)
                 await total.add_of(each, contribution)
                 await total.finish()
+                members.append((each, contribution))
         except BaseException:
             self._updates.drop()
             total.settle()

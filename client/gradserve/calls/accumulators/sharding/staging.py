@@ -200,7 +200,7 @@ class StagingWire(ContributionWire, ABC):
 
     @abstractmethod
     def _use(self, target: int) -> Operation[object]:
-        """Uses the part of a server, so that its idle lease begins anew."""
+        """Uses the part of a server, so that its idle lease begins again."""
 
     @abstractmethod
     def _is_to_stage_again(self, error: AbortedError) -> Operation[bool]:
