@@ -105,7 +105,7 @@ def _one_blas_thread() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _set_aside() -> Iterator[None]:
-    """What stays after the tests of a module is not looked at again in each collection of garbage that follows."""
+    """Sets aside the objects that outlive the tests of a module: later collections of garbage do not look at them."""
     yield
     gc.collect()
     gc.freeze()

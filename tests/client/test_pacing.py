@@ -49,7 +49,7 @@ def sent(pacing: Pacing) -> Iterator[list[ExitStack]]:
 
 
 def is_held(pacing: Pacing, accumulator: tuple[str, ...] = KEY, *, waits: bool = True) -> bool:
-    """Whether a call would be held back; gives up then."""
+    """Returns True if a call would be held back, which gives up then."""
     turn = pacing.turn(accumulator, waits=waits)
     held = next(turn, None) is not None
     turn.close()

@@ -1,4 +1,4 @@
-"""What a server says while clients create parameters."""
+"""The log and the status of a server while clients create parameters."""
 
 import logging
 

@@ -157,7 +157,7 @@ def test_before_the_first_round(
 def test_with_a_newcomer_before_those_who_were_there(
     restartable: Restartable, name: str, threads: ThreadPoolExecutor, num_steps: int
 ) -> None:
-    """What it has sent for the parameters with which it began anew does not count among gradients of later ones."""
+    """Its gradient of the parameters with which it began does not count among gradients of later ones."""
     server, client, other_client = restartable
     one = Replica(client, name, "one", 2).begin()
     two = Replica(other_client, name, "two", 2).begin()

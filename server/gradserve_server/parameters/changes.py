@@ -112,7 +112,7 @@ class Changer:
             }
             return replace(state, slots=slots)
 
-        return self._versions.newest, await self._attempt(copy)
+        return self._versions.newest, await self.attempt(copy)
 
     async def change(self, call: RequestId | None, changes: Changes) -> None:
         """Makes changes, once for each call.
@@ -137,7 +137,7 @@ class Changer:
         at_once = not self._ledger.updates
         with self._memory.another() as memory:
             memory.grow(self._variables.growth(rules.optimizer, at_once=at_once))
-            change = await self._attempt(partial(self._variables.stage_optimizer, rules.optimizer, at_once=at_once))
+            change = await self.attempt(partial(self._variables.stage_optimizer, rules.optimizer, at_once=at_once))
             event = RulesChanged(call, rules, self._ledger.now)
             await self._changes.record(event)
             change()
@@ -158,8 +158,8 @@ class Changer:
             memory.grow(variables.slot_bytes(rules.optimizer))
             arrays = await sum_.reserve_result()
             try:
-                values = await self._attempt(self._placed, loaded, arrays)
-                load = await self._attempt(variables.stage_load, loaded, values, rules.optimizer)
+                values = await self.attempt(self._placed, loaded, arrays)
+                load = await self.attempt(variables.stage_load, loaded, values, rules.optimizer)
                 event = VersionLoaded(call, ledger.now, step, rules)
                 if journal is not None:
                     await journal.reserve_version(rules.optimizer)
@@ -211,7 +211,7 @@ class Changer:
             placed[component.name] = array
         return placed
 
-    async def _attempt(self, function: Callable[..., Any], *args: Any) -> Any:
+    async def attempt(self, function: Callable[..., Any], *args: Any) -> Any:
         """Runs work on all values in a thread, unless there is little.
 
         Raises:

@@ -19,7 +19,7 @@ from gradserve_server.accumulators.rounds import Members, Outcome
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.accumulators.waits import Waiter
-from gradserve_server.errors import AbortedError, ResourceExhaustedError
+from gradserve_server.errors import AbortedError
 from gradserve_server.parameters.changes import Changer, Changes, Machine
 from gradserve_server.parameters.ledger import UpdateAnswered
 from gradserve_server.parameters.queue import UpdateQueue
@@ -67,20 +67,16 @@ class Follower:
             InvalidArgumentError: They do not fit.
             ResourceExhaustedError: There is no memory for them.
         """
-        variables, total = self._parts.variables, self._changes.sum
+        variables = self._parts.variables
         optimizer = self._ledger.next_rules.optimizer if loaded.state is None else loaded.state.optimizer
-        work = self._parts.spec.work
-        await total.place.attempt(work, total.owner, variables.check_loaded, loaded, optimizer)
+        await self._changer.attempt(variables.check_loaded, loaded, optimizer)
         num_bytes = variables.spec.version_bytes + (0 if loaded.state is None else variables.state_bytes(optimizer))
         while len(self._held) >= _MOST_HELD:
             self._release(next(iter(self._held)))
         memory = self._parts.memory.another()
         memory.grow(num_bytes)
         try:
-            copied = await total.place.attempt(work, total.owner, _copy_of, loaded)
-        except MemoryError as error:
-            memory.settle(0)
-            raise ResourceExhaustedError("the server has no memory left for these values") from error
+            copied = await self._changer.attempt(_copy_of, loaded)
         except BaseException:
             memory.settle(0)
             raise

@@ -11,7 +11,7 @@ from tests.trees.servers import running_tree
 
 METHODS = SERVICES["ParameterService"].methods_by_name
 OF_SHARDS = ("StageUpdate", "CountUpdates", "ForgetUpdates")
-"""What clients of several servers ask each of them. An aggregator is the only one of its clients."""
+"""The methods that clients of several servers call on each of them. An aggregator is the only server of its clients."""
 
 
 def test_an_aggregator_refuses_what_its_server_refuses() -> None:

@@ -1,4 +1,4 @@
-"""What clients of sharded parameters can get wrong, and what servers forget: raw calls to a home and a follower."""
+"""Mistakes of clients of sharded parameters, and updates that servers forget: raw calls to a home and a follower."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -327,7 +327,6 @@ class ParametersCache:
         self, wire: ShardedParametersWire, step: int | None, ref: parameters_pb2.ParametersRef, idle_lease: float | None
     ) -> Operation[ParametersWire]:
         """Creates sharded parameters with the values of a version of others, which this client reads and sends."""
-        read = None
         if step is None:
             read = yield from wire.read_state(with_state=True)
             version, state = read.version, read.state

@@ -252,11 +252,8 @@ class ShardedParametersWire(StagingWire, ParametersWire):
         self._learn(request, message)
         values = yield from self._receive_parts(message, progress, in_place=in_place)
         in_order = [cast("Array", values[each.name]) for each in self.components]
-        digest: bytes = yield Work(lambda: digest_of(in_order))
-        whole = parameters_pb2.Version()
-        whole.CopyFrom(message)
-        whole.digest = digest
-        return version_of(whole, *self.components.average(values))
+        message.digest = yield Work(lambda: digest_of(in_order))  # instead of that of the home's pieces
+        return version_of(message, *self.components.average(values))
 
     def _receive_parts(
         self, version: parameters_pb2.Version, progress: Progress | None, *, in_place: bool

@@ -174,12 +174,12 @@ class StagingWire(ContributionWire, ABC):
     def __init__(
         self, *args: Any, parts: Parts, uncounted: Uncounted, idle_lease: float | None = None, **kwargs: Any
     ) -> None:
-        """Takes the resource, and what each server has of it.
+        """Takes the resource, and the parts of the servers.
 
         Args:
             *args: See `ContributionWire`.
-            parts: What each server has.
-            uncounted: What the client has staged that does not count.
+            parts: The parts of the servers.
+            uncounted: The contributions that the client has staged and that do not count.
             idle_lease: Seconds without use after which a server deletes its part; None: never.
             **kwargs: See `ContributionWire`.
         """
