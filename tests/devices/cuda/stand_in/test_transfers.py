@@ -21,7 +21,7 @@ SIZES = (1, 1000, (1 << 19) + 3, 3 << 19)
 
 @pytest.fixture
 def server(stand_in: StandIn, tmp_path: Path) -> Iterator[LocalServer]:
-    config = ServerConfig(runtime=RuntimeConfig(device="cuda:0"))
+    config = ServerConfig(runtime=RuntimeConfig(device="cuda:0", warm_up=False))
     with LocalServer(config, address=f"unix:{tmp_path / 'socket'}") as local:
         yield local
 
