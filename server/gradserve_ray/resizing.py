@@ -34,7 +34,7 @@ from gradserve_ray.states.member_state import (
     MoveError,
     UnknownOutcomeError,
 )
-from gradserve_ray.states.moving import Move, move_accumulators
+from gradserve_ray.states.moving import Move, move_resources
 from gradserve_server.accumulators.round_hold import HeldRounds
 
 _LOOK_SECONDS = 0.1
@@ -47,8 +47,8 @@ class Resized:
 
     Attributes:
         before: The number of servers before.
-        moves: The accumulators that have moved, whose digests are what they were.
-        lost: The accumulators of durability none that have ended.
+        moves: The accumulators and parameters that have moved, whose digests are what they were.
+        lost: Those of durability none that have ended.
         addresses: The addresses of the servers now, in their order.
     """
 
@@ -69,11 +69,11 @@ def resize_cluster(name: str, servers: int, timeout: float, *, drop_volatile: bo
         name: The name of the cluster.
         servers: The number that there are to be.
         timeout: Seconds that rounds have to end, and then servers to stop, and then to serve.
-        drop_volatile: Whether accumulators of durability none may end; otherwise they are an error.
+        drop_volatile: Whether accumulators and parameters of durability none may end; otherwise they are an error.
 
     Raises:
         ClusterError: There is no such cluster, it has as many servers, Ray has no room for more, rounds do not end,
-            accumulators would be lost or could not be moved, or the new servers do not serve in time.
+            something would be lost or could not be moved, or the new servers do not serve in time.
     """
     directory = directory_of(name)
     plan: ClusterPlan | None = ray.get(directory.plan.remote(), timeout=REPLY_SECONDS)
@@ -96,7 +96,7 @@ def resize_cluster(name: str, servers: int, timeout: float, *, drop_volatile: bo
             change.is_decided = True
             _announce(directory, servers, epoch + 1, time.monotonic() + timeout)
 
-        moves = move_accumulators(states, before, servers, announce, DecidedSize(plan.id, epoch + 1, servers))
+        moves = move_resources(states, before, servers, announce, DecidedSize(plan.id, epoch + 1, servers))
     _forget(name, members[servers:], servers, before)
     everyone = [*members[:servers], *added]
     ray.get([each.start.remote() for each in everyone], timeout=REPLY_SECONDS)
@@ -191,7 +191,7 @@ def _added(place: MemberPlace, before: int, timeout: float, change: _Change) -> 
 def _held(members: Sequence[Any], timeout: float, *, drop_volatile: bool) -> Iterator[tuple[str, ...]]:
     """Holds rounds until no server has an open one; lets them begin again if that or the block fails.
 
-    Gives the accumulators that end with their servers.
+    Gives the accumulators and parameters that end with their servers.
     """
     try:
         yield _wait_for_rounds(members, timeout, drop_volatile=drop_volatile)
@@ -213,8 +213,8 @@ def _wait_for_rounds(members: Sequence[Any], timeout: float, *, drop_volatile: b
         volatile = tuple(dict.fromkeys(name for each in known for name in each.volatile))
         if volatile and not drop_volatile:
             raise ClusterError(
-                f"accumulators of durability none, which would be lost: {_some(volatile)}; delete them, or let them "
-                "end with --drop-volatile"
+                f"accumulators or parameters of durability none, which would be lost: {_some(volatile)}; delete them, "
+                "or let them end with --drop-volatile"
             )
         still_open = {name: count for each in known for name, count in each.open.items()}
         if len(known) == len(members) and not still_open:
@@ -289,7 +289,7 @@ def _some(names: Sequence[str]) -> str:
 class _RemoteState:
     """Has the methods of an actor's `MemberState`.
 
-    `read` and `read_parts` return references: accumulators go from actor to actor, not through this process.
+    `read` and `read_parts` return references: what moves goes from actor to actor, not through this process.
     """
 
     def __init__(self, member: Any) -> None:

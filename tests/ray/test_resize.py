@@ -113,7 +113,8 @@ def test_a_cluster_grows_and_shrinks(sized: RayCluster) -> None:
     moved |= dict.fromkeys(SHARDED, "sharded over 3 servers")
     lines = done.stdout.splitlines()
     assert sorted(lines[: len(moved)]) == sorted(f"default/{name}: {where}" for name, where in moved.items())
-    assert lines[-1] == f"sized: 2 to 3 servers; {len(moved)} accumulators moved, with the same digests"
+    counts = f"{len(moved)} accumulators and 0 parameters moved"
+    assert lines[-1] == f"sized: 2 to 3 servers; {counts}, with the same digests"
     found = sized.status(NAME)
     assert [each["address"] for each in found][:2] == before, "servers that stay keep their addresses"
     assert all(each["serves"] for each in found)
@@ -193,7 +194,7 @@ def test_what_cannot_be_leaves_the_cluster_as_it_was(sized: RayCluster, tmp_path
         volatile = client.gradient_accumulator(GRADIENT, name_at(1, 2, "volatile"), durability="none")
         refusals: list[tuple[Result, str]] = [
             (resize(2), "cluster 'sized' has 2 servers already"),
-            (resize(3), f"accumulators of durability none, which would be lost: {volatile.info().container}/volatile"),
+            (resize(3), f"of durability none, which would be lost: {volatile.info().container}/volatile"),
         ]
         volatile.delete()
         acc = opened(client, NAMES[0])

@@ -14,8 +14,8 @@ import gradserve
 from gradserve_protocol.placement import home_of
 from gradserve_ray.states.mark import DecidedSize, ResizeMark, decide, holds
 from gradserve_ray.states.member_state import Contents, MemberState, MoveError
-from gradserve_ray.states.moving import move_accumulators
-from gradserve_server.accumulators.durable.movable import Key, MovableAccumulator
+from gradserve_ray.states.movable import Key, MovableResource
+from gradserve_ray.states.moving import move_resources
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.storage.directory import StateError
 from gradserve_testing import LocalServer
@@ -64,9 +64,9 @@ def check(client: gradserve.Client, *, in_middle: bool = True) -> None:
 @pytest.mark.parametrize("after", [1, 3, 5])
 def test_everything_moves_that_gets_another_home(folder: Path, after: int) -> None:
     before = {key: digest for each in contents(folder, 2) for key, digest in each.digests.items()}
-    moves = move_accumulators(states(folder, max(2, after)), 2, after)
+    moves = move_resources(states(folder, max(2, after)), 2, after)
     homes = {name: (home_of("", name, 2), home_of("", name, after)) for name in NAMES}
-    assert {move.key[1]: (move.source, move.target) for move in moves} == {
+    assert {move.key.name: (move.source, move.target) for move in moves} == {
         name: home for name, home in homes.items() if home[0] != home[1]
     }
     with cluster(folder, after) as client:
@@ -84,10 +84,10 @@ def test_everything_moves_that_gets_another_home(folder: Path, after: int) -> No
 
 def test_there_and_back(folder: Path) -> None:
     before = contents(folder, 2)
-    move_accumulators(states(folder, 3), 2, 3)
+    move_resources(states(folder, 3), 2, 3)
     settle(folder, 3, 3)
     assert contents(folder, 3) != [*before, Contents({}, 0)]
-    move_accumulators(states(folder, 3), 3, 2)
+    move_resources(states(folder, 3), 3, 2)
     settle(folder, 2, 3)
     assert contents(folder, 3) == [*before, Contents({}, 0)]
 
@@ -100,7 +100,7 @@ class Faulty(MemberState):
         self._fault = fault
         self._added = 0
 
-    def read(self, key: Key) -> MovableAccumulator:
+    def read(self, key: Key) -> MovableResource:
         moved = super().read(key)
         if self._fault == "value":
             (first, *others) = moved.averages
@@ -111,7 +111,7 @@ class Faulty(MemberState):
             moved = replace(moved, events=moved.events[:-1])
         return moved
 
-    def add(self, moved: MovableAccumulator, spec: str | None = None, *, is_home: bool = True) -> None:
+    def add(self, moved: MovableResource, spec: str | None = None, *, is_home: bool = True) -> None:
         self._added += 1
         if self._fault == "disk" and self._added > 1:
             raise OSError("no space left")
@@ -137,12 +137,12 @@ class Faulty(MemberState):
 def test_a_fault_leaves_everything_as_it_was(folder: Path, fault: str, message: str, shrinks: bool) -> None:
     size, after = 2, 3
     if shrinks:
-        move_accumulators(states(folder, 3), 2, 3)
+        move_resources(states(folder, 3), 2, 3)
         settle(folder, 3, 3)
         size, after, message = 3, 2, message.replace("server 2", r"server \d")
     before = contents(folder, 3)
     with pytest.raises(MoveError, match=message):
-        move_accumulators([Faulty(folder / str(index), fault) for index in range(3)], size, after)
+        move_resources([Faulty(folder / str(index), fault) for index in range(3)], size, after)
     assert contents(folder, 3) == before
     with cluster(folder, size) as client:
         check(client)
@@ -164,11 +164,11 @@ def test_a_change_that_was_interrupted_is_cancelled_at_the_next_start(folder: Pa
 
     size, after = 2, 3
     if shrinks:
-        move_accumulators(states(folder, 3), 2, 3)
+        move_resources(states(folder, 3), 2, 3)
         settle(folder, 3, 3)
         size, after = 3, 2
     with pytest.raises(Killed):
-        move_accumulators([Interrupted(folder / str(index)) for index in range(3)], size, after)
+        move_resources([Interrupted(folder / str(index)) for index in range(3)], size, after)
     with pytest.raises(StateError, match=f"from {size} to {after} servers was interrupted: start .* with {size} serv"):
         settle(folder, after, 3)
     settle(folder, size, 3)
@@ -177,8 +177,8 @@ def test_a_change_that_was_interrupted_is_cancelled_at_the_next_start(folder: Pa
 
 
 def test_what_is_in_the_wrong_place_is_named(folder: Path) -> None:
-    with pytest.raises(MoveError, match=r"accumulator 'default/net\d+' is on server \d, and belongs to server \d"):
-        move_accumulators([MemberState(folder / "1"), MemberState(folder / "0"), MemberState(folder / "2")], 2, 3)
+    with pytest.raises(MoveError, match=r"server \d has accumulator 'default/net\d+', of which server \d is the home"):
+        move_resources([MemberState(folder / "1"), MemberState(folder / "0"), MemberState(folder / "2")], 2, 3)
     with cluster(folder, 2) as client:
         check(client)
 
@@ -188,24 +188,104 @@ def test_a_server_that_goes_has_no_layers_and_one_that_comes_no_accumulators(fol
     with LocalServer(config) as server, gradserve.connect(server.address) as client:
         client.batch_norm(scope="bn", input_shape=(None, 3), dtype="float32")
     with pytest.raises(MoveError, match="server 1 has 1 batch normalization layers, which do not move"):
-        move_accumulators(states(folder, 2), 2, 1)
+        move_resources(states(folder, 2), 2, 1)
     config = ServerConfig(runtime=NOT_WARMED_UP, state=StateConfig(state_dir=str(folder / "2")))
     with LocalServer(config) as server, gradserve.connect(server.address) as client:
         client.gradient_accumulator(GRADIENT, "old")
     with pytest.raises(MoveError, match="the state directory of server 2 has accumulator 'default/old' already"):
-        move_accumulators(states(folder, 3), 2, 3)
+        move_resources(states(folder, 3), 2, 3)
 
 
-def test_parameters_that_would_get_another_home_stop_the_change(folder: Path) -> None:
+PARAMETERS = [f"p{number}" for number in range(6)]
+
+
+def parameters(client: gradserve.Client, name: str) -> gradserve.Parameters:
+    return client.parameters(
+        {"w": np.ones((2, 3), np.float32), "b": np.zeros(2, np.float16)},
+        name,
+        optimizer=gradserve.optim.Adam(0.1),
+        schedule=gradserve.optim.cosine(20),
+        num_required=2,
+        keep_versions=3,
+        durability="gradient" if name in PARAMETERS[::2] else "round",
+    )
+
+
+def push(of: gradserve.Parameters, worker: str, step: int, number: int) -> gradserve.PushResult:
+    update = {key: value * np.asarray(number + step + 1, value.dtype) for key, value in GRADIENT.items()}
+    return of.push(update, step, weight=0.5 + number, worker_id=worker)
+
+
+def train_parameters(client: gradserve.Client) -> None:
+    """Three rounds of each; and where updates are durable at once, one of the next round."""
+    for number, name in enumerate(PARAMETERS):
+        trained = parameters(client, name)
+        for step in range(3):
+            push(trained, "a", step, number)
+            push(trained, "b", step, number)
+        if name in PARAMETERS[::2]:
+            push(trained, "a", 3, number)
+
+
+def seen_of(client: gradserve.Client, name: str) -> tuple[Any, ...]:
+    found = parameters(client, name)
+    info = found.info()
+    versions = [
+        (version.digest, version["w"].tobytes(), version["b"].tobytes()) for version in map(found.read, (1, 2, 3))
+    ]
+    return info.step, info.digest, info.num_updates, info.kept_steps, info.weights, versions, found.rounds()
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_parameters_move_with_all_that_there_is_of_them(tmp_path: Path, after: int) -> None:
+    """They go on as others do that have not moved, bit by bit."""
+    count = max(2, after)
+    (tmp_path / "undisturbed").mkdir()
+    with cluster(tmp_path, 2) as client:
+        train_parameters(client)
+        before = {name: seen_of(client, name) for name in PARAMETERS}
+    moves = move_resources(states(tmp_path, count), 2, after)
+    homes = {name: (home_of("", name, 2), home_of("", name, after)) for name in PARAMETERS}
+    changed = {name: home for name, home in homes.items() if home[0] != home[1]}
+    assert changed
+    assert {str(move.key): (move.source, move.target) for move in moves} == {
+        f"parameters 'default/{name}'": home for name, home in changed.items()
+    }
+    with cluster(tmp_path, after) as moved, cluster(tmp_path / "undisturbed", 1) as undisturbed:
+        assert {name: seen_of(moved, name) for name in PARAMETERS} == before
+        train_parameters(undisturbed)
+        for number, name in enumerate(PARAMETERS):
+            here, there = parameters(moved, name), parameters(undisturbed, name)
+            for step in (3, 4):
+                for worker in ("a", "b"):
+                    assert push(here, worker, step, number).outcome == push(there, worker, step, number).outcome
+            assert here.read().digest == there.read().digest
+    settle(tmp_path, after, count)
+    left = [key for each in contents(tmp_path, count) for key in each.digests]
+    assert sorted(key.name for key in left) == PARAMETERS, "each once"
+
+
+def test_an_accumulator_and_parameters_of_one_name_move_both(tmp_path: Path) -> None:
+    name = next(name for name in NAMES if home_of("", name, 2) != home_of("", name, 3))
+    with cluster(tmp_path, 2) as client:
+        net(client, name).push_pull(GRADIENT, 1, 0)
+        for worker in ("a", "b"):
+            push(parameters(client, name), worker, 0, 0)
+    assert len(move_resources(states(tmp_path, 3), 2, 3)) == 2
+    with cluster(tmp_path, 3) as client:
+        assert net(client, name).info().global_step == 1
+        assert parameters(client, name).info().step == 1
+
+
+def test_sharded_parameters_stop_the_change(folder: Path) -> None:
     with cluster(folder, 2) as client:
-        for name in ("p0", "p1", "p2", "p3"):
-            client.parameters({"w": np.zeros(2, np.float32)}, shared_name=name, durability="round")
-    with pytest.raises(MoveError, match=r"parameters 'default/p\d' on server \d would belong to server \d"):
-        move_accumulators(states(folder, 3), 2, 3)
+        client.parameters({"w": np.zeros((1 << 16, 2), np.float32)}, "divided", sharded=True, durability="round")
+    with pytest.raises(MoveError, match="parameters 'default/divided' are sharded over 2 servers"):
+        move_resources(states(folder, 3), 2, 3)
     with cluster(folder, 2) as client:
         check(client)
-        assert [client.delete_parameters(name) for name in ("p0", "p1", "p2", "p3")] == [True] * 4
-    move_accumulators(states(folder, 3), 2, 3)
+        assert client.delete_parameters("divided")
+    move_resources(states(folder, 3), 2, 3)
 
 
 def test_values_that_are_damaged_on_disk_do_not_move(folder: Path) -> None:
@@ -214,11 +294,11 @@ def test_values_that_are_damaged_on_disk_do_not_move(folder: Path) -> None:
         data[:4096] = bytes(each ^ 0xFF for each in data[:4096])
         segment.write_bytes(data)
     with pytest.raises(MoveError, match="are damaged: their checksum differs"):
-        move_accumulators(states(folder, 3), 2, 3)
+        move_resources(states(folder, 3), 2, 3)
 
 
 def test_a_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
-    mark = ResizeMark("one", 2, 3, (("default", "a"),), (("c", "b/d"),))
+    mark = ResizeMark("one", 2, 3, (Key("default", "a"),), (Key("c", "b/d", "parameters"),))
     assert ResizeMark.read(tmp_path) is None
     mark.write(tmp_path)
     assert ResizeMark.read(tmp_path) == mark
@@ -237,10 +317,20 @@ def test_what_was_decided_stays_so(tmp_path: Path) -> None:
         holds(tmp_path, "one")
 
 
-def test_every_table_with_accumulators_moves(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("accumulator", {"event", "ledger", "gradient", "average", "part"}),
+        (
+            "parameters",
+            {f"parameters_{name}" for name in ("event", "ledger", "update", "version", "state", "round", "part")},
+        ),
+    ],
+)
+def test_every_table_moves(folder: Path, kind: str, expected: set[str]) -> None:
     """A new one has to be added to what moves."""
     with closing(sqlite3.connect(folder / "0" / "metadata.sqlite", isolation_level=None)) as database:
-        columns = {row[1] for row in database.execute("PRAGMA table_info(accumulator)")}
-        tables = database.execute("SELECT name FROM sqlite_master WHERE sql LIKE '%accumulator INT%'").fetchall()
+        columns = {row[1] for row in database.execute(f"PRAGMA table_info({kind})")}
+        tables = database.execute(f"SELECT name FROM sqlite_master WHERE sql LIKE '% {kind} INT%'").fetchall()
     assert columns == {"id", "container", "name", "owner", "incarnation", "durability", "spec", "lifetime"}
-    assert {name for (name,) in tables} == {"event", "ledger", "gradient", "average", "part"}
+    assert {name for (name,) in tables} == expected

@@ -18,9 +18,9 @@ from gradserve.calls.client import state as client_state
 from gradserve_protocol.placement import home_of
 from gradserve_ray.states.mark import DecidedSize, ResizeMark
 from gradserve_ray.states.member_state import AnnouncementError, MemberState, MoveError, UnknownOutcomeError
-from gradserve_ray.states.moving import Move, move_accumulators
+from gradserve_ray.states.movable import Key, Slices
+from gradserve_ray.states.moving import Move, move_resources
 from gradserve_ray.states.resharding import Division
-from gradserve_server.accumulators.durable.movable import Slices
 from gradserve_server.accumulators.gradient import SparseSlices
 from gradserve_server.accumulators.journal import PartKey
 from gradserve_server.accumulators.records import spec_of
@@ -176,10 +176,10 @@ def test_runs_go_on(tmp_path: Path, before: int, after: int, most_events: int) -
         train(client, accumulators)
         expected = averages(client, accumulators)
         assert {opened(client, name, kind).info().num_shards for name, kind in accumulators.items()} == {before}
-    moves = move_accumulators(states(tmp_path, count), before, after)
+    moves = move_resources(states(tmp_path, count), before, after)
     shards = 0 if after == 1 else after
-    assert {each.key[1]: each for each in moves} == {
-        name: Move(("default", name), home_of("", name, before), home_of("", name, after), shards)
+    assert {each.key.name: each for each in moves} == {
+        name: Move(Key("default", name), home_of("", name, before), home_of("", name, after), shards)
         for name in accumulators
     }
     if shards:
@@ -213,7 +213,7 @@ def test_rounds_that_are_open_go_on(tmp_path: Path) -> None:
             acc.apply_grad(gradient(1), 0, worker_id="a")
     before = 2
     for name, after in accumulators.items():
-        move_accumulators(states(tmp_path, 3), before, after)
+        move_resources(states(tmp_path, 3), before, after)
         settle(tmp_path, after, 3)
         with cluster(tmp_path, after) as client:
             acc = client.gradient_accumulator(MODEL, name, durability="gradient", one_per_worker=True)
@@ -224,11 +224,11 @@ def test_rounds_that_are_open_go_on(tmp_path: Path) -> None:
 
 
 def test_there_and_back(folder: Path) -> None:
-    move_accumulators(states(folder, 3), 2, 3)
+    move_resources(states(folder, 3), 2, 3)
     settle(folder, 3, 3)
     before = everything(folder, 3)
     for size, other in ((3, 2), (2, 3)):
-        move_accumulators(states(folder, 3), size, other)
+        move_resources(states(folder, 3), size, other)
         settle(folder, other, 3)
         assert (everything(folder, 3) == before) is (other == 3)
 
@@ -298,13 +298,13 @@ def test_an_interrupted_change_is_as_before_or_as_after(folder: Path, moment: Mo
     expected = everything(folder, 2)
     if holds:
         undisturbed = copy_state(folder, folder.with_name("undisturbed"))
-        move_accumulators(states(undisturbed, 3), 2, 3)
+        move_resources(states(undisturbed, 3), 2, 3)
         settle(undisturbed, 3, 3)
         expected = everything(undisturbed, 3)
     first = MemberState(folder / "0")
     mortal = [Mortal(folder / str(index), first, moment) for index in range(3)]
     with pytest.raises(KilledError):
-        move_accumulators(mortal, 2, 3, lambda: moment.come("announce"))
+        move_resources(mortal, 2, 3, lambda: moment.come("announce"))
     size, other, why = (3, 2, "was decided") if holds else (2, 3, "was interrupted")
     for each in states(folder, 3):
         if ResizeMark.read(each.path) is not None:
@@ -328,7 +328,7 @@ def test_what_was_decided_holds_whoever_could_not_be_told(folder: Path) -> None:
         raise OSError("nobody hears it")
 
     with pytest.raises(AnnouncementError, match="the cluster has 3 servers now, but: nobody hears it"):
-        move_accumulators(states(folder, 3), 2, 3, announce, DecidedSize("life", 1, 3))
+        move_resources(states(folder, 3), 2, 3, announce, DecidedSize("life", 1, 3))
     first = MemberState(folder / "0")
     assert first.decided_size("life") == DecidedSize("life", 1, 3)
     assert first.decided_size("another life") is None
@@ -361,12 +361,12 @@ def test_server_0_is_asked_whether_a_decision_holds_whose_reply_was_lost(
     heard: list[str] = []
     if not is_reached:
         with pytest.raises(UnknownOutcomeError, match="no reply; server 0, which knows whether"):
-            move_accumulators(change, 2, 3, lambda: heard.append("it"))
+            move_resources(change, 2, 3, lambda: heard.append("it"))
     elif is_decided:
-        move_accumulators(change, 2, 3, lambda: heard.append("it"))
+        move_resources(change, 2, 3, lambda: heard.append("it"))
     else:
         with pytest.raises(MoveError, match="no reply"):
-            move_accumulators(change, 2, 3, lambda: heard.append("it"))
+            move_resources(change, 2, 3, lambda: heard.append("it"))
     assert heard == ["it"] * (is_decided and is_reached)
     settle(folder, 3 if is_decided else 2, 3)
     assert bool(contents(folder, 3)[2].digests) is is_decided
@@ -377,12 +377,12 @@ def test_a_size_is_noted_though_nothing_moves(folder: Path) -> None:
         shutil.rmtree(each.path)
     with cluster(folder, 2):
         pass
-    move_accumulators(states(folder, 3), 2, 3, size=DecidedSize("life", 4, 3))
+    move_resources(states(folder, 3), 2, 3, size=DecidedSize("life", 4, 3))
     assert MemberState(folder / "0").decided_size("life") == DecidedSize("life", 4, 3)
 
 
 def test_a_server_that_cannot_ask_server_0_waits(folder: Path) -> None:
-    move_accumulators(states(folder, 3), 2, 3)
+    move_resources(states(folder, 3), 2, 3)
 
     def silent(_change: str) -> bool:
         raise StateError("server 0 does not answer")
@@ -395,7 +395,7 @@ def test_a_server_that_cannot_ask_server_0_waits(folder: Path) -> None:
 
 def test_a_server_does_not_start_in_the_middle(folder: Path) -> None:
     """Nor with the size of before: nobody has asked server 0."""
-    move_accumulators(states(folder, 3), 2, 3)
+    move_resources(states(folder, 3), 2, 3)
     with (
         patch.object(MemberState, "settle"),
         pytest.raises(RuntimeError, match="the server did not start") as refused,
@@ -426,7 +426,7 @@ def test_a_value_that_changes_on_the_way_is_noticed(folder: Path) -> None:
         r"'(bias|kernel)' from row \d on is \w{16}, and was \w{16} before$"
     )
     with pytest.raises(MoveError, match=expected):
-        move_accumulators(faulty, 2, 3)
+        move_resources(faulty, 2, 3)
     assert everything(folder, 3) == before
 
 
@@ -449,11 +449,11 @@ def test_gradients_that_a_server_has_lost(folder: Path) -> None:
         "end rounds until it is not, or delete the accumulator$"
     )
     with pytest.raises(MoveError, match=expected):
-        move_accumulators(states(incomplete, 3), 2, 3)
+        move_resources(states(incomplete, 3), 2, 3)
     assert [there.digests for there, _, _ in everything(incomplete, 3)] == [there.digests for there, _, _ in before]
-    move_accumulators(states(folder, 3), 2, 3)
+    move_resources(states(folder, 3), 2, 3)
     settle(folder, 3, 3)
-    key = "default", MOVING
+    key = Key("default", MOVING)
     assert [len(there.sharded[key].parts) for there in contents(folder, 3)] == [len(rows) - 1] * 3
 
 
@@ -469,7 +469,7 @@ def test_what_is_made_after_the_change_is_later_than_what_was_deleted_before(
     home = tmp_path / str(home_of("", name, before))
     assert change(home, f"UPDATE newest_incarnation SET number = number + {HOUR}") == 1
     numbers = [each.newest_number for each in contents(tmp_path, before)]
-    move_accumulators(states(tmp_path, 3), before, after)
+    move_resources(states(tmp_path, 3), before, after)
     settle(tmp_path, after, 3)
     assert [each.newest_number for each in contents(tmp_path, after)] == [max(numbers)] * after
     with cluster(tmp_path, after) as client:
@@ -481,10 +481,10 @@ def test_what_an_interrupted_deletion_has_left_goes(folder: Path) -> None:
     home = home_of("", MOVING, 2)
     assert change(folder / str(home), "DELETE FROM accumulator WHERE name = ?", MOVING) == 1
     assert _numbers(folder / str(1 - home), MOVING)
-    moves = move_accumulators(states(folder, 3), 2, 3)
-    assert MOVING not in {each.key[1] for each in moves}
+    moves = move_resources(states(folder, 3), 2, 3)
+    assert MOVING not in {each.key.name for each in moves}
     settle(folder, 3, 3)
-    assert all(("default", MOVING) not in each.digests for each in contents(folder, 3))
+    assert all(Key("default", MOVING) not in each.digests for each in contents(folder, 3))
 
 
 def _numbers(folder: Path, name: str) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve_ray.states.moving import move_accumulators
+from gradserve_ray.states.moving import move_resources
 from tests.cluster.sharding.clients import all_sharded
 from tests.resizing.folders import cluster, settle, states
 from tests.trees.servers import aggregator
@@ -61,7 +61,7 @@ def test_a_round_with_a_sum_goes_on(tmp_path: Path, after: int) -> None:
         check(made[0].take_grad(2), 2)
         at_once(lambda acc, at: apply(acc, at, 1), made, range(2))
         assert (near.server.counts.sums, made[0].info().num_shards) == (2, 2)
-    move_accumulators(states(tmp_path, 3), 2, after)
+    move_resources(states(tmp_path, 3), 2, after)
     settle(tmp_path, after, 3)
     with cluster(tmp_path, after) as client:
         acc = opened(client)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gradserve_server.accumulators.durable.movable import Key
+from gradserve_ray.states.movable import Key
 from gradserve_server.storage.directory import StateError, remove_file, write_file
 
 _MARK = "resize.json"
@@ -20,8 +20,8 @@ class ResizeMark:
         id: Its id.
         before: The number of servers before it.
         after: The number of servers after it.
-        incoming: The accumulators that come here. Until the change holds, they are beside those that are used.
-        outgoing: The accumulators that go, also if they come again with something else.
+        incoming: The accumulators and parameters that come here. Until the change holds, they are beside those used.
+        outgoing: Those that go, also if they come again with something else.
     """
 
     id: str
@@ -36,8 +36,8 @@ class ResizeMark:
         record = _read(folder / _MARK)
         if record is None:
             return None
-        record["incoming"] = tuple((container, name) for container, name in record["incoming"])
-        record["outgoing"] = tuple((container, name) for container, name in record["outgoing"])
+        record["incoming"] = tuple(Key(*key) for key in record["incoming"])
+        record["outgoing"] = tuple(Key(*key) for key in record["outgoing"])
         return cls(**record)
 
     def write(self, folder: Path) -> None:

@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 from gradserve_ray.states import mark as marks
 from gradserve_ray.states.mark import DecidedSize, ResizeMark
-from gradserve_server.accumulators.durable.movable import (
+from gradserve_ray.states.movable import (
     Key,
-    MovableAccumulator,
+    MovableResource,
     Rows,
     Slices,
     acceptance,
@@ -27,22 +27,22 @@ from gradserve_server.accumulators.durable.movable import (
     removal_of_incoming,
     slices_of,
 )
-from gradserve_server.accumulators.durable.unsharding import unshard
+from gradserve_ray.states.unsharding import unshard
 from gradserve_server.accumulators.journal import PartKey, Staged, newest_number, number_change
 from gradserve_server.storage.directory import StateDirectory, StateError
 from gradserve_server.storage.store import Change, StateStore
 
 
 class MoveError(Exception):
-    """Accumulators could not be moved; every server has what it had before."""
+    """Accumulators or parameters could not be moved; every server has what it had before."""
 
 
 class UnknownOutcomeError(Exception):
-    """It is unknown whether accumulators have moved; server 0 finds out before the cluster starts."""
+    """It is unknown whether accumulators and parameters have moved; server 0 finds out before the cluster starts."""
 
 
 class AnnouncementError(Exception):
-    """Accumulators have moved, but announcing the move failed."""
+    """Accumulators and parameters have moved, but announcing the move failed."""
 
 
 PartDigests: TypeAlias = dict[PartKey, dict[tuple[str, int], str]]
@@ -71,19 +71,20 @@ class Contents:
     """The contents of a state directory.
 
     Attributes:
-        digests: The accumulators, each with the digest of all that there is of it, but for gradients that are held.
+        digests: The accumulators and parameters, each with the digest of all that there is of it, but for gradients
+            that are held.
         num_layers: The number of batch normalization layers.
-        sharded: Those that are sharded.
+        sharded: The accumulators that are sharded.
         newest_number: The number of the newest incarnation of sharded accumulators whose home the server was; 0 if
             there was none.
-        parameters: The container and the name of all parameters.
+        sharded_parameters: Parameters that are sharded, which do not move.
     """
 
     digests: Mapping[Key, str]
     num_layers: int
     sharded: Mapping[Key, Sharded] = field(default_factory=dict)
     newest_number: int = field(default=0, compare=False)
-    parameters: tuple[Key, ...] = ()
+    sharded_parameters: tuple[Key, ...] = ()
 
     def held_for(self, key: Key, home_incarnation: str) -> dict[PartKey, Staged]:
         """Returns the gradients that are held for an accumulator in its present life, with their local steps."""
@@ -128,17 +129,20 @@ class MemberState:
             keys = keys_of(store, incoming=incoming)
             movable = {key: read_movable(store, key, incoming=incoming) for key in keys}
             ((num_layers,),) = store.rows("SELECT count(*) FROM layer")
+            all_sharded = [key for key, found in movable.items() if json.loads(found.spec).get("num_shards")]
             sharded = {
-                key: Sharded(found.incarnation, found.spec, needed(store, keys[key]), parts_of(store, keys[key]))
-                for key, found in movable.items()
-                if json.loads(found.spec).get("num_shards")
+                key: Sharded(
+                    movable[key].incarnation, movable[key].spec, needed(store, keys[key]), parts_of(store, keys[key])
+                )
+                for key in all_sharded
+                if key.kind == "accumulator"
             }
+            parameters = tuple(key for key in all_sharded if key.kind == "parameters")
             number = newest_number(store)
-            parameters = tuple(store.rows("SELECT container, name FROM parameters ORDER BY container, name"))
         return Contents({key: found.digest for key, found in movable.items()}, num_layers, sharded, number, parameters)
 
-    def read(self, key: Key) -> MovableAccumulator:
-        """Returns an accumulator, without gradients that are held."""
+    def read(self, key: Key) -> MovableResource:
+        """Returns an accumulator without gradients that are held, or parameters."""
         with self._opened() as store:
             return read_movable(store, key)
 
@@ -173,11 +177,11 @@ class MemberState:
         with self._opened():
             mark.write(self.path)
 
-    def add(self, moved: MovableAccumulator, spec: str | None = None, *, is_home: bool = True) -> None:
-        """Takes an accumulator over, beside what is here; returns when it survives a loss of power.
+    def add(self, moved: MovableResource, spec: str | None = None, *, is_home: bool = True) -> None:
+        """Takes an accumulator or parameters over, beside what is here; returns when they survive a loss of power.
 
         Args:
-            moved: The accumulator.
+            moved: The accumulator, or the parameters.
             spec: Its specification, if that changes.
             is_home: Whether the server will be its home; otherwise it gets nothing but what it holds of gradients.
         """

@@ -1,4 +1,4 @@
-"""Moves accumulators between the servers of a cluster that changes its size, and checks by digests what has moved."""
+"""Moves accumulators and parameters between the servers of a cluster that changes its size, and checks the result."""
 
 import secrets
 from collections import defaultdict
@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gradserve_protocol.placement import home_of
 from gradserve_ray.states.mark import DecidedSize, ResizeMark
 from gradserve_ray.states.member_state import (
     AnnouncementError,
@@ -16,16 +15,16 @@ from gradserve_ray.states.member_state import (
     PartDigests,
     UnknownOutcomeError,
 )
+from gradserve_ray.states.movable import Key
 from gradserve_ray.states.resharding import Division, Resharding, reshardings
-from gradserve_server.accumulators.durable.movable import Key
 
 
 @dataclass(frozen=True)
 class Move:
-    """An accumulator that gets another home, or is sharded over another number of servers.
+    """An accumulator or parameters that get another home, or that are sharded over another number of servers.
 
     Attributes:
-        key: Its container and name.
+        key: Its name.
         source: The server that is its home.
         target: The server that will be.
         num_shards: The number of servers over which it will be sharded; 0 if it is on one as a whole.
@@ -45,7 +44,7 @@ class Move:
 
 
 def moves_between(contents: Mapping[int, Contents], before: int, after: int) -> list[Move]:
-    """Returns which whole accumulators move when a cluster gets another size.
+    """Returns which whole accumulators and parameters move when a cluster gets another size.
 
     Args:
         contents: What each of its servers has.
@@ -53,8 +52,8 @@ def moves_between(contents: Mapping[int, Contents], before: int, after: int) -> 
         after: The number that it is to have.
 
     Raises:
-        MoveError: An accumulator is not at its home; or a server that is to go has layers, or parameters would get
-            another home.
+        MoveError: An accumulator or parameters are not at their home; a server that is to go has layers; or parameters
+            are sharded.
     """
     moves = []
     for index, found in sorted(contents.items()):
@@ -63,34 +62,31 @@ def moves_between(contents: Mapping[int, Contents], before: int, after: int) -> 
                 f"server {index} has {found.num_layers} batch normalization layers, which do not move to another "
                 "server: delete them"
             )
-        for container, name in found.parameters:
-            if (target := home_of(container, name, after)) != index:
-                raise MoveError(
-                    f"parameters '{container}/{name}' on server {index} would belong to server {target}, and "
-                    "parameters do not move: save them with `gradserve parameters save`, and delete them"
-                )
-        for container, name in found.digests:
+        for key in found.sharded_parameters:
+            raise MoveError(
+                f"{key} are sharded over {before} servers, and such do not move: save them with "
+                "`gradserve parameters save`, and delete them"
+            )
+        for key in found.digests:
             if index >= before:
-                raise MoveError(
-                    f"the state directory of server {index} has accumulator '{container}/{name}' already: empty it"
-                )
-            if (container, name) in found.sharded:
+                raise MoveError(f"the state directory of server {index} has {key} already: empty it")
+            if key in found.sharded:
                 continue
-            if (home := home_of(container, name, before)) != index:
-                raise MoveError(f"accumulator '{container}/{name}' is on server {index}, and belongs to server {home}")
-            if (target := home_of(container, name, after)) != index:
-                moves.append(Move((container, name), index, target))
+            if (home := key.home(before)) != index:
+                raise MoveError(f"server {index} has {key}, of which server {home} is the home")
+            if (target := key.home(after)) != index:
+                moves.append(Move(key, index, target))
     return moves
 
 
-def move_accumulators(
+def move_resources(
     states: Sequence[MemberState],
     before: int,
     after: int,
     announce: Callable[[], object] = lambda: None,
     size: DecidedSize | None = None,
 ) -> list[Move]:
-    """Moves accumulators whose home or servers change, and checks that each arrived unchanged, exactly once.
+    """Moves accumulators and parameters whose home or servers change; checks that each arrives once, unchanged.
 
     No server may run during the move. When it returns, the change is committed: each server has to `settle` before it
     starts.
@@ -250,12 +246,12 @@ class _Moving:
                 there = after[part].get((name, start))
                 if there != digest:
                     raise MoveError(
-                        f"gradient {part.id[:16]} of accumulator '{'/'.join(each.key)}' is not what it was: the digest "
+                        f"gradient {part.id[:16]} of {each.key} is not what it was: the digest "
                         f"of component {name!r} from row {start} on is {(there or 'missing')[:16]}, and was "
                         f"{digest[:16]} before"
                     )
         if before.keys() != after.keys() or any(before[part].keys() != after[part].keys() for part in before):
-            raise MoveError(f"accumulator '{'/'.join(each.key)}' has got more gradients than it had")
+            raise MoveError(f"{each.key} has got more gradients than it had")
 
     def _check(self, incoming: Mapping[int, Collection[Key]]) -> None:
         """Checks by digests that each server still has its accumulators, and has received those that move to it."""
@@ -273,14 +269,14 @@ class _Moving:
             for each in self.reshardings:
                 found = come.sharded.get(each.key)
                 if found is not None and (found.spec != each.spec or found.parts.keys() - each.parts.keys()):
-                    raise MoveError(f"accumulator '{'/'.join(each.key)}' has not come to server {index} as planned")
+                    raise MoveError(f"{each.key} has not come to server {index} as planned")
 
 
 def _check_digests(index: int, found: Mapping[Key, str], expected: Mapping[Key, str]) -> None:
     for key, digest in expected.items():
         if (there := found.get(key)) != digest:
             raise MoveError(
-                f"accumulator '{'/'.join(key)}' of server {index} is not what it was: its digest is "
+                f"{key} of server {index} is not what it was: its digest is "
                 f"{(there or 'missing')[:16]}, and was {digest[:16]} before"
             )
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gradserve_protocol.arrays import DType
-from gradserve_protocol.placement import Plan, dense_bytes, home_of, plan_of
+from gradserve_protocol.placement import Plan, dense_bytes, plan_of
 from gradserve_ray.states.member_state import Contents, MoveError, Sharded
-from gradserve_server.accumulators.durable.movable import Key, Rows
+from gradserve_ray.states.movable import Key, Rows
 from gradserve_server.accumulators.journal import PartKey, Staged
 from gradserve_server.accumulators.records import spec_of
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
@@ -131,15 +131,15 @@ def reshardings(contents: Mapping[int, Contents], before: int, after: int) -> li
         _resharding(key, at_home, contents, before, after)
         for key in keys
         # Without a home it is what an interrupted deletion has left: nobody can name its gradients.
-        if (at_home := contents[home_of(*key, before)].sharded.get(key)) is not None
+        if (at_home := contents[key.home(before)].sharded.get(key)) is not None
     ]
 
 
 def _resharding(key: Key, at_home: Sharded, contents: Mapping[int, Contents], before: int, after: int) -> Resharding:
     spec = spec_of(json.loads(at_home.spec))
     if spec.num_shards != before:
-        raise MoveError(f"accumulator '{'/'.join(key)}' is sharded over {spec.num_shards} servers, not {before}")
-    target = home_of(*key, after)
+        raise MoveError(f"{key} is sharded over {spec.num_shards} servers, not {before}")
+    target = key.home(after)
     components = [_Planned(each.name, each.dtype, each.shape.dims, each.is_sparse) for each in spec.components]
     planned = _planned(at_home.spec, plan_of(components, target, after), after)
     division = Division(spec)
@@ -148,7 +148,7 @@ def _resharding(key: Key, at_home: Sharded, contents: Mapping[int, Contents], be
     first, *others = held.values()
     return Resharding(
         key,
-        home_of(*key, before),
+        key.home(before),
         target,
         planned,
         division,
@@ -174,7 +174,7 @@ def _check_needed(key: Key, at_home: Sharded, held: Mapping[int, Mapping[PartKey
             if missing := ids - _ids(parts):
                 raise MoveError(
                     f"server {server} lacks {len(missing)} of the {len(ids)} gradients of round {number + 1} of "
-                    f"accumulator '{'/'.join(key)}', whose average is kept: end rounds until it is not, or delete the "
+                    f"{key}, whose average is kept: end rounds until it is not, or delete the "
                     "accumulator"
                 )
 

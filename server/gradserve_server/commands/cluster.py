@@ -1,5 +1,6 @@
 """`gradserve cluster`: runs several servers as a cluster on Ray."""
 
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -181,15 +182,17 @@ def down(name: str | None, timeout: float, address: str | None) -> None:
     help="Seconds that open rounds have to end, then servers to stop, then to serve.",
 )
 @click.option(
-    "--drop-volatile", is_flag=True, help="Let accumulators of durability none end; otherwise they are an error."
+    "--drop-volatile",
+    is_flag=True,
+    help="Let accumulators and parameters of durability none end; otherwise they are an error.",
 )
 @ray_address_option
 def resize(name: str | None, servers: int, timeout: float, drop_volatile: bool, address: str | None) -> None:
     """Change the number of servers of the cluster NAME, between rounds; without NAME, of the only one.
 
-    New rounds are held until no round is open; then the servers stop, accumulators that get another home move there,
-    sharded ones are divided again, and all servers start. Clients have to connect again. If anything fails,
-    the cluster goes on as before.
+    New rounds are held until no round is open; then the servers stop, accumulators and parameters that get another home
+    move there, sharded accumulators are divided again, and all servers start. Clients have to connect again. If
+    anything fails, the cluster goes on as before.
     """
     make_config({"cluster": Setting("x", "NAME"), "cluster_size": Setting(servers, "--servers")})
     with _cluster_on_ray(name, address) as name:
@@ -197,12 +200,14 @@ def resize(name: str | None, servers: int, timeout: float, drop_volatile: bool, 
 
         done = resize_cluster(name, servers, timeout, drop_volatile=drop_volatile)
     for move in done.moves:
-        tell(f"{'/'.join(move.key)}: {move}")
+        tell(f"{move.key.container}/{move.key.name}: {move}")
     for lost in done.lost:
         tell(f"{lost}: lost, its durability is none")
     for index, each in enumerate(done.addresses):
         tell(f"server {index} at {each}")
-    tell(f"{name}: {done.before} to {servers} servers; {len(done.moves)} accumulators moved, with the same digests")
+    kinds = Counter(move.key.kind for move in done.moves)
+    moved = f"{kinds['accumulator']} accumulators and {kinds['parameters']} parameters moved"
+    tell(f"{name}: {done.before} to {servers} servers; {moved}, with the same digests")
 
 
 @cluster.command()

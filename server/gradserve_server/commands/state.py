@@ -33,7 +33,7 @@ def state() -> None:
 @_directory
 def check(directory: Path) -> None:
     """Read and verify all of DIRECTORY. Exit with 1 if something is damaged."""
-    from gradserve_server.accumulators.durable.restoring import RESIZED, num_incoming
+    from gradserve_server.storage.journal import RESIZED, num_incoming
 
     with _opened(directory) as store:
         found = _found_in(store)

@@ -26,6 +26,15 @@ MOST_EVENTS = 20_000
 """The number of events after which a snapshot replaces them."""
 _NO_END = (1 << 63) - 1
 
+INCOMING = ""
+"""The container, in the database, of accumulators and parameters that have arrived with a change of the number of
+servers which is not decided yet. Their names are whole keys; all other containers have names."""
+RESIZED = (
+    "accumulators or parameters have come here with a change of the number of servers that has not ended: start the "
+    "cluster with `gradserve cluster up`, which ends it"
+)
+"""The reason for which a server refuses a directory with such resources."""
+
 
 class Durability(Enum):
     """The changes that survive a crash or a loss of power; see the enum of the protos."""
@@ -348,3 +357,13 @@ class IdWindow(OrderedDict[IdT, RecordT]):
         while len(self) > self.size:
             forgotten.append(self.popitem(last=False)[0])
         return forgotten
+
+
+def num_incoming(store: StateStore) -> int:
+    """Returns the number of accumulators and parameters that have arrived with an unfinished change of the cluster."""
+    ((count,),) = store.rows(
+        "SELECT (SELECT count(*) FROM accumulator WHERE container = ?1) + "
+        "(SELECT count(*) FROM parameters WHERE container = ?1)",
+        INCOMING,
+    )
+    return int(count)

@@ -32,18 +32,9 @@ from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import owner_named
 from gradserve_server.security.shares import ShareRules
 from gradserve_server.storage.directory import DAMAGES, StateError
-from gradserve_server.storage.journal import Durability
+from gradserve_server.storage.journal import RESIZED, Durability, num_incoming
 from gradserve_server.storage.segments import Allocate
 from gradserve_server.storage.store import Change, StateStore
-
-INCOMING = ""
-"""The container, in the database, of accumulators that have arrived with a change of the number of servers which is
-not decided yet. Their names are whole keys; all other containers have names."""
-RESIZED = (
-    "accumulators have come here with a change of the number of servers that has not ended: start the cluster with "
-    "`gradserve cluster up`, which ends it"
-)
-"""The reason for which a server refuses a directory with such accumulators."""
 
 
 @dataclass(frozen=True)
@@ -245,12 +236,6 @@ def inspect(store: StateStore) -> Iterator[Found]:
     levels = dict(store.rows("SELECT id, durability FROM accumulator"))
     for row in rows:
         yield _inspect_one(store, reducer, levels[row[0]], row)
-
-
-def num_incoming(store: StateStore) -> int:
-    """Returns the number of accumulators that have arrived with an unfinished change of the number of servers."""
-    ((count,),) = store.rows("SELECT count(*) FROM accumulator WHERE container = ?", INCOMING)
-    return int(count)
 
 
 def _inspect_one(store: StateStore, reducer: Reducer, durability: str, row: tuple[Any, ...]) -> Found:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradserve_server.accumulators.durable.movable import (
+from gradserve_ray.states.movable import (
     Key,
-    MovableAccumulator,
+    MovableResource,
     StoredValues,
     number_of,
     parts_of,
@@ -56,7 +56,8 @@ async def unshard(store: StateStore, key: Key) -> Change:
     moved = read_movable(store, key, incoming=True)
     try:
         record = json.loads(moved.spec)
-        whole = MovableAccumulator(
+        whole = MovableResource(
+            moved.kind,
             moved.with_spec(json.dumps(_of_whole_spec(record))).columns,
             None if moved.ledger is None else (moved.ledger[0], _of_whole_ledger(moved.ledger[1])),
             tuple((position, _of_whole_event(text)) for position, text in moved.events),
@@ -64,7 +65,7 @@ async def unshard(store: StateStore, key: Key) -> Change:
             await _averages(store, number, spec_of(record), moved.averages),
         )
     except DAMAGES as error:
-        raise StateError(f"{store.path}: accumulator '{'/'.join(key)}' cannot be used: {error}") from error
+        raise StateError(f"{store.path}: {key} cannot be used: {error}") from error
     return replacement(store, number, whole)
 
 

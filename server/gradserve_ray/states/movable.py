@@ -1,6 +1,6 @@
-"""Accumulators of a state directory as values with digests, which another state directory can take over.
+"""Accumulators and parameters of a state directory as values with digests, which another state directory can take over.
 
-No server uses either directory during the move. What arrives is stored beside the accumulators of the directory, even
+No server uses either directory during the move. What arrives is stored beside the resources of the directory, even
 under the same container and name, and takes their place once all directories have everything.
 """
 
@@ -12,16 +12,55 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gradserve_server.accumulators.durable.restoring import INCOMING, blobs_of, read_ledger, unlimited_calls
+from gradserve_protocol.placement import home_of
+from gradserve_server.accumulators.durable.restoring import read_ledger, unlimited_calls
 from gradserve_server.accumulators.gradient import Array, SparseSlices, Value
-from gradserve_server.accumulators.journal import PartKey, Staged, put_values
-from gradserve_server.accumulators.records import joined
+from gradserve_server.accumulators.journal import FileJournal, PartKey, RoundTables, Staged, put_values
+from gradserve_server.accumulators.records import ACCUMULATORS, joined
+from gradserve_server.parameters.journal import PARAMETERS, ParametersJournal
 from gradserve_server.storage.directory import DAMAGES, StateError
+from gradserve_server.storage.journal import INCOMING, Recording
 from gradserve_server.storage.store import Change, StateStore
 
-Key: TypeAlias = tuple[str, str]
-"""The container and the name of an accumulator."""
 
+class Key(NamedTuple):
+    """Names an accumulator, or parameters.
+
+    Attributes:
+        container: The container.
+        name: The name in it.
+        kind: Which of both: "accumulator" or "parameters".
+    """
+
+    container: str
+    name: str
+    kind: str = ACCUMULATORS.resource
+
+    def __str__(self) -> str:
+        return f"{self.kind} '{self.container}/{self.name}'"
+
+    def home(self, servers: int) -> int:
+        """Returns its home in a cluster of a size."""
+        return home_of(self.container, self.name, servers)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """The tables of a kind of resource."""
+
+    recording: Recording[Any, Any]
+    tables: RoundTables
+    has_optimizer: bool
+    """True if there is the state of an optimizer, and records of rounds."""
+
+
+_KINDS = {
+    kind.recording.resource: kind
+    for kind in (
+        _Kind(ACCUMULATORS, FileJournal.tables, has_optimizer=False),
+        _Kind(PARAMETERS, ParametersJournal.tables, has_optimizer=True),
+    )
+}
 _COLUMNS = ("container", "name", "owner", "incarnation", "durability", "spec", "lifetime")
 _INCARNATION, _SPEC = 3, 5
 
@@ -44,27 +83,33 @@ class StoredValues:
 
 
 @dataclass(frozen=True)
-class MovableAccumulator:
-    """All that a state directory has of an accumulator, but for gradients that are held for a sharded one.
+class MovableResource:
+    """All that a state directory has of an accumulator or of parameters, but for what is held for a sharded one.
 
     Attributes:
+        kind: Which of both it is, as in `Key`.
         columns: Its row: the names of `_COLUMNS` in their order.
         ledger: What the events up to a position have led to: the position, and the record; None before there is one.
         events: The later events, with their positions.
-        gradients: The gradients of the current round.
-        averages: The averages that can be read.
+        gradients: The gradients, or updates, of the current round.
+        averages: The averages, or versions, that can be read.
+        optimizer: The state of the optimizer; None for accumulators. Its place and names say nothing.
+        rounds: The records of rounds, with their steps; none of accumulators.
     """
 
+    kind: str
     columns: tuple[str, ...]
     ledger: tuple[int, str] | None
     events: tuple[tuple[int, str], ...]
     gradients: tuple[StoredValues, ...]
     averages: tuple[StoredValues, ...]
+    optimizer: StoredValues | None = None
+    rounds: tuple[tuple[int, str], ...] = ()
 
     @property
     def key(self) -> Key:
-        """Its container and name."""
-        return self.columns[0], self.columns[1]
+        """Its container, name and kind."""
+        return Key(self.columns[0], self.columns[1], self.kind)
 
     @property
     def incarnation(self) -> str:
@@ -76,20 +121,21 @@ class MovableAccumulator:
         """Its specification, as JSON."""
         return self.columns[_SPEC]
 
-    def with_spec(self, spec: str) -> "MovableAccumulator":
+    def with_spec(self, spec: str) -> "MovableResource":
         """Returns the same with another specification."""
         return replace(self, columns=_replaced(self.columns, _SPEC, spec))
 
-    def elsewhere(self) -> "MovableAccumulator":
+    def elsewhere(self) -> "MovableResource":
         """Returns what a server has of a sharded accumulator that is not its home: there is all that is decided."""
-        return MovableAccumulator(self.columns, None, (), (), ())
+        return MovableResource(self.kind, self.columns, None, (), (), ())
 
     @property
     def digest(self) -> str:
         """SHA-256 of everything, in hexadecimal digits; not of the servers over which it is sharded."""
         columns = _replaced(self.columns, _SPEC, json.dumps(_anywhere(self.spec)))
-        found = sha256(json.dumps([columns, self.ledger, self.events]).encode())
-        for kind, values in (("gradients", self.gradients), ("averages", self.averages)):
+        found = sha256(json.dumps([self.kind, columns, self.ledger, self.events, self.rounds]).encode())
+        optimizer = () if self.optimizer is None else (self.optimizer,)
+        for kind, values in (("gradients", self.gradients), ("averages", self.averages), ("optimizer", optimizer)):
             found.update(json.dumps([kind, len(values)]).encode())
             for each in values:
                 specs = [[array.dtype.name, array.shape] for array in each.arrays]
@@ -100,55 +146,72 @@ class MovableAccumulator:
 
 
 def keys_of(store: StateStore, *, incoming: bool = False) -> Mapping[Key, int]:
-    """Returns the accumulators of a state directory, or those that have come, and their numbers there."""
-    rows = store.rows("SELECT container, name, id FROM accumulator ORDER BY container, name")
-    if incoming:
-        return {tuple(json.loads(name)): number for container, name, number in rows if container == INCOMING}
-    return {(container, name): number for container, name, number in rows if container != INCOMING}
+    """Returns the accumulators and parameters of a state directory, or those that have come, and their numbers there.
+
+    Each kind has numbers of its own.
+    """
+    found = {}
+    for kind in _KINDS:
+        for container, name, number in store.rows(f"SELECT container, name, id FROM {kind} ORDER BY container, name"):
+            if (container == INCOMING) == incoming:
+                found[Key(*json.loads(name)) if incoming else Key(container, name, kind)] = number
+    return found
 
 
 def number_of(store: StateStore, key: Key, *, incoming: bool = False) -> int:
-    """Returns the number of an accumulator in a state directory.
+    """Returns the number of an accumulator or of parameters in a state directory.
 
     Raises:
-        StateError: It is not there.
+        StateError: They are not there.
     """
     number = keys_of(store, incoming=incoming).get(key)
     if number is None:
-        raise StateError(f"{store.path}: there is no accumulator '{'/'.join(key)}'")
+        raise StateError(f"{store.path}: there is no {key}")
     return number
 
 
-def read_movable(store: StateStore, key: Key, *, incoming: bool = False) -> MovableAccumulator:
-    """Reads an accumulator, or one that has come, and verifies its values.
+def read_movable(store: StateStore, key: Key, *, incoming: bool = False) -> MovableResource:
+    """Reads an accumulator or parameters, or those that have come, and verifies their values.
 
     Raises:
-        StateError: It is not there, or damaged.
+        StateError: They are not there, or damaged.
     """
     number = number_of(store, key, incoming=incoming)
-    ((_, _, *columns),) = store.rows(f"SELECT {', '.join(_COLUMNS)} FROM accumulator WHERE id = ?", number)
-    ledger = store.rows("SELECT position, record FROM ledger WHERE accumulator = ?", number)
-    events = store.rows("SELECT position, record FROM event WHERE accumulator = ? ORDER BY position", number)
+    kind = _KINDS[key.kind]
+    recording, tables, of_resource = kind.recording, kind.tables, f"WHERE {key.kind} = ?"
+    ((_, _, *columns),) = store.rows(f"SELECT {', '.join(_COLUMNS)} FROM {key.kind} WHERE id = ?", number)
+    ledger = store.rows(f"SELECT position, record FROM {recording.snapshots} {of_resource}", number)
+    events = store.rows(f"SELECT position, record FROM {recording.events} {of_resource} ORDER BY position", number)
     gradients = store.rows(
-        "SELECT position, contribution, names, blob FROM gradient WHERE accumulator = ? ORDER BY position", number
+        f"SELECT position, contribution, names, blob FROM {tables.gradients} {of_resource} ORDER BY position", number
     )
-    averages = store.rows("SELECT round, record, names, blob FROM average WHERE accumulator = ? ORDER BY round", number)
-    return MovableAccumulator(
-        columns=(*key, *columns),
+    averages = store.rows(
+        f"SELECT round, record, names, blob FROM {tables.averages} {of_resource} ORDER BY round", number
+    )
+    optimizer: list[tuple[Any, ...]] = []
+    rounds: list[tuple[Any, ...]] = []
+    if kind.has_optimizer:
+        optimizer = store.rows(f"SELECT record, blob FROM parameters_state {of_resource}", number)
+        rounds = store.rows(f"SELECT step, record FROM parameters_round {of_resource} ORDER BY step", number)
+    return MovableResource(
+        kind=key.kind,
+        columns=(key.container, key.name, *columns),
         ledger=ledger[0] if ledger else None,
         events=tuple(events),
         gradients=tuple(_values(store, *row) for row in gradients),
         averages=tuple(_values(store, *row) for row in averages),
+        optimizer=next((_values(store, 0, record, "", blob) for record, blob in optimizer), None),
+        rounds=tuple(rounds),
     )
 
 
-def addition(store: StateStore, moved: MovableAccumulator) -> Change:
-    """Returns what adds an accumulator to those that have come to a state directory."""
-    (last,) = store.rows("SELECT coalesce(max(id), 0) FROM accumulator")[0]
+def addition(store: StateStore, moved: MovableResource) -> Change:
+    """Returns what adds an accumulator or parameters to those that have come to a state directory."""
+    (last,) = store.rows(f"SELECT coalesce(max(id), 0) FROM {moved.kind}")[0]
     number = last + 1
     change = Change()
     change.execute(
-        f"INSERT INTO accumulator (id, {', '.join(_COLUMNS)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT INTO {moved.kind} (id, {', '.join(_COLUMNS)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         number,
         INCOMING,
         json.dumps(moved.key),
@@ -158,60 +221,75 @@ def addition(store: StateStore, moved: MovableAccumulator) -> Change:
     return change
 
 
-def _add_contents(store: StateStore, change: Change, number: int, moved: MovableAccumulator) -> None:
-    """Adds to a change what writes down everything of an accumulator but its row, which has a number."""
-    if moved.ledger is not None:
-        change.execute("INSERT INTO ledger (accumulator, position, record) VALUES (?, ?, ?)", number, *moved.ledger)
-    for event in moved.events:
-        change.execute("INSERT INTO event (accumulator, position, record) VALUES (?, ?, ?)", number, *event)
-    for statement, values in (
-        (
-            "INSERT INTO gradient (accumulator, position, contribution, names, blob) VALUES (?, ?, ?, ?, ?)",
-            moved.gradients,
-        ),
-        ("INSERT INTO average (accumulator, round, record, names, blob) VALUES (?, ?, ?, ?, ?)", moved.averages),
+def _add_contents(store: StateStore, change: Change, number: int, moved: MovableResource) -> None:
+    """Adds to a change what writes down everything of a resource but its row, which has a number."""
+    kind = moved.kind
+    recording, tables = _KINDS[kind].recording, _KINDS[kind].tables
+    records = [(recording.snapshots, "position", moved.ledger)] if moved.ledger is not None else []
+    records += [(recording.events, "position", event) for event in moved.events]
+    records += [("parameters_round", "step", record) for record in moved.rounds]
+    for table, place, row in records:
+        change.execute(f"INSERT INTO {table} ({kind}, {place}, record) VALUES (?, ?, ?)", number, *row)
+    for columns, values in (
+        (f"{tables.gradients} ({kind}, position, contribution, names, blob)", moved.gradients),
+        (f"{tables.averages} ({kind}, round, record, names, blob)", moved.averages),
     ):
         for each in values:
             blob = store.new_blob()
             change.put(blob, each.arrays)
+            statement = f"INSERT INTO {columns} VALUES (?, ?, ?, ?, ?)"
             change.execute(statement, number, each.place, each.record, each.names, blob)
+    if moved.optimizer is not None:
+        blob = store.new_blob()
+        change.put(blob, moved.optimizer.arrays)
+        statement = f"INSERT INTO parameters_state ({kind}, record, blob) VALUES (?, ?, ?)"
+        change.execute(statement, number, moved.optimizer.record, blob)
 
 
-def replacement(store: StateStore, number: int, whole: MovableAccumulator) -> Change:
-    """Returns what replaces all that there is of an accumulator with a number, but for its name."""
+def replacement(store: StateStore, number: int, whole: MovableResource) -> Change:
+    """Returns what replaces all that there is of a resource with a number, but for its name."""
     change = Change()
-    blobs = blobs_of(store, number)
-    for table in ("ledger", "event", "gradient", "average", "part"):
-        change.execute(f"DELETE FROM {table} WHERE accumulator = ?", number)
-    change.remove(blobs)
-    change.execute("UPDATE accumulator SET spec = ? WHERE id = ?", whole.spec, number)
+    _remove(store, change, whole.kind, number, but_row=True)
+    change.execute(f"UPDATE {whole.kind} SET spec = ? WHERE id = ?", whole.spec, number)
     _add_contents(store, change, number, whole)
     return change
 
 
 def removal_of_incoming(store: StateStore) -> Change:
-    """Returns what removes all accumulators that have come to a state directory."""
+    """Returns what removes everything that has come to a state directory."""
     change = Change()
-    for number in keys_of(store, incoming=True).values():
-        _remove(store, change, number)
+    for key, number in keys_of(store, incoming=True).items():
+        _remove(store, change, key.kind, number)
     return change
 
 
 def acceptance(store: StateStore, outgoing: Sequence[Key]) -> Change:
-    """Returns the change that removes accumulators, if they exist, and puts newcomers in their places."""
+    """Returns the change that removes what goes, if it exists, and puts newcomers in their places."""
     change = Change()
     numbers = keys_of(store)
     for key in outgoing:
         if key in numbers:
-            _remove(store, change, numbers[key])
-    for (container, name), number in keys_of(store, incoming=True).items():
-        change.execute("UPDATE accumulator SET container = ?, name = ? WHERE id = ?", container, name, number)
+            _remove(store, change, key.kind, numbers[key])
+    for (container, name, kind), number in keys_of(store, incoming=True).items():
+        change.execute(f"UPDATE {kind} SET container = ?, name = ? WHERE id = ?", container, name, number)
     return change
 
 
-def _remove(store: StateStore, change: Change, number: int) -> None:
-    blobs = blobs_of(store, number)
-    change.execute("DELETE FROM accumulator WHERE id = ?", number)
+def _remove(store: StateStore, change: Change, kind: str, number: int, *, but_row: bool = False) -> None:
+    """Adds to a change what removes a resource with a number, or all that refers to its row."""
+    recording, tables = _KINDS[kind].recording, _KINDS[kind].tables
+    with_values = [tables.gradients, tables.averages, tables.parts]
+    others = [recording.events, recording.snapshots]
+    if _KINDS[kind].has_optimizer:
+        with_values.append("parameters_state")
+        others.append("parameters_round")
+    blobs = [
+        blob for table in with_values for (blob,) in store.rows(f"SELECT blob FROM {table} WHERE {kind} = ?", number)
+    ]
+    for table in [*with_values, *others]:
+        change.execute(f"DELETE FROM {table} WHERE {kind} = ?", number)
+    if not but_row:
+        change.execute(f"DELETE FROM {kind} WHERE id = ?", number)
     change.remove(blobs)
 
 
@@ -224,9 +302,9 @@ def _replaced(columns: tuple[str, ...], place: int, value: str) -> tuple[str, ..
 
 
 def _anywhere(spec: str) -> Any:
-    """Returns the record of a specification without the servers over which it is sharded."""
+    """Returns the record of a specification without the servers over which an accumulator is sharded."""
     record = json.loads(spec)
-    if record.pop("num_shards", 0):
+    if "components" in record and record.pop("num_shards", 0):
         for component in record["components"]:
             del component["pieces"]
     return record
