@@ -50,7 +50,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus cpp demo serve test test-all coverage lint types protos check-protos dist check-pythons check-bits check-floors sbom audit face-types check-processors check-cudnn check-gpu golden bench walks tables simulate fuzz chaos soak image docs constraints locks clean
+.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus cpp demo serve test test-all test-long coverage lint types protos check-protos dist check-pythons check-bits check-floors sbom audit face-types check-processors check-cudnn check-gpu golden bench walks tables simulate fuzz chaos soak image docs constraints locks clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -119,6 +119,9 @@ test: $(INSTALLED)  ## Run the short suite, in five minutes: all that a change c
 
 test-all: $(INSTALLED) $(NODE_INSTALLED)  ## Run the whole suite: floods, kills, links, emulated GPUs, other languages and more
 	$(BIN)/python -m tests --suite all $(TEST_FLAGS)
+
+test-long: $(INSTALLED)  ## Run the tests that take many minutes each: thousands of kills, tens of thousands of updates
+	$(BIN)/python -m tests --suite long
 
 coverage: $(INSTALLED) $(NODE_INSTALLED)  ## Run the tests and measure which lines and branches they run
 	PYTEST_PLUGINS=tests.coverage $(BIN)/python -m pytest --suite all --ignore=tests/floods  # they count calls: measuring makes more

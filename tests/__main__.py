@@ -1,7 +1,7 @@
-"""Runs a suite: `python -m tests [--suite short|rest|all] [arguments of pytest]`.
+"""Runs a suite: `python -m tests [--suite short|rest|all|long] [arguments of pytest]`.
 
 The short suite has what a change can break, and nothing that depends on the speed of the machine. The rest has what is
-exhaustive and, last and one at a time, what depends on time.
+exhaustive and, last and one at a time, what depends on time. In neither are tests that take many minutes each.
 """
 
 import argparse
@@ -20,11 +20,13 @@ _NO_TESTS = 5
 def main(arguments: Sequence[str]) -> int:
     """Runs a suite; returns 0 if nothing failed."""
     parser = argparse.ArgumentParser(prog="python -m tests", allow_abbrev=False)
-    parser.add_argument("--suite", choices=("short", "rest", "all"), default="short")
+    parser.add_argument("--suite", choices=("short", "rest", "all", "long"), default="short")
     chosen, others = parser.parse_known_args(arguments)
     # A shell lets its background jobs ignore SIGINT, and so would every program that a test interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _compile_kernels()
+    if chosen.suite == "long":
+        return _pytest("--suite", "long", f"-n{os.cpu_count() or 1}", *others)
     statuses = []
     for suite in ("short", "rest") if chosen.suite == "all" else (chosen.suite,):
         print(f"The {suite} suite" if suite == "short" else "The rest: exhaustive tests", flush=True)

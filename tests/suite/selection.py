@@ -59,16 +59,17 @@ EXHAUSTIVE: Mapping[str, str] = {
     "tutorial": "the tutorial, typed into network namespaces",
 }
 """Folders and files that the short suite leaves out, relative to tests/, with their contents. Single tests have the
-marker `exhaustive`, long tables the marker `sampled`; see `sampling`."""
+marker `exhaustive`, long tables the marker `sampled`; see `sampling`. Tests of many minutes have the marker `long`, and
+are in neither suite."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the option that chooses."""
     parser.addoption(
         "--suite",
-        choices=("short", "rest", "all"),
+        choices=("short", "rest", "all", "long"),
         default="short",
-        help="short: what every change needs (make test); rest: what that leaves out; all: both",
+        help="short: what every change needs (make test); rest: what that leaves out; all: both; long: minutes each",
     )
 
 
@@ -87,15 +88,19 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> Sequence[pytest.I
     Tests stay if the command line names them, their file, or a folder of exhaustive tests.
     """
     suite = config.getoption("--suite")
-    if suite == "all":
-        return ()
+    long = {item for item in items if item.get_closest_marker("long")}
+    if suite in ("all", "long"):
+        left_out = {item for item in items if (item in long) != (suite == "long")}
+        items[:] = [item for item in items if item not in left_out]
+        return list(left_out)
     named = [path for path in _named(config) if path.is_file() or _is_exhaustive(path)]
     extra = {item for item in items if _is_extra(item)}
     extra |= sampling.beside_samples(item for item in items if item not in extra)
     left_out = {
         item
         for item in items
-        if (item in extra) != (suite == "rest") and not any(item.path.is_relative_to(path) for path in named)
+        if item in long
+        or ((item in extra) != (suite == "rest") and not any(item.path.is_relative_to(path) for path in named))
     }
     items[:] = [item for item in items if item not in left_out]
     return list(left_out)

@@ -1,4 +1,4 @@
-"""The short suite leaves out what is exhaustive or depends on time; the rest is that, and nothing else."""
+"""The short suite leaves out what is exhaustive or depends on time; the rest is that; neither has what is long."""
 
 from collections.abc import Sequence
 
@@ -20,11 +20,14 @@ def test_plain(): pass
 def test_exhaustive(): pass
 @pytest.mark.timing
 def test_timing(): pass
+@pytest.mark.long
+def test_long(): pass
 """
 MARKERS = """
 [pytest]
 markers =
     exhaustive
+    long
     sampled
     timing
 """
@@ -46,6 +49,7 @@ def test_what_is_left_out_exists() -> None:
         ([], SHORT),
         (["--suite", "rest"], REST),
         (["--suite", "all"], SHORT | REST),
+        (["--suite", "long"], {"test_long"}),
         (["floods"], {"test_flood"}),
         (["floods/test_flood.py"], {"test_flood"}),
         (["some"], SHORT),
