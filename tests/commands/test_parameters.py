@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from gradserve_protocol.server_status import ParametersStatus, WeightStatus
 from gradserve_server.commands import parameters as parameters_command
 from tests.cluster.servers import addresses_of, name_at, running_cluster
 from tests.commands.conftest import CommandLine
-from tests.servers.polling import eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 UPDATE = {"w": np.ones(3, np.float32)}
 
@@ -155,8 +156,10 @@ def test_parameters_are_saved_again_and_again(
             for step in (1, 2, 3):
                 found.push(UPDATE, step - 1)
                 eventually((tmp_path / f"{step}.safetensors").exists)
-            saving.send_signal(signal.SIGINT)
-            output, _ = saving.communicate(timeout=60)
+            assert saving.stdout is not None
+            lines = [*takewhile(lambda line: "step 3" not in line, saving.stdout), "step 3"]
+            saving.send_signal(signal.SIGINT)  # not before that line: older files are deleted before it
+            output = "".join([*lines, saving.communicate(timeout=PATIENCE_SECONDS)[0]])
         finally:
             saving.kill()
     assert saving.returncode == 0
