@@ -259,8 +259,9 @@ class AccumulatorSpec:
         return {}
 
     def only(self, names: Iterable[str]) -> Self:
-        """Returns a copy with some of the components, for a gradient that has no others."""
-        return replace(self, components=tuple([self.by_name[name] for name in names]))
+        """Returns a copy with some of the components, for a gradient that has no others; it may have none."""
+        components = tuple([self.by_name[name] for name in names])
+        return replace(self, components=components) if components else self.without_components()
 
     def in_order(self, *, of_workers: bool) -> Self:
         """Returns a copy whose gradients are summed in the order of their workers, or as they arrive."""
@@ -269,7 +270,7 @@ class AccumulatorSpec:
         return other
 
     def without_components(self) -> Self:
-        """Returns the spec of the sum at the home of a sharded accumulator, which decides but gets no values."""
+        """Returns a copy without components: that of the home of a sharded accumulator, which gets no values."""
         decision = copy(self)
         for derived in set(vars(decision)) - set(self.__dataclass_fields__):
             del vars(decision)[derived]

@@ -235,8 +235,10 @@ class ParametersSpec:
         """The work of something that is done once for each element, in bytes; at least that for each array."""
         return max(self.version_bytes, PIECE_BYTES * len(self.components))
 
-    def of_update(self, names: Sequence[str], *, is_sum: bool = False) -> AccumulatorSpec:
+    def of_update(self, names: Sequence[str], *, is_sum: bool = False, is_part: bool = False) -> AccumulatorSpec:
         """Returns the spec of an update that has these components, or of the sum of several such updates.
+
+        `is_part` says that it is one server's part of an update, which may have no components here.
 
         Raises:
             InvalidArgumentError: There are none, or one does not exist or comes twice, or the reduction needs all; or
@@ -255,7 +257,7 @@ class ParametersSpec:
                     f"expected components out of {listed(sorted(known))}, got {quoted(name)}",
                     field=f"update[{index}].name",
                 )
-        if not names:
+        if not names and not is_part:
             raise InvalidArgumentError("expected at least one component, got none", field="update")
         if len(set(names)) < len(names):
             raise InvalidArgumentError("expected every component once, got one twice", field="update")

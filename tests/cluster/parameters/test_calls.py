@@ -14,6 +14,7 @@ import gradserve.aio
 from gradserve import optim
 from tests.cluster.servers import addresses_of, name_at, running_cluster
 from tests.cluster.sharding.clients import small_pieces
+from tests.resizing.folders import cluster
 
 WAYS = ("grpc", "bulk", "shared_memory")
 RANDOM = np.random.default_rng(7)
@@ -93,6 +94,52 @@ def test_optimizers_take_the_same_steps_on_every_number_of_servers(optimizer: An
             versions, _ = trained(client, sharded=size > 1, **properties)
             digests.append([each.digest for each in versions])
     assert digests[0] == digests[1] == digests[2]
+
+
+PARTIAL = (("bias",), ("kernel", "bias"), ("scale",), ("kernel",), ("bias", "scale"), ("scale",))
+"""The components of six updates. One of them is on one of two servers, and another on both."""
+
+
+def partial_updates() -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yields the step, worker and update of each push of three rounds."""
+    for number, (names, (update,)) in enumerate(zip(PARTIAL, updates(len(PARTIAL), 1), strict=True)):
+        yield number // 2, "ab"[number % 2], {name: update[name] for name in names}
+
+
+def test_updates_without_a_component_on_some_servers() -> None:
+    """What no update of a round has is skipped, on every server."""
+    digests = []
+    for size in (1, 2, 3):
+        with on(size) as client:
+            parameters = client.parameters(
+                VALUES, "net", optimizer=optim.Adam(0.1), num_required=2, update="gradient", sharded=size > 1
+            )
+            for step, worker, update in partial_updates():
+                parameters.push(update, step, worker_id=worker)
+            saved = parameters.read()
+            digests.append(saved.digest)
+    assert digests[0] == digests[1] == digests[2]
+
+
+def test_they_survive_restarts(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    digests = []
+    for folder, size in ((tmp_path / "one", 1), (tmp_path, 2)):
+        for step, worker, update in partial_updates():
+            with small_pieces(), cluster(folder, size) as client:
+                parameters = client.parameters(
+                    VALUES,
+                    "net",
+                    optimizer=optim.Adam(0.1),
+                    num_required=2,
+                    update="gradient",
+                    sharded=size > 1,
+                    durability="gradient",
+                )
+                parameters.push(update, step, worker_id=worker)
+        with small_pieces(), cluster(folder, size) as client:
+            digests.append(client.parameters(shared_name="net").read().digest)
+    assert digests[0] == digests[1]
 
 
 def test_workers_push_at_the_same_time() -> None:

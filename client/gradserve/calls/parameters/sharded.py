@@ -34,7 +34,6 @@ from gradserve_protocol.digest import digest_of
 from gradserve_protocol.errors import (
     AbortedError,
     GradserveError,
-    InvalidArgumentError,
     LostError,
     NotFoundError,
     OutOfRangeError,
@@ -170,18 +169,6 @@ class ShardedParametersWire(StagingWire, ParametersWire):
             self._session.epoch = (yield from self.described()).epoch
             return True
         return error.field == NOT_STAGED_FIELD  # the home has been started again, and has lost it
-
-    def _parts_of(self, given: Given) -> Mapping[int, Mapping[str, Sent]]:
-        parts = super()._parts_of(given)
-        without = [target for target, values in parts.items() if not values]
-        if without:
-            raise InvalidArgumentError(
-                f"expected an update of at least one component on each server, as parameters {self.ref.name!r} are "
-                f"sharded, got none of those on server {without[0]}: send zeros, or put them on one server with "
-                "sharded=False",
-                field="update",
-            )
-        return parts
 
     def _stage_at(
         self, target: int, given: Given, values: Mapping[str, Sent], staged: StagedFor, progress: Progress | None

@@ -224,8 +224,8 @@ class Shard:
         Raises:
             ResourceExhaustedError: There is not enough memory.
         """
-        dtypes = {name: value.dtype for name, value in gradient.dense.items()}
-        is_sum = any(dtypes[each.name] != each.dtype for each in self.sum_spec.dense_components)
+        by_name = self.sum_spec.by_name
+        is_sum = any(value.dtype != by_name[name].dtype for name, value in gradient.dense.items())
         self._hold(key, await self._held(staged, gradient, None, is_sum=is_sum))
 
     async def reduce(self, decided: Average) -> Average:

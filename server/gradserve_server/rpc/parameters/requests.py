@@ -183,11 +183,9 @@ def decode_staged(
     """Reads the name of an update that is to be held for a round, those that its client withdraws, and its components.
 
     Raises:
-        InvalidArgumentError: It has too many parts or none, or no id.
+        InvalidArgumentError: It has too many parts, or no id.
     """
     check_count(request.withdrawn, MAX_UNANSWERED, "numbers", "withdrawn")
-    if not request.update:
-        raise InvalidArgumentError("expected at least one component on each server, got none", field="update")
     call = decode_request_id(request.request_id, b"", user)
     key, *withdrawn = [
         PartKey(request.parameters.incarnation, part_id(RequestId(call.client_id, sequence)))

@@ -364,8 +364,8 @@ def _shard_of(parameters: Parameters) -> Shard:
 
 
 def _update_spec(parameters: Parameters, given: IncomingGradient, *, is_sum: bool = False) -> AccumulatorSpec:
-    spec = parameters.here
-    return spec.of_update(names_in(given, spec.components), is_sum=is_sum)
+    spec, is_part = parameters.here, parameters.shard is not None
+    return spec.of_update(names_in(given, spec.components), is_sum=is_sum, is_part=is_part)
 
 
 def _num_entries(record: RoundRecord) -> int:

@@ -289,13 +289,9 @@ class StagingWire(ContributionWire, ABC):
                 except GradserveError:
                     continue  # it has no lease while it cannot be reached, and begins a new one after that
 
-    def _parts_of(self, given: Given) -> Mapping[int, Mapping[str, Sent]]:
-        """Returns what each server gets of a contribution."""
-        return self._parts.of_gradient(given.values)
-
     def _stage(self, given: Given, progress: Progress | None) -> Operation[StagedFor]:
         """Stages a contribution on all servers; returns what it is staged for."""
-        parts = self._parts_of(given)
+        parts = self._parts.of_gradient(given.values)
         num_bytes = sum(array.nbytes for values in parts.values() for array in arrays_of(values)[0])
         is_full = False
         while True:
