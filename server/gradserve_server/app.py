@@ -55,7 +55,7 @@ from gradserve_server.rpc.listeners.sockets.listener import SocketListener, bind
 from gradserve_server.rpc.listeners.sockets.regions import max_regions
 from gradserve_server.rpc.parameters.service import ParameterServicer
 from gradserve_server.rpc.server_info.service import DeviceFigures, ServerServicer, Usage
-from gradserve_server.rpc.services import Services
+from gradserve_server.rpc.services import Servicer, Services
 from gradserve_server.rpc.sockets.service import SocketAddresses, SocketServicer, TicketRegistry
 from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
 from gradserve_server.rpc.tensors.service import TensorServicer
@@ -326,40 +326,29 @@ class Server:
         access = None
         if self.access is not None:
             access = AccessChecks(self.access, FairCalls(limits.max_calls, budgets.rules))
-        return Services(
-            tensors=TensorServicer(
+        servicers: dict[str, Servicer] = {
+            "TensorService": TensorServicer(
                 self.store,
                 self._residence,
                 Downloads(host, device, processors.op_compute, empty, budgets.memory),
-                Uploads(
-                    host,
-                    device,
-                    processors.compute,
-                    processors.op_compute,
-                    empty,
-                    self._memory,
-                    self.evictor,
-                ),
+                Uploads(host, device, processors.compute, processors.op_compute, empty, self._memory, self.evictor),
                 opener,
                 self._in_flight,
                 processors.compute,
                 stream_idle_seconds=config.runtime.stream_idle_seconds,
                 max_message_bytes=limits.max_message_bytes,
             ),
-            accumulators=accumulators,
-            parameters=parameters,
-            gradient_ops=GradientOpsServicer(OPS, self.runner, opener, deliverer, processors.compute),
-            batch_norm_layers=BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
-            leases=LeaseServicer(self.lifetimes.clients),
-            server=ServerServicer(
+            "AccumulatorService": accumulators,
+            "ParameterService": parameters,
+            "GradientOpsService": GradientOpsServicer(OPS, self.runner, opener, deliverer, processors.compute),
+            "BatchNormLayerService": BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
+            "LeaseService": LeaseServicer(self.lifetimes.clients),
+            "SocketService": SocketServicer(self._tickets, self.socket_addresses),
+            "ServerService": ServerServicer(
                 self.status, figures, self.usage, limits, config.leases, self.socket_addresses, processors.compute
             ),
-            sockets=SocketServicer(self._tickets, self.socket_addresses),
-            access=access,
-            interceptors=self._parts.interceptors,
-            on_fault=processors.watch.suspect,
-            observed=self.observed,
-        )
+        }
+        return Services(servicers, access, self._parts.interceptors, processors.watch.suspect, self.observed)
 
     def _make_servicers(
         self,

@@ -1,7 +1,7 @@
 """All services of a server, including health and reflection, with the chain around their calls."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from grpc_health.v1 import health_pb2
@@ -54,6 +54,19 @@ SERVICES = (
     server_service_pb2.DESCRIPTOR.services_by_name["ServerService"],
 )
 
+Servicer: TypeAlias = (
+    TensorServicer
+    | AccumulatorServicer
+    | AggregatingServicer
+    | ParameterServicer
+    | AggregatingParameters
+    | GradientOpsServicer
+    | BatchNormLayerServicer
+    | LeaseServicer
+    | SocketServicer
+    | ServerServicer
+)
+
 _HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _REFLECTION: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
@@ -83,15 +96,7 @@ class Services:
 
     def __init__(
         self,
-        *,
-        tensors: TensorServicer,
-        accumulators: AccumulatorServicer | AggregatingServicer,
-        parameters: ParameterServicer | AggregatingParameters,
-        gradient_ops: GradientOpsServicer,
-        batch_norm_layers: BatchNormLayerServicer,
-        leases: LeaseServicer,
-        server: ServerServicer,
-        sockets: SocketServicer,
+        servicers: Mapping[str, Servicer],
         access: AccessChecks | None,
         interceptors: Sequence[Interceptor],
         on_fault: Callable[[], object],
@@ -99,8 +104,12 @@ class Services:
     ) -> None:
         """Puts the chain around the servicers.
 
-        Without `access`, everybody may do everything. `interceptors` come after those of every server. `on_fault` is
-        called after each call that failed unexpectedly.
+        Args:
+            servicers: The servicer of each service, by the names of `SERVICES`.
+            access: Says who may do what; None: everybody may do everything.
+            interceptors: The interceptors that come after those of every server.
+            on_fault: Called after each call that failed unexpectedly.
+            observed: Counts and traces calls.
         """
         names = [descriptor.full_name for descriptor in SERVICES]
         self._health = HealthServicer(names)
@@ -121,7 +130,6 @@ class Services:
             ReadableRequests(),
             *interceptors,
         )
-        servicers = (tensors, accumulators, parameters, gradient_ops, batch_norm_layers, leases, sockets, server)
         codecs = {
             "TensorService": STREAM_CODECS,
             "AccumulatorService": accumulator_replies.reply_codecs(),
@@ -131,12 +139,12 @@ class Services:
             *(
                 Service(
                     descriptor,
-                    servicer,
+                    servicers[descriptor.name],
                     chain,
                     codecs.get(descriptor.name, {}),
-                    keeps_gradients=isinstance(servicer, AggregatingServicer),
+                    keeps_gradients=isinstance(servicers[descriptor.name], AggregatingServicer),
                 )
-                for descriptor, servicer in zip(SERVICES, servicers, strict=True)
+                for descriptor in SERVICES
             ),
             # Health checks are answered until the end.
             Service(_HEALTH, self._health, always),
