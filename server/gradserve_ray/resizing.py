@@ -286,10 +286,14 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
+_REFERENCES = ("read", "read_parts", "read_pieces", "outline")
+"""The methods of which `_RemoteState` returns references."""
+
+
 class _RemoteState:
     """Has the methods of an actor's `MemberState`.
 
-    `read` and `read_parts` return references: what moves goes from actor to actor, not through this process.
+    `_REFERENCES` return references: what moves goes from actor to actor, not through this process.
     """
 
     def __init__(self, member: Any) -> None:
@@ -297,7 +301,7 @@ class _RemoteState:
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         ask = partial(self._member.on_state.remote, method)
-        return ask if method in ("read", "read_parts") else lambda *args, **options: _reply(ask(*args, **options))
+        return ask if method in _REFERENCES else lambda *args, **options: _reply(ask(*args, **options))
 
 
 def _reply(reference: Any) -> Any:

@@ -232,6 +232,19 @@ BAD_UPDATES = [
 
 BAD_WAITS = [
     Bad("ReadParameters", Read(parameters=ref(), step=0, with_state=True), "without a step, got step 0", "with_state"),
+    Bad("ReadParameters", Read(parameters=ref(), state_optimizer=SGD), "none without with_state", "state_optimizer"),
+    Bad(
+        "ReadParameters",
+        Read(parameters=ref(), with_state=True, state_optimizer=SGD),
+        "expected none at the home of parameters",
+        "state_optimizer",
+    ),
+    Bad(
+        "ReadParameters",
+        Read(parameters=ref(), with_state=True, state_optimizer=parameters_pb2.Optimizer()),
+        "expected one of sgd",
+        "state_optimizer",
+    ),
     Bad("ReadParameters", Read(parameters=ref(), step=INT64_MIN), f"of step {INT64_MIN} is kept", "step", OUT_OF_RANGE),
     Bad("ReadParameters", Read(parameters=ref(), timeout=Duration(seconds=-1)), "of at least 0, got -1 s", "timeout"),
     Bad(

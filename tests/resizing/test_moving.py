@@ -277,17 +277,6 @@ def test_an_accumulator_and_parameters_of_one_name_move_both(tmp_path: Path) -> 
         assert parameters(client, name).info().step == 1
 
 
-def test_sharded_parameters_stop_the_change(folder: Path) -> None:
-    with cluster(folder, 2) as client:
-        client.parameters({"w": np.zeros((1 << 16, 2), np.float32)}, "divided", sharded=True, durability="round")
-    with pytest.raises(MoveError, match="parameters 'default/divided' are sharded over 2 servers"):
-        move_resources(states(folder, 3), 2, 3)
-    with cluster(folder, 2) as client:
-        check(client)
-        assert client.delete_parameters("divided")
-    move_resources(states(folder, 3), 2, 3)
-
-
 def test_values_that_are_damaged_on_disk_do_not_move(folder: Path) -> None:
     for segment in (folder / "0" / "segments").glob("*.segment"):
         data = bytearray(segment.read_bytes())

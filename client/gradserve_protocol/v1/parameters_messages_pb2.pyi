@@ -92,7 +92,7 @@ class DeleteParametersResponse(_message.Message):
     def __init__(self, deleted: bool = ..., home_incarnation: _Optional[str] = ...) -> None: ...
 
 class ReadParametersRequest(_message.Message):
-    __slots__ = ("parameters", "step", "placement", "timeout", "with_state", "without_values", "decided", "request_id")
+    __slots__ = ("parameters", "step", "placement", "timeout", "with_state", "without_values", "decided", "request_id", "state_optimizer")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class ReadParametersRequest(_message.Message):
     WITHOUT_VALUES_FIELD_NUMBER: _ClassVar[int]
     DECIDED_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     step: int
     placement: _tensor_pb2.Placement
@@ -109,7 +110,8 @@ class ReadParametersRequest(_message.Message):
     without_values: bool
     decided: _containers.RepeatedCompositeFieldContainer[_parameters_pb2.DecidedRound]
     request_id: _accumulator_pb2.RequestId
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., step: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., with_state: bool = ..., without_values: bool = ..., decided: _Optional[_Iterable[_Union[_parameters_pb2.DecidedRound, _Mapping]]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ...) -> None: ...
+    state_optimizer: _parameters_pb2.Optimizer
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., step: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., with_state: bool = ..., without_values: bool = ..., decided: _Optional[_Iterable[_Union[_parameters_pb2.DecidedRound, _Mapping]]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., state_optimizer: _Optional[_Union[_parameters_pb2.Optimizer, _Mapping]] = ...) -> None: ...
 
 class ReadParametersResponse(_message.Message):
     __slots__ = ("version",)

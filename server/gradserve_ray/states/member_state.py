@@ -27,8 +27,21 @@ from gradserve_ray.states.movable import (
     removal_of_incoming,
     slices_of,
 )
+from gradserve_ray.states.redividing import (
+    ParametersShard,
+    PieceDigests,
+    Pieces,
+    Redivision,
+    decided_since,
+    piece_digests,
+    read_outline,
+    read_pieces,
+)
 from gradserve_ray.states.unsharding import unshard
 from gradserve_server.accumulators.journal import PartKey, Staged, newest_number, number_change
+from gradserve_server.errors import ServiceError
+from gradserve_server.parameters.record import DecidedRound
+from gradserve_server.parameters.restoring import follow_rounds
 from gradserve_server.storage.directory import StateDirectory, StateError
 from gradserve_server.storage.store import Change, StateStore
 
@@ -77,14 +90,14 @@ class Contents:
         sharded: The accumulators that are sharded.
         newest_number: The number of the newest incarnation of sharded accumulators whose home the server was; 0 if
             there was none.
-        sharded_parameters: Parameters that are sharded, which do not move.
+        sharded_parameters: The parameters that are sharded.
     """
 
     digests: Mapping[Key, str]
     num_layers: int
     sharded: Mapping[Key, Sharded] = field(default_factory=dict)
     newest_number: int = field(default=0, compare=False)
-    sharded_parameters: tuple[Key, ...] = ()
+    sharded_parameters: Mapping[Key, ParametersShard] = field(default_factory=dict)
 
     def held_for(self, key: Key, home_incarnation: str) -> dict[PartKey, Staged]:
         """Returns the gradients that are held for an accumulator in its present life, with their local steps."""
@@ -137,7 +150,7 @@ class MemberState:
                 for key in all_sharded
                 if key.kind == "accumulator"
             }
-            parameters = tuple(key for key in all_sharded if key.kind == "parameters")
+            parameters = {key: ParametersShard.of(movable[key]) for key in all_sharded if key.kind == "parameters"}
             number = newest_number(store)
         return Contents({key: found.digest for key, found in movable.items()}, num_layers, sharded, number, parameters)
 
@@ -200,6 +213,57 @@ class MemberState:
         """Makes a sharded accumulator whole that has come, and that is on this server alone; see `unshard`."""
         with self._opened() as store:
             _carry_out(store, asyncio.run(unshard(store, key)))
+
+    # Sharded parameters
+
+    def outline(self, key: Key) -> MovableResource:
+        """Returns what the home of sharded parameters has decided; see `read_outline`."""
+        with self._opened() as store:
+            return read_outline(store, key)
+
+    def decided_since(self, key: Key, step: int) -> tuple[DecidedRound, ...]:
+        """Returns the rounds of sharded parameters after a step, if this is the state directory of their home."""
+        with self._opened() as store:
+            return decided_since(store, key, step)
+
+    def follow(self, key: Key, rounds: Sequence[DecidedRound]) -> None:
+        """Makes the versions of rounds that the home of sharded parameters has decided.
+
+        Raises:
+            MoveError: An update that one of them needs is not here.
+        """
+        with self._opened() as store:
+            number = number_of(store, key)
+
+            async def follow() -> None:
+                failures: list[str] = []
+                store.start(failures.append)
+                await follow_rounds(store, number, rounds)
+                if failures:
+                    raise StateError(failures[0])
+
+            try:
+                asyncio.run(follow())
+            except ServiceError as error:
+                raise MoveError(f"{key} of {self.path} cannot be brought to their newest version: {error}") from error
+
+    def read_pieces(self, key: Key, wanted: Mapping[str, tuple[int, Rows]]) -> Pieces:
+        """Returns some rows of the newest version of sharded parameters; see `read_pieces` of `redividing`."""
+        with self._opened() as store:
+            return read_pieces(store, key, wanted, incoming=False)
+
+    def piece_digests(
+        self, key: Key, rows: Mapping[str, Rows], cuts: Mapping[str, Collection[int]], *, incoming: bool
+    ) -> PieceDigests:
+        """Returns digests of the rows that the server has of sharded parameters."""
+        wanted = {name: (held.start, held) for name, held in rows.items()}
+        with self._opened() as store:
+            return piece_digests(read_pieces(store, key, wanted, incoming=incoming), rows, cuts)
+
+    def add_shard(self, each: Redivision, server: int, outline: MovableResource, *given: Pieces) -> None:
+        """Takes what this server is to have of sharded parameters, beside what is here; see `Redivision.shard`."""
+        with self._opened() as store:
+            _carry_out(store, addition(store, each.shard(server, outline, given)))
 
     # The decision
 

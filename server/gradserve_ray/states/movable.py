@@ -62,7 +62,7 @@ _KINDS = {
     )
 }
 _COLUMNS = ("container", "name", "owner", "incarnation", "durability", "spec", "lifetime")
-_INCARNATION, _SPEC = 3, 5
+_INCARNATION, _DURABILITY, _SPEC = 3, 4, 5
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,10 @@ class MovableResource:
     def with_spec(self, spec: str) -> "MovableResource":
         """Returns the same with another specification."""
         return replace(self, columns=_replaced(self.columns, _SPEC, spec))
+
+    def with_durability(self, durability: str) -> "MovableResource":
+        """Returns the same with another durability."""
+        return replace(self, columns=_replaced(self.columns, _DURABILITY, durability))
 
     def elsewhere(self) -> "MovableResource":
         """Returns what a server has of a sharded accumulator that is not its home: there is all that is decided."""
@@ -382,7 +386,7 @@ def slices_of(
 
     def slices(part: PartKey) -> Slices:
         values = read_part(store, number, part)
-        return {name: (rows.start, _cut(values[name], held, rows)) for name, (held, rows) in wanted.items()}
+        return {name: (rows.start, cut(values[name], held, rows)) for name, (held, rows) in wanted.items()}
 
     return {part: slices(part) for part in parts}
 
@@ -406,7 +410,7 @@ def addition_of_parts(
     number = number_of(store, key, incoming=True)
     change = Change()
     for part, staged in parts.items():
-        values = {name: _put_together([each[part][name] for each in given if name in each[part]]) for name in names}
+        values = {name: put_together([each[part][name] for each in given if name in each[part]]) for name in names}
         blob, layout = put_values(store, change, values)
         change.execute(
             "INSERT INTO part (accumulator, home, id, epoch, local_step, names, blob) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -440,11 +444,16 @@ def digests_of(
     values = read_part(store, number, part)
     if values.keys() != held.keys():
         raise StateError(f"{store.path}: gradient {part.id} has components {sorted(values)}, not {sorted(held)}")
-    found = {}
-    for name, rows in held.items():
-        for each in _between(rows, cuts.get(name, ())):
-            found[name, each.start] = _digest(_cut(values[name], rows.start, each))
-    return found
+    return {
+        (name, start): digest
+        for name, rows in held.items()
+        for start, digest in digests_between(values[name], rows, cuts.get(name, ())).items()
+    }
+
+
+def digests_between(value: Value, rows: Rows, cuts: Collection[int]) -> dict[int, str]:
+    """Returns the digests of the rows of a value between cuts, by the first row of each; see `digests_of`."""
+    return {each.start: _digest(cut(value, rows.start, each)) for each in _between(rows, cuts)}
 
 
 def _between(rows: Rows, cuts: Collection[int]) -> list[Rows]:
@@ -455,7 +464,8 @@ def _between(rows: Rows, cuts: Collection[int]) -> list[Rows]:
     return [Rows(start, stop) for start, stop in zip([rows.start, *stops], stops, strict=False)]
 
 
-def _cut(value: Value, held: int, rows: Rows) -> Value:
+def cut(value: Value, held: int, rows: Rows) -> Value:
+    """Returns rows of a value whose first row is `held`."""
     if rows.stop is None:
         return value
     if isinstance(value, SparseSlices):
@@ -466,13 +476,14 @@ def _cut(value: Value, held: int, rows: Rows) -> Value:
     return part
 
 
-def _put_together(slices: Sequence[tuple[int, Value]]) -> Value:
+def put_together(slices: Sequence[tuple[int, Value]]) -> Value:
+    """Returns a value, given all its rows in any order, each slice with its first row."""
     (_, first), *others = sorted(slices, key=lambda each: each[0])
     if not others:
         return first
     arrays: list[Array] = []
     for _, value in [(0, first), *others]:
-        assert not isinstance(value, SparseSlices), "`_cut` does not divide them"
+        assert not isinstance(value, SparseSlices), "`cut` does not divide them"
         arrays.append(value)
     return np.concatenate(arrays)
 

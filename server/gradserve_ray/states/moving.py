@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gradserve_ray.states.division import Division
 from gradserve_ray.states.mark import DecidedSize, ResizeMark
 from gradserve_ray.states.member_state import (
     AnnouncementError,
@@ -16,7 +17,8 @@ from gradserve_ray.states.member_state import (
     UnknownOutcomeError,
 )
 from gradserve_ray.states.movable import Key
-from gradserve_ray.states.resharding import Division, Resharding, reshardings
+from gradserve_ray.states.redividing import PieceDigests, Redivision
+from gradserve_ray.states.resharding import Resharding, reshardings
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,7 @@ def moves_between(contents: Mapping[int, Contents], before: int, after: int) -> 
         after: The number that it is to have.
 
     Raises:
-        MoveError: An accumulator or parameters are not at their home; a server that is to go has layers; or parameters
-            are sharded.
+        MoveError: An accumulator or parameters are not at their home, or a server that is to go has layers.
     """
     moves = []
     for index, found in sorted(contents.items()):
@@ -62,15 +63,10 @@ def moves_between(contents: Mapping[int, Contents], before: int, after: int) -> 
                 f"server {index} has {found.num_layers} batch normalization layers, which do not move to another "
                 "server: delete them"
             )
-        for key in found.sharded_parameters:
-            raise MoveError(
-                f"{key} are sharded over {before} servers, and such do not move: save them with "
-                "`gradserve parameters save`, and delete them"
-            )
         for key in found.digests:
             if index >= before:
                 raise MoveError(f"the state directory of server {index} has {key} already: empty it")
-            if key in found.sharded:
+            if key in found.sharded or key in found.sharded_parameters:
                 continue
             if (home := key.home(before)) != index:
                 raise MoveError(f"server {index} has {key}, of which server {home} is the home")
@@ -117,7 +113,12 @@ def move_resources(
         for each in states:
             each.settle(before)  # What an interrupted change has left where no server has started since.
         old = {index: each.contents() for index, each in enumerate(states)}
-        moving = _Moving(states, old, moves_between(old, before, after), reshardings(old, before, after))
+        divided = redivisions(old, before, after)
+        were_late = [_bring_up_to_date(each, states, old) for each in divided]
+        if any(were_late):
+            old = {index: each.contents() for index, each in enumerate(states)}
+            divided = redivisions(old, before, after)
+        moving = _Moving(states, old, moves_between(old, before, after), reshardings(old, before, after), divided)
         moving.carry_out(change, before, after, size)
     except BaseException as error:
         if moving is None or not moving.may_be_decided or not _holds(states[0], change, before, after, error):
@@ -133,7 +134,39 @@ def move_resources(
     if interrupted is not None:
         raise interrupted
     shards = 0 if after == 1 else after
-    return [*moving.moves, *[Move(each.key, each.source, each.target, shards) for each in moving.reshardings]]
+    divided_again: list[Resharding | Redivision] = [*moving.reshardings, *moving.redivisions]
+    return [*moving.moves, *[Move(each.key, each.source, each.target, shards) for each in divided_again]]
+
+
+def redivisions(contents: Mapping[int, Contents], before: int, after: int) -> list[Redivision]:
+    """Returns the changes of all sharded parameters.
+
+    Raises:
+        MoveError: A server has lost its shard.
+    """
+    keys = sorted({key for found in contents.values() for key in found.sharded_parameters})
+    found = []
+    for key in keys:
+        shards = {
+            index: each.sharded_parameters[key] for index, each in contents.items() if key in each.sharded_parameters
+        }
+        if key.home(before) not in shards:
+            continue  # An interrupted deletion has left it.
+        each = Redivision.of(key, shards, before, after)
+        if missing := each.before.rows.keys() - shards.keys():
+            raise MoveError(f"server {min(missing)} has lost its shard of {key}: load a saved version, or delete them")
+        found.append(each)
+    return found
+
+
+def _bring_up_to_date(each: Redivision, states: Sequence[MemberState], contents: Mapping[int, Contents]) -> bool:
+    """Has servers make the versions of rounds that they have not heard of; returns whether there were any."""
+    steps = {server: contents[server].sharded_parameters[each.key].step for server in each.before.rows}
+    newest = steps[each.source]
+    late = {server: step for server, step in steps.items() if step < newest}
+    for server, step in late.items():
+        states[server].follow(each.key, states[each.source].decided_since(each.key, step))
+    return bool(late)
 
 
 def _holds(first: MemberState, change: str, before: int, after: int, error: BaseException) -> bool:
@@ -159,10 +192,12 @@ class _Moving:
         states: Sequence[MemberState],
         old: Mapping[int, Contents],
         moves: Sequence[Move],
-        changed: Sequence[Resharding],
+        resharded: Sequence[Resharding],
+        redivided: Sequence[Redivision],
     ) -> None:
         self.moves = moves
-        self.reshardings = changed
+        self.reshardings = resharded
+        self.redivisions = redivided
         self.may_be_decided = False
         self._states = states
         self._old = old
@@ -187,6 +222,8 @@ class _Moving:
             digests = self._digests(each, each.before, incoming=False)
             self._reshard(each)
             self._check_parts(each, digests, self._digests(each, each.after, incoming=True))
+        for divided in self.redivisions:
+            self._redivide(divided)
         self._check(incoming)
         if after == 1:  # Sharding is over several servers: clients of one ask for a whole accumulator.
             for each in self.reshardings:
@@ -203,9 +240,8 @@ class _Moving:
         for move in self.moves:
             found[move.source].append(move.key)
         for index, contents in self._old.items():
-            if contents.sharded:
-                found[index] += contents.sharded
-        return found
+            found[index] += [*contents.sharded, *contents.sharded_parameters]
+        return {index: keys for index, keys in found.items() if keys}
 
     def _incoming(self) -> dict[int, list[Key]]:
         found: dict[int, list[Key]] = defaultdict(list)
@@ -214,6 +250,9 @@ class _Moving:
         for each in self.reshardings:
             for server in each.servers:
                 found[server].append(each.key)
+        for divided in self.redivisions:
+            for server in divided.after.rows:
+                found[server].append(divided.key)
         return found
 
     def _reshard(self, each: Resharding) -> None:
@@ -229,6 +268,31 @@ class _Moving:
                     if (wanted := each.before.wanted(source, rows))
                 ]
                 states[server].add_parts(key, parts, list(rows), *given)
+
+    def _redivide(self, each: Redivision) -> None:
+        """Sends each server its shard of parameters, and checks that the digests of all rows are unchanged."""
+        states, key = self._states, each.key
+        before: PieceDigests = {}
+        for source, rows in each.before.rows.items():
+            before |= states[source].piece_digests(key, rows, each.cuts, incoming=False)
+        outline = states[each.source].outline(key)
+        after: PieceDigests = {}
+        for server, rows in each.after.rows.items():
+            given = [
+                states[source].read_pieces(key, wanted)
+                for source in each.before.rows
+                if (wanted := each.before.wanted(source, rows))
+            ]
+            states[server].add_shard(each, server, outline, *given)
+            after |= states[server].piece_digests(key, rows, each.cuts, incoming=True)
+        for place in before.keys() | after.keys():
+            if before.get(place) != after.get(place):
+                slot, name, start = place
+                what = f"slot {slot!r} of component {name!r}" if slot else f"component {name!r}"
+                raise MoveError(
+                    f"{key} are not what they were: the digest of {what} from row {start} on is "
+                    f"{after.get(place, 'missing')[:16]}, and was {before.get(place, 'missing')[:16]} before"
+                )
 
     def _digests(self, each: Resharding, division: Division, *, incoming: bool) -> PartDigests:
         """Returns digests of all rows of the gradients that are held for an accumulator."""

@@ -1,75 +1,19 @@
 """Plans the redistribution of sharded accumulators when their cluster gets another number of servers."""
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gradserve_protocol.arrays import DType
 from gradserve_protocol.placement import Plan, dense_bytes, plan_of
+from gradserve_ray.states.division import Division, Planned
 from gradserve_ray.states.member_state import Contents, MoveError, Sharded
-from gradserve_ray.states.movable import Key, Rows
+from gradserve_ray.states.movable import Key
 from gradserve_server.accumulators.journal import PartKey, Staged
 from gradserve_server.accumulators.records import spec_of
-from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 
 _BATCH_BYTES = 256 << 20
 """The most bytes of gradients that travel together."""
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """A component, for `plan_of`."""
-
-    name: str
-    dtype: DType
-    shape: tuple[int, ...] | None
-    is_sparse: bool
-
-
-class Division:
-    """The division of an accumulator's rows among servers.
-
-    Attributes:
-        rows: The rows of each component that a server has something of, in the order of the components, by server.
-    """
-
-    def __init__(self, spec: AccumulatorSpec) -> None:
-        self.rows: dict[int, dict[str, Rows]] = {}
-        for component in spec.components:
-            num_rows, start = _rows_of(component), 0
-            for server, count in component.pieces:
-                rows = Rows(0, None) if num_rows is None else Rows(start, start + (count or num_rows))
-                self.rows.setdefault(server, {})[component.name] = rows
-                start += count
-
-    @property
-    def cuts(self) -> dict[str, set[int]]:
-        """The first rows of all servers, by component."""
-        found: dict[str, set[int]] = defaultdict(set)
-        for held in self.rows.values():
-            for name, rows in held.items():
-                found[name].add(rows.start)
-        return found
-
-    def wanted(self, source: int, rows: Mapping[str, Rows]) -> dict[str, tuple[int, Rows]]:
-        """Returns what a server has of some rows, by component, after the first row that it has."""
-        found = {}
-        for name, held in self.rows[source].items():
-            if (want := rows.get(name)) is None:
-                continue
-            if held.stop is None or want.stop is None:
-                found[name] = (0, held)
-            elif (start := max(held.start, want.start)) < (stop := min(held.stop, want.stop)):
-                found[name] = (held.start, Rows(start, stop))
-        return found
-
-
-def _rows_of(component: ComponentSpec) -> int | None:
-    """Returns the rows of a component that can be divided, None of one that cannot."""
-    dims = component.shape.dims
-    return dims[0] or None if dims and not component.is_sparse else None
 
 
 @dataclass(frozen=True)
@@ -140,7 +84,7 @@ def _resharding(key: Key, at_home: Sharded, contents: Mapping[int, Contents], be
     if spec.num_shards != before:
         raise MoveError(f"{key} is sharded over {spec.num_shards} servers, not {before}")
     target = key.home(after)
-    components = [_Planned(each.name, each.dtype, each.shape.dims, each.is_sparse) for each in spec.components]
+    components = [Planned(each.name, each.dtype, each.shape.dims, each.is_sparse) for each in spec.components]
     planned = _planned(at_home.spec, plan_of(components, target, after), after)
     division = Division(spec)
     held = {server: contents[server].held_for(key, at_home.incarnation) for server in division.rows}

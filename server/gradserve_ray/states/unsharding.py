@@ -59,8 +59,8 @@ async def unshard(store: StateStore, key: Key) -> Change:
         whole = MovableResource(
             moved.kind,
             moved.with_spec(json.dumps(_of_whole_spec(record))).columns,
-            None if moved.ledger is None else (moved.ledger[0], _of_whole_ledger(moved.ledger[1])),
-            tuple((position, _of_whole_event(text)) for position, text in moved.events),
+            None if moved.ledger is None else (moved.ledger[0], without_parts(moved.ledger[1])),
+            tuple((position, without_parts_in_event(text)) for position, text in moved.events),
             tuple(_gradient(store, number, moved.incarnation, each) for each in moved.gradients),
             await _averages(store, number, spec_of(record), moved.averages),
         )
@@ -126,7 +126,8 @@ def _of_whole_spec(record: Record) -> Record:
     return {**record, "components": components, "num_shards": 0}
 
 
-def _of_whole_ledger(text: str) -> str:
+def without_parts(text: str) -> str:
+    """Returns the record of a ledger without the parts of gradients, whose fingerprints nobody knows."""
     record = json.loads(text)
     record["held"] = []
     for *_, rows in record["clients"]:
@@ -137,9 +138,10 @@ def _of_whole_ledger(text: str) -> str:
     return json.dumps(record)
 
 
-def _of_whole_event(text: str) -> str:
+def without_parts_in_event(text: str) -> str:
+    """Returns the record of an event likewise."""
     record = json.loads(text)
-    if record["event"] == "gradient_answered":
+    if record["event"] in ("gradient_answered", "update_answered"):
         record["contribution"].pop("part", None)
         if record["call"] is not None:
             record["call"]["fingerprint"] = _UNKNOWN

@@ -191,7 +191,7 @@ def resize(name: str | None, servers: int, timeout: float, drop_volatile: bool, 
     """Change the number of servers of the cluster NAME, between rounds; without NAME, of the only one.
 
     New rounds are held until no round is open; then the servers stop, accumulators and parameters that get another home
-    move there, sharded accumulators are divided again, and all servers start. Clients have to connect again. If
+    move there, sharded ones are divided again, and all servers start. Clients have to connect again. If
     anything fails, the cluster goes on as before.
     """
     make_config({"cluster": Setting("x", "NAME"), "cluster_size": Setting(servers, "--servers")})

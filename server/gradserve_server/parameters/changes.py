@@ -90,17 +90,24 @@ class Changer:
         self._versions = cast(Versions, machine.changes.averages)
         self._updates = cast(RunningUpdates | HeldUpdates, machine.changes.sum.summation)
 
-    async def copy_state(self, memory: Reservation, has_left: Callable[[], bool]) -> tuple[Version, OptimizerState]:
+    async def copy_state(
+        self, memory: Reservation, has_left: Callable[[], bool], optimizer: Optimizer | None
+    ) -> tuple[Version, OptimizerState]:
         """Returns the newest version, and a copy of the state of the next round's optimizer, for which `memory` grows.
 
         Args:
             memory: An empty reservation.
             has_left: Returns whether the caller has given it back.
+            optimizer: The optimizer of the next round at the home of sharded parameters; None if this is the home.
 
         Raises:
             ResourceExhaustedError: There is no memory for it.
         """
         state = self._variables.next_state
+        if optimizer is not None and not optimizer.keeps_state_of(state.optimizer):
+            with self._memory.another() as beside:
+                beside.grow(self._variables.slot_bytes(optimizer))
+                state = await self.attempt(self._variables.new_state, optimizer)
         arrays = [array for values in state.slots.values() for array in values.values()]
         num_bytes = sum([each.nbytes for each in arrays])
         if not has_left():  # otherwise nobody would give the memory back
@@ -112,7 +119,8 @@ class Changer:
             }
             return replace(state, slots=slots)
 
-        return self._versions.newest, await self.attempt(copy)
+        newest = self._versions.answered(self._versions.newest, self._ledger.rounds)
+        return newest, await self.attempt(copy)
 
     async def change(self, call: RequestId | None, changes: Changes) -> None:
         """Makes changes, once for each call.

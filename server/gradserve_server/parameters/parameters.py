@@ -13,6 +13,7 @@ from gradserve_server.accumulators.rounds import Pushed, Rounds, Wording
 from gradserve_server.errors import InvalidArgumentError, ServiceError
 from gradserve_server.parameters.changes import Changer, Changes, Machine
 from gradserve_server.parameters.ledger import UpdateLedger, WeightLedger
+from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.record import DecidedRound, RoundRecord
 from gradserve_server.parameters.sharding import Follower
 from gradserve_server.parameters.spec import ParametersSpec
@@ -209,16 +210,22 @@ class Parameters:
         return cast(Version, await self._accumulator.read_average(step, timeout, call))
 
     @asynccontextmanager
-    async def reading_state(self) -> AsyncIterator[tuple[Version, OptimizerState]]:
+    async def reading_state(self, optimizer: Optimizer | None = None) -> AsyncIterator[tuple[Version, OptimizerState]]:
         """Copies the state of the optimizer for the duration of a block, with the newest version.
 
+        `optimizer` is that of the state at the home of sharded parameters, if that is another server: its state is a
+        new one if there is that of another kind of optimizer here.
+
         Raises:
+            InvalidArgumentError: There is an optimizer, and this is the home, or they are on one server.
             ResourceExhaustedError: There is no memory for the copy.
         """
         self._changes.check_open()
+        if optimizer is not None:
+            self._following("state_optimizer")
         memory, has_left = self._parts.memory.another(), False
         try:
-            yield await self._changes.make(self._changer.copy_state, memory, lambda: has_left)
+            yield await self._changes.make(self._changer.copy_state, memory, lambda: has_left, optimizer)
         finally:
             has_left = True
             memory.settle(0)

@@ -35,7 +35,7 @@ from gradserve_server.parameters.journal import (
 from gradserve_server.parameters.ledger import UpdateLedger
 from gradserve_server.parameters.optimizers.stepping import Stepper
 from gradserve_server.parameters.parameters import Parameters
-from gradserve_server.parameters.record import RoundRecord
+from gradserve_server.parameters.record import DecidedRound, RoundRecord
 from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.variables import OptimizerState
@@ -292,12 +292,38 @@ async def _try_again(store: StateStore, row: _Stored, versions: Sequence[_Kept])
     Raises:
         StateError, DAMAGES: A server cannot make them again.
     """
+    return await _make_again(store, row, _unlimited_registry(row.spec), lambda *_: None, versions, np.empty)
+
+
+def _unlimited_registry(spec: ParametersSpec, journals: ParametersJournals | None = None) -> ParametersRegistry:
+    """Returns a registry without limits for parameters with this spec."""
     parallel = ForkJoin(1)
     factory, lifetimes = unlimited_factory(Reducer(parallel))
-    spec = row.spec
     member = Member("", spec.server, spec.num_shards) if spec.num_shards else None
-    registry = ParametersRegistry(factory, lifetimes, Stepper(parallel), new_incarnation=str, member=member)
-    return await _make_again(store, row, registry, lambda *_: None, versions, np.empty)
+    return ParametersRegistry(
+        factory, lifetimes, Stepper(parallel), new_incarnation=str, member=member, journals=journals
+    )
+
+
+async def follow_rounds(store: StateStore, number: int, rounds: Sequence[DecidedRound]) -> None:
+    """Makes the versions of rounds on the state directory of a server that follows them, as the server would.
+
+    The store has been started.
+
+    Raises:
+        StateError, DAMAGES: A server cannot make the parameters again.
+        ServiceError: A version cannot be made.
+    """
+    (columns,) = [row for row in store.rows(SELECT_PARAMETERS) if row[0] == number]
+    versions = [average_in(store, np.empty, *each, what="version") for each in _version_rows(store, number)]
+    journals = ParametersJournals(store, Durability.ROUND)
+    journals.new_calls = unlimited_calls
+    row = _Stored.of_row(*columns)
+    made = await _make_again(
+        store, row, _unlimited_registry(row.spec, journals), journals.begin_again, versions, np.empty
+    )
+    await made.follow(rounds)
+    await journals.settle()
 
 
 def parameters_removal(store: StateStore, found: FoundParameters) -> Change | None:

@@ -155,6 +155,14 @@ class Variables:
                 slots, steps = each.slots, dict.fromkeys(self.spec.by_name, 0)
         return self._state(self.next_optimizer, slots, steps)
 
+    def new_state(self, optimizer: Optimizer) -> OptimizerState:
+        """Returns a new state of an optimizer, of which only the masters of 16-bit components change with a round.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        return self._state(optimizer, self._new_slots(optimizer, None), dict.fromkeys(self.spec.by_name, 0))
+
     def _state(
         self, optimizer: Optimizer, slots: Mapping[str, tuple[Array, ...]], steps: Mapping[str, int]
     ) -> OptimizerState:

@@ -142,6 +142,29 @@ def test_they_survive_restarts(tmp_path: Path) -> None:
     assert digests[0] == digests[1]
 
 
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_saved_state_is_that_of_one_server(tmp_path: Path, is_changed: bool) -> None:
+    """While other servers are behind their home, and after it has got another optimizer, too."""
+    first, *later = [update for (update,) in updates(5, 1)]
+    digests = []
+    for size in (1, 2):
+        path = tmp_path / f"{size}.safetensors"
+        with on(size) as client:
+            properties: dict[str, Any] = {"update": "gradient", "sharded": size > 1}
+            trained = client.parameters(VALUES, "net", optimizer=optim.SGD(0.1, momentum=0.9), **properties)
+            for step, update in enumerate(later[:3]):
+                trained.push(update, step)
+            if is_changed:
+                trained.change(optimizer=optim.Yogi(0.1))
+            trained.save(path)
+            saved = gradserve.load_parameters(path)
+            loaded = client.parameters(saved, "loaded", **properties)
+            for each in (trained, loaded):
+                each.push(first, 3)
+                digests.append(each.read().digest)
+    assert len(set(digests)) == 1
+
+
 def test_workers_push_at_the_same_time() -> None:
     with on(2) as client, ThreadPoolExecutor(4) as threads:
         parameters = client.parameters(VALUES, "net", num_required=4, sharded=True)

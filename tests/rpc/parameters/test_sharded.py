@@ -289,16 +289,14 @@ def test_only_the_home_decides(shards: Shards, method: str) -> None:
 
 def test_bad_stages(shards: Shards) -> None:
     good = shards.staging(OTHER, 1)
-    wrong_rows, nothing, nan, nobody = Stage(), Stage(), Stage(), Stage()
-    for each in (wrong_rows, nothing, nan, nobody):
+    wrong_rows, nan, nobody = Stage(), Stage(), Stage()
+    for each in (wrong_rows, nan, nobody):
         each.CopyFrom(good)
     wrong_rows.update[0].CopyFrom(rows(HOME, 1.0)[0])
-    del nothing.update[:]
     nan.update[0].CopyFrom(rows(OTHER, float("nan"))[0])
     nobody.parameters.incarnation = "another"
     for request, code, field in (
         (wrong_rows, INVALID, "update[0].dense.shape"),
-        (nothing, INVALID, "update"),
         (nan, INVALID, "update[0].dense"),
         (nobody, NOT_FOUND, "parameters.incarnation"),
     ):

@@ -252,8 +252,8 @@ def keep_the_memory_of_a_sum(patch: pytest.MonkeyPatch) -> None:
 
 
 def count_memory_for_readers_that_have_left(patch: pytest.MonkeyPatch) -> None:
-    async def copy_state(self: Any, memory: Any, has_left: Any) -> Any:
-        return await real(self, memory, lambda: False)
+    async def copy_state(self: Any, memory: Any, has_left: Any, optimizer: Any) -> Any:
+        return await real(self, memory, lambda: False, optimizer)
 
     real = Changer.copy_state
     patch.setattr(Changer, "copy_state", copy_state)

@@ -266,12 +266,15 @@ class ShardedParametersWire(StagingWire, ParametersWire):
         in_place: bool,
         progress: Progress | None = None,
         with_state: bool = False,
+        optimizer: parameters_pb2.Optimizer | None = None,
     ) -> Operation[Reply]:
         request = messages_pb2.ReadParametersRequest(
             parameters=self._shard_ref(target), placement=placement_of(keep=False), with_state=with_state
         )
         if step is not None:
             request.step = step
+        if optimizer is not None:
+            request.state_optimizer.CopyFrom(optimizer)
         if target != self.target:
             request.decided.extend(decided)
         call = Unary(PARAMETERS.name, "ReadParameters", request, in_place=in_place)
@@ -328,9 +331,16 @@ class ShardedParametersWire(StagingWire, ParametersWire):
     # States
 
     def _read_part(
-        self, target: int, decided: Sequence[parameters_pb2.DecidedRound], *, with_state: bool
+        self,
+        target: int,
+        decided: Sequence[parameters_pb2.DecidedRound],
+        *,
+        with_state: bool,
+        optimizer: parameters_pb2.Optimizer | None = None,
     ) -> "Operation[_PartOfState]":
-        reply = yield from self._read_call_of(target, None, decided, in_place=True, with_state=with_state)
+        reply = yield from self._read_call_of(
+            target, None, decided, in_place=True, with_state=with_state, optimizer=optimizer
+        )
         version: parameters_pb2.Version = reply.message.version
         tensors = [part.dense for part in version.components] + [slot.value for slot in version.state.slots]
         arrays = yield from receive_results(reply, tensors, None)
@@ -346,8 +356,10 @@ class ShardedParametersWire(StagingWire, ParametersWire):
     ) -> "Operation[_PartOfState]":
         found: list[_PartOfState] = []
 
+        optimizer = version.state.optimizer if with_state else None
+
         def read(rounds: Sequence[parameters_pb2.DecidedRound]) -> Operation[Any]:
-            found.append((yield from self._read_part(target, rounds, with_state=with_state)))
+            found.append((yield from self._read_part(target, rounds, with_state=with_state, optimizer=optimizer)))
 
         yield from self._following(target, version.step, decided, read)
         return found[-1]

@@ -21,6 +21,7 @@ from gradserve_server.accumulators.spec import ComponentSpec, check_agreement
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import MAX_COMPONENTS, MAX_UNANSWERED, check_count, listed, quoted
 from gradserve_server.parameters.changes import Changes
+from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.record import DecidedRound
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules, UpdateKind
 from gradserve_server.parameters.variables import Loaded, OptimizerState
@@ -404,6 +405,19 @@ def _fitting(tensor: IncomingTensor, component: ComponentSpec) -> Array:
 def decode_read_id(request: messages_pb2.ReadParametersRequest, user: Identity = ANONYMOUS) -> RequestId | None:
     """Returns the id of a read, None if it has none."""
     return decode_request_id(request.request_id, b"", user) if request.HasField("request_id") else None
+
+
+def decode_state_optimizer(request: messages_pb2.ReadParametersRequest) -> Optimizer | None:
+    """Returns the optimizer of the state at the home, None if the request has none.
+
+    Raises:
+        InvalidArgumentError: It is not valid, or the request asks for no state.
+    """
+    if not request.HasField("state_optimizer"):
+        return None
+    if not request.with_state:
+        raise InvalidArgumentError("expected none without with_state", field="state_optimizer")
+    return decode_optimizer(request.state_optimizer, "state_optimizer")
 
 
 def decode_step(request: messages_pb2.ReadParametersRequest) -> int | None:

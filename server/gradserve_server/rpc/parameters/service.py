@@ -49,6 +49,7 @@ from gradserve_server.rpc.parameters.requests import (
     decode_records_page,
     decode_staged,
     decode_staged_update,
+    decode_state_optimizer,
     decode_step,
     decode_update,
     decode_version,
@@ -163,7 +164,7 @@ class ParameterServicer:
         return messages_pb2.DeleteParametersResponse(deleted=deleted, home_incarnation=gone)
 
     async def ReadParameters(self, request: messages_pb2.ReadParametersRequest, call: Call) -> WithContents:
-        step = decode_step(request)
+        step, optimizer = decode_step(request), decode_state_optimizer(request)
         work = PIECE_BYTES * sum([1 + len(each.part_ids) for each in request.decided])
         decided = await self._compute.run(work, decode_decided, request.decided)
         with (
@@ -174,7 +175,7 @@ class ParameterServicer:
             if decided:
                 await parameters.follow(decided)
             if request.with_state:
-                async with parameters.reading_state() as (version, state):
+                async with parameters.reading_state(optimizer) as (version, state):
                     return await encode_read_state(version, state, outgoing, with_values=not request.without_values)
             read = decode_read_id(request, call.identity)
             version = await parameters.read(step, wait_timeout(request, call), read)
