@@ -1,4 +1,4 @@
-"""Sharded parameters are divided anew, and go on with the bits of parameters on one server."""
+"""Sharded parameters are divided again, and go on with the bits of parameters on one server."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Divides sharded parameters anew when their cluster gets another number of servers.
+"""Divides sharded parameters again when their cluster gets another number of servers.
 
 Each server has pieces of the version and of the optimizer's state; the home decides. The newest version moves, with the
 state and with all that the home has decided: step, rules, request ids and the records of rounds. Older versions do not.
