@@ -25,6 +25,9 @@ from tests.servers.runtime import NOT_WARMED_UP
 GRADIENT = {"w": np.arange(3, dtype=np.float32), "v": np.full((2, 2), 5, np.float32)}
 NAMES = [f"sized{number}" for number in range(6)]
 SHARDED = NAMES[:2]
+MOVING = next(name for name in map("held{}".format, range(99)) if home_of("", name, 3) == 2)
+HELD = {MOVING: False, "divided": True}
+"""Parameters, and whether they are sharded."""
 NAME, ADDRESS = "sized", "gradserve+ray://sized"
 
 
@@ -35,6 +38,10 @@ def connected() -> gradserve.Client:
 def opened(client: gradserve.Client, name: str) -> gradserve.GradientAccumulator:
     """Opens an accumulator; some are sharded, with one component on one server and one on another."""
     return client.gradient_accumulator(GRADIENT, name, keep_averages=2, sharded=name in SHARDED)
+
+
+def held(client: gradserve.Client, name: str) -> gradserve.Parameters:
+    return client.parameters(GRADIENT, name, optimizer=gradserve.optim.Adam(0.1), sharded=HELD[name])
 
 
 def scaled(factor: float) -> dict[str, Any]:
@@ -78,6 +85,8 @@ def sized(cluster: RayCluster, tmp_path: Path) -> Iterator[RayCluster]:
                 acc = opened(client, name)
                 for step in range(2):
                     acc.push_pull(scaled(step + 1), 1, step)
+            for name in HELD:
+                held(client, name).push_pull(GRADIENT, 0)
         yield cluster
     finally:
         cluster.run("down", NAME)
@@ -102,6 +111,7 @@ def test_a_cluster_grows_and_shrinks(sized: RayCluster) -> None:
     with connected() as old:
         stays = next(name for name in NAMES[2:] if home_of("", name, 3) == home_of("", name, 2) == 0)
         acc = opened(old, stays)
+        versions = {name: held(old, name).read() for name in HELD}
         leave_server(2)
         done = resize(3)
         assert done.exit_code == 0, done.output
@@ -110,21 +120,27 @@ def test_a_cluster_grows_and_shrinks(sized: RayCluster) -> None:
         ):
             acc.push_pull(GRADIENT, 1, 2)
     moved = {name: f"server {home_of('', name, 2)} to 2" for name in NAMES if home_of("", name, 3) == 2}
-    moved |= dict.fromkeys(SHARDED, "sharded over 3 servers")
+    moved |= dict.fromkeys((*SHARDED, "divided"), "sharded over 3 servers")
+    moved[MOVING] = f"server {home_of('', MOVING, 2)} to 2"
     lines = done.stdout.splitlines()
     assert sorted(lines[: len(moved)]) == sorted(f"default/{name}: {where}" for name, where in moved.items())
-    counts = f"{len(moved)} accumulators and 0 parameters moved"
+    counts = f"{len(moved) - 2} accumulators and 2 parameters moved"
     assert lines[-1] == f"sized: 2 to 3 servers; {counts}, with the same digests"
     found = sized.status(NAME)
     assert [each["address"] for each in found][:2] == before, "servers that stay keep their addresses"
     assert all(each["serves"] for each in found)
     with connected() as client:
         check(client, 2, 3)
+        assert {name: held(client, name).read().digest for name in HELD} == {
+            name: version.digest for name, version in versions.items()
+        }
     done = resize(2)
     assert done.exit_code == 0, done.output
     assert len(sized.status(NAME)) == 2
     with connected() as client:
         check(client, 3, 2)
+        for name in HELD:
+            assert held(client, name).push_pull(GRADIENT, 1).version.step == 2
 
 
 class Worker:

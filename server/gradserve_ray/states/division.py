@@ -1,4 +1,4 @@
-"""Which server of a cluster has which rows of what is sharded."""
+"""The division of what is sharded among the servers of a cluster."""
 
 from collections import defaultdict
 from collections.abc import Mapping
