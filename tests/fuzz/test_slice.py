@@ -5,7 +5,7 @@ import pytest
 from tests.fuzz.fuzzing import fuzz
 from tests.fuzz.targets.table import TARGETS
 
-NUM_INPUTS = {"calls": 400, "codecs": 3000, "frames": 150, "state": 30}
+NUM_INPUTS = {"calls": 400, "shards": 200, "codecs": 3000, "frames": 150, "state": 30}
 
 
 @pytest.mark.parametrize("name", TARGETS)

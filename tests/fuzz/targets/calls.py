@@ -4,7 +4,7 @@ import random
 from typing import Self
 
 from tests.fuzz.mutations import mutated_request
-from tests.fuzz.targets.recording import kind_of, recorded
+from tests.fuzz.targets.recording import ALONE, Recording, kind_of
 from tests.fuzz.targets.served import Served
 from tests.servers.raw_calls import METHODS
 
@@ -12,9 +12,9 @@ from tests.servers.raw_calls import METHODS
 class Calls:
     """Sends requests to a server."""
 
-    def __init__(self) -> None:
-        self.corpus = [method.encode() + b"\n" + request for method, request in recorded()]
-        self._served = Served()
+    def __init__(self, recording: Recording = ALONE) -> None:
+        self.corpus = [method.encode() + b"\n" + request for method, request in recording.calls()]
+        self._served = Served(recording)
 
     def __enter__(self) -> Self:
         self._served.__enter__()

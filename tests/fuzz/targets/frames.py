@@ -14,7 +14,7 @@ from gradserve_protocol.frames import HEADER_BYTES, PROTOCOL, FrameError, FrameH
 from gradserve_protocol.memory.sealed import make_region
 from gradserve_protocol.v1 import socket_messages_pb2
 from tests.fuzz.mutations import mutated_bytes, mutated_request
-from tests.fuzz.targets.recording import kind_of, recorded
+from tests.fuzz.targets.recording import ALONE, kind_of
 from tests.fuzz.targets.served import HANG_SECONDS, NOT_FINE, WAITING, Served
 from tests.fuzz.targets.target import Found
 from tests.servers.raw_calls import METHODS
@@ -33,11 +33,11 @@ class Frames:
         region = FrameHeader(FrameKind.REGION, number=1, size=_REGION_BYTES).pack()
         drop = FrameHeader(FrameKind.DROP, number=1).pack()
         self.corpus = [bytes([_UNIX | _DESCRIPTOR]) + region + drop, bytes([_NO_HELLO]) + _hello(b"x")]
-        for method, request in recorded():
+        for method, request in ALONE.calls():
             if not (METHODS[method].client_streaming or METHODS[method].server_streaming or method in WAITING):
                 call = _call(method, request)
                 self.corpus += [bytes([0]) + call, bytes([_UNIX | _DESCRIPTOR]) + region + call]
-        put = next(request for method, request in recorded() if method == "StoreTensors")
+        put = next(request for method, request in ALONE.calls() if method == "StoreTensors")
         self.corpus.append(bytes([0]) + _call("StoreTensors", put, payload=bytes(16)))
         self._served = Served()
 
@@ -87,7 +87,7 @@ def recorded_unary() -> list[tuple[str, bytes]]:
     """Returns recorded requests of the methods that sockets have, but for those that wait."""
     return [
         (method, request)
-        for method, request in recorded()
+        for method, request in ALONE.calls()
         if not (METHODS[method].client_streaming or METHODS[method].server_streaming or method in WAITING)
     ]
 

@@ -10,7 +10,7 @@ import grpc
 import psutil
 
 from gradserve_testing import LocalServer
-from tests.fuzz.targets import recording
+from tests.fuzz.targets.recording import ALONE, MAX_BYTES, Recording
 from tests.fuzz.targets.target import Found
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.raw_calls import METHODS, RawCalls
@@ -50,7 +50,8 @@ class _Errors(logging.Handler):
 class Served:
     """Runs a server, with everything on it that recorded requests use."""
 
-    def __init__(self) -> None:
+    def __init__(self, recording: Recording = ALONE) -> None:
+        self._recording = recording
         self._errors = _Errors()
         self._local: LocalServer
         self.raw: RawCalls
@@ -97,15 +98,15 @@ class Served:
         self._stop()
         gc.collect()
         resident = psutil.Process(os.getpid()).memory_info().rss
-        if resident > self._resident + 1.25 * recording.MAX_BYTES + _SLACK_BYTES:
+        if resident > self._resident + 1.25 * MAX_BYTES + _SLACK_BYTES:
             raise Found(f"the process grew from {self._resident >> 20} MiB to {resident >> 20} MiB")
         self._start()
 
     def _start(self) -> None:
-        self._local = recording.server()
+        self._local = self._recording.server()
         self._local.__enter__()
         self.raw = RawCalls(self._local.address)
-        for method, request in recording.recorded():
+        for method, request in self._recording.calls():
             if method not in WAITING | _DELETING:
                 self.call(method, [request])
 
