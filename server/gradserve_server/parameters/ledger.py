@@ -224,11 +224,16 @@ class UpdateLedger(Ledger):
         """Returns the decision on an update, as of now.
 
         Raises:
-            InvalidArgumentError: It was computed from a version that does not exist yet; or its weight is too small
+            InvalidArgumentError: It was computed from a version that does not exist; or its weight is too small
                 once it counts less for its staleness.
         """
         step = self.rounds.global_step
         staleness = step - contribution.local_step
+        if contribution.local_step < 0:
+            raise InvalidArgumentError(
+                f"expected a local_step of at least 0, the step of the first version, got {contribution.local_step}",
+                field="local_step",
+            )
         if staleness < 0:
             raise InvalidArgumentError(
                 f"expected a local_step of at most {step}, the step of the newest version, got "

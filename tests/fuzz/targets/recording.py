@@ -58,13 +58,15 @@ _CORPUS = Path(__file__).parents[1] / "corpus"
 _MOST_REQUEST_BYTES = 10_000
 _SIZE = 2
 """The number of servers of the cluster."""
-_DIGESTS = {"parameters_digest": b"digest"}
+_DIGEST = b"digest"
 
 
 def _summands(sequence: int) -> list[accumulator_pb2.Summand]:
     """Returns what an aggregator says of the workers in a sum."""
     return [
-        accumulator_pb2.Summand(worker_id=worker, weight=weight, request_id=identity(sequence, worker), **_DIGESTS)
+        accumulator_pb2.Summand(
+            worker_id=worker, weight=weight, request_id=identity(sequence, worker), parameters_digest=_DIGEST
+        )
         for worker, weight in ((f"c{sequence}", 1.0), (f"d{sequence}", 2.0))
     ]
 
@@ -90,7 +92,13 @@ RAW_CALLS: list[tuple[str, Message]] = [
     ),
     (
         "ApplyGradient",
-        Apply(accumulator=accumulator_ref("sum"), request_id=identity(5), gradient=_SUM, worker_id="a", **_DIGESTS),
+        Apply(
+            accumulator=accumulator_ref("sum"),
+            request_id=identity(5),
+            gradient=_SUM,
+            worker_id="a",
+            parameters_digest=_DIGEST,
+        ),
     ),
     (
         "ApplyGradient",
@@ -108,7 +116,9 @@ RAW_CALLS: list[tuple[str, Message]] = [
     ),
     (
         "PushPull",
-        PushPull(accumulator=accumulator_ref("sum"), gradient=_SUM, num_required=1, worker_id="b", **_DIGESTS),
+        PushPull(
+            accumulator=accumulator_ref("sum"), gradient=_SUM, num_required=1, worker_id="b", parameters_digest=_DIGEST
+        ),
     ),
 ]
 """Calls of every method of ParameterService, and what aggregators alone send."""

@@ -273,6 +273,16 @@ def test_a_round_that_does_not_end_in_time(raw: RawCalls) -> None:
 # Versions
 
 
+@pytest.mark.parametrize("local_step", [-(2**63), -1, 4])
+@pytest.mark.parametrize("method", ["Push", "PushPullParameters"])
+def test_no_update_comes_from_a_version_that_does_not_exist(raw: RawCalls, method: str, local_step: int) -> None:
+    """The number of versions since then would be greater than any that an answer can have."""
+    raw.call("CreateParameters", create(step=3))
+    request = (push if method == "Push" else push_pull)(local_step=local_step)
+    failure = raw.fail(method, request)
+    assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "local_step")
+
+
 def test_a_version_by_its_step(raw: RawCalls) -> None:
     raw.call("CreateParameters", create())
     digests = [newest(raw).digest]
