@@ -1,6 +1,8 @@
-"""Frames on a server's sockets: headers, segments, metadata, and strands. docs/sockets.md specifies them."""
+"""Frames on a server's sockets: headers, segments, metadata, strands, and buffers to move. See docs/sockets.md."""
 
-from collections.abc import Sequence
+import socket
+from array import array
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from itertools import chain
 from struct import Struct, pack
@@ -19,6 +21,8 @@ MAX_SEGMENTS = 1 << 18
 _HEADER = Struct("<BBHIQQQ")
 _SEGMENT = Struct("<QQQQ")
 SEGMENT_BYTES = _SEGMENT.size
+_MAX_BUFFERS = 1024
+"""The most buffers of a system call (IOV_MAX)."""
 
 
 class FrameError(ValueError):
@@ -237,3 +241,47 @@ def split(buffers: Sequence[BufferT], num_strands: int) -> list[list[BufferT]]:
             num_bytes -= len(buffer)
         parts.append(part)
     return parts
+
+
+class Buffers:
+    """The part of several buffers that has not been sent or filled.
+
+    Attributes:
+        left: The buffers that are left; none of them is empty.
+        ancillary: What to send along with the first bytes.
+    """
+
+    def __init__(self, buffers: Iterable[bytes | memoryview], descriptor: int | None = None) -> None:
+        """Takes buffers of bytes, of which some may be empty, and a descriptor to send along."""
+        self.left = [each for each in buffers if each]
+        self.ancillary: Sequence[tuple[int, int, array[int]]] = ()
+        if descriptor is not None:
+            self.ancillary = ((socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor])),)
+
+    def __bool__(self) -> bool:
+        return bool(self.left)
+
+    def next(self, num_bytes: int | None = None) -> list[bytes | memoryview]:
+        """Returns what comes next, for one system call: at most `num_bytes`, None for any number."""
+        buffers = self.left[:_MAX_BUFFERS]
+        if num_bytes is None:
+            return buffers
+        limited: list[bytes | memoryview] = []
+        for each in buffers:
+            limited.append(memoryview(each)[:num_bytes])
+            num_bytes -= len(limited[-1])
+            if not num_bytes:
+                break
+        return limited
+
+    def advance(self, num_bytes: int) -> None:
+        """Takes away the next bytes, which were sent or filled."""
+        self.ancillary = ()
+        num_done = 0
+        for each in self.left:
+            if num_bytes < len(each):
+                self.left[num_done] = memoryview(each)[num_bytes:]
+                break
+            num_bytes -= len(each)
+            num_done += 1
+        del self.left[:num_done]

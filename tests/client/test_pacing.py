@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import gradserve.aio
-from gradserve.calls.pacing import ARRIVED_SECONDS, MOST_CALLS, MOST_ON_ONE_CONNECTION, Pacing
+from gradserve.calls.identity import ARRIVED_SECONDS, MOST_CALLS, MOST_ON_ONE_CONNECTION, Pacing
 from gradserve_server.config import ServerConfig
 from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS

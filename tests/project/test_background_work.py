@@ -13,7 +13,7 @@ ELSEWHERE = {
     "client/gradserve/transport/blocking/background.py": "begins again by itself, and ends during forks",
     "client/gradserve/transport/blocking/transport.py": "one call, whose caller gets its error",
     "client/gradserve/transport/in_process.py": "one call, whose caller gets its error",
-    "client/gradserve/transport/lifetime.py": "logs errors of each piece of work, and goes on",
+    "client/gradserve/transport/network.py": "logs errors of each piece of work, and goes on",
     "client/gradserve/transport/sockets/aio.py": "steps of one call, which waits for them",
     "server/gradserve_ray/supervision.py": "copies the lines of one server until it ends",
     "server/gradserve_server/app.py": "gives memory of the device back, once; the next expiry tries again",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gradserve.transport.sockets.steps import Buffers
+from gradserve_protocol.frames import Buffers
 from gradserve_protocol.tls import SecureSocket, client_certificates
 from gradserve_server.security.tls import server_certificates
 from tests.servers.certificates import Certificates

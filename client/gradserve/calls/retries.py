@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from gradserve.calls.exchange import (
     Upload,
     Whole,
 )
-from gradserve.calls.receipts import take_receipt
 from gradserve.workers import has_all_patience
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import (
@@ -34,6 +34,7 @@ from gradserve_protocol.errors import (
     UnavailableError,
 )
 from gradserve_protocol.frames import Metadata
+from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.variables import RESTART_PATIENCE_VARIABLE
 
 _FIELDS = ("accumulator.server_incarnation", "parameters.server_incarnation")
@@ -347,6 +348,41 @@ def _renewal_after(exchange: _Sent, error: AbortedError) -> Callable[[], Operati
         case Whole(call):
             return call.renewal
     return None
+
+
+def new_receipt() -> bytes:
+    """Returns a name, which nobody can guess, for what a call stores.
+
+    A reply may be on its way when its call is cancelled or its connection ends, so that nobody learns of the handles in
+    it. With the receipt, the client has the server delete them.
+    """
+    return os.urandom(16)
+
+
+def take_receipt(exchange: Any) -> bytes:
+    """Returns the receipt of an exchange that was sent, and gives it another one for its next attempt.
+
+    Empty if what the exchange stores has no receipt.
+    """
+    match exchange:
+        case Upload(header=header):
+            return renew_receipt(header)
+        case Whole(call):
+            return take_receipt(call)
+        case Unary(request=request):
+            return renew_receipt(request.message if isinstance(request, WithContents) else request)
+    return b""
+
+
+def renew_receipt(message: Any) -> bytes:
+    """Gives a request another receipt, if it has one; returns the one before."""
+    fields = message.DESCRIPTOR.fields_by_name
+    place = message.placement if "placement" in fields else message if "receipt" in fields else None
+    if place is None or not place.receipt:
+        return b""
+    receipt: bytes = place.receipt
+    place.receipt = new_receipt()
+    return receipt
 
 
 def _lost_receipts(exchange: _Sent, error: BaseException, *, is_late: bool = True) -> list[bytes]:

@@ -24,8 +24,7 @@ from gradserve.calls.exchange import (
     Whole,
     forget,
 )
-from gradserve.calls.receipts import new_receipt, renew_receipt
-from gradserve.calls.retries import is_of_another_run
+from gradserve.calls.retries import is_of_another_run, new_receipt, renew_receipt
 from gradserve.conversion.plain import as_flag, as_number
 from gradserve.results import TensorHandle
 from gradserve_protocol.argument import Argument

@@ -5,11 +5,15 @@ whatever they await blocks the thread; `completed` runs them.
 """
 
 import asyncio
+import logging
 import os
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import grpc
@@ -32,13 +36,11 @@ from gradserve.calls.exchange import (
     Whole,
     Work,
 )
-from gradserve.calls.receipts import LostReplies
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
-from gradserve.errors import ForkedClientError
+from gradserve.errors import ForkedClientError, GradserveError
 from gradserve.results import TransportInfo
 from gradserve.transport.channel import CallCredentials, Channel, ChannelMaker, closed
 from gradserve.transport.driving import attempts, drive
-from gradserve.transport.lifetime import Cleanup
 from gradserve.transport.progress import TransferProgress
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.carrier import Carrier, ConnectionKinds
@@ -46,10 +48,17 @@ from gradserve.transport.sockets.connection import TimeLimit, Watch
 from gradserve_protocol.address import Address
 from gradserve_protocol.arrays import Array
 from gradserve_protocol.frames import Metadata
-from gradserve_protocol.memory.regions import ClientMemory
+from gradserve_protocol.memory.pool import ClientMemory
+from gradserve_protocol.v1 import tensor_messages_pb2
 
 T = TypeVar("T")
 ServerT = TypeVar("ServerT", bound="Server")
+_log = logging.getLogger(__name__)
+_JOIN_SECONDS = 5.0
+"""The longest wait for the thread that cleans up after forgotten clients."""
+_RECEIPTS_AT_ONCE = 1000
+_REDEEMING_SECONDS = 5.0
+"""The time limit of a call that redeems receipts."""
 
 
 class Server(ABC):
@@ -159,6 +168,44 @@ class Server(ABC):
         self, download: Download, timeout: float | None, metadata: Metadata, watch: Watch | None
     ) -> Coroutine[Any, Any, list[Array]]:
         """Makes a GetTensors call; raises gRPC's errors."""
+
+
+class LostReplies:
+    """The receipts of a client's calls whose replies have not arrived; redeems them in the background.
+
+    Many at a time: a client may give up thousands of calls at once. Safe to use from several threads.
+    """
+
+    def __init__(self, begin: Callable[[Callable[[], Operation[None]]], None]) -> None:
+        self._begin = weakref.WeakMethod(begin)  # the client's; it must not be kept alive
+        self._lock = threading.Lock()
+        self._receipts: dict[int, list[bytes]] = {}
+
+    def add(self, target: int, receipt: bytes) -> None:
+        """Has a server delete what it has stored, or will store, with a receipt."""
+        with self._lock:
+            is_first = target not in self._receipts
+            self._receipts.setdefault(target, []).append(receipt)
+        begin = self._begin()
+        if is_first and begin is not None:
+            begin(partial(self._redeem, target))
+
+    def _redeem(self, target: int) -> Operation[None]:
+        while receipts := self._next(target):
+            request = tensor_messages_pb2.DeleteTensorsRequest(receipts=receipts)
+            call = Unary("TensorService", "DeleteTensors", request, at_most=_REDEEMING_SECONDS, target=target)
+            try:
+                yield Whole(call, repeatable=False)
+            except GradserveError:
+                continue  # the server is not there: it has deleted what it could not send, or ends it with its lease
+
+    def _next(self, target: int) -> list[bytes]:
+        with self._lock:
+            waiting = self._receipts[target]
+            receipts, self._receipts[target] = waiting[:_RECEIPTS_AT_ONCE], waiting[_RECEIPTS_AT_ONCE:]
+            if not receipts:
+                del self._receipts[target]
+            return receipts
 
 
 class InBackground(Protocol):
@@ -275,3 +322,82 @@ def _abandon(background: Sequence[InBackground], servers: Sequence[Server]) -> N
 def _stop(background: Iterable[InBackground]) -> None:
     for each in background:
         each.stop()
+
+
+class Cleanup:
+    """Work to do after a client has been garbage-collected, unless it was closed before.
+
+    The garbage collector interrupts any thread anywhere, which may hold any lock. So the finalizer only puts the work
+    into a queue, and a thread does it. That lives as long as there are objects that may be forgotten.
+    """
+
+    def __init__(self, owner: object, work: Callable[[], object]) -> None:
+        self._cleaner = _Cleaner.with_one_more()
+        self._finalizer = weakref.finalize(owner, self._cleaner.put, work)
+        self._finalizer.atexit = False
+
+    def call_off(self) -> None:
+        """Notes that the object was closed; ends the thread if it was the last one. Can be called again."""
+        if self._finalizer.detach() is not None:
+            self._cleaner.forgo()
+
+
+class _Cleaner:
+    """A thread, and the work that it has to do. When it expects no more, it ends, and the next object gets another."""
+
+    _lock = threading.Lock()
+    _present: "_Cleaner | None" = None
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._num_expected = 0
+        self._due: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="gradserve-cleanup", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def with_one_more(cls) -> "_Cleaner":
+        """Returns the present one, which expects one more piece of work."""
+        with cls._lock:
+            cls._present = cls._present or cls()
+            cls._present._num_expected += 1
+            return cls._present
+
+    @classmethod
+    def begin_anew(cls) -> None:
+        """Leaves the objects of a process alone in its fork: the thread is not there, and what is open not its own."""
+        cls._lock, cls._present = threading.Lock(), None
+
+    def put(self, work: Callable[[], object]) -> None:
+        """Takes work. Takes no lock, as a finalizer may call it; in a fork, drops the work."""
+        if os.getpid() == self._pid:
+            self._due.put(work)
+
+    def forgo(self) -> None:
+        """Expects one piece of work less; returns when the thread has ended, if that was the last one."""
+        if self._is_over() and os.getpid() == self._pid:
+            self._due.put(None)
+            self._thread.join(_JOIN_SECONDS)
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            self._num_expected -= 1
+            if self._num_expected:
+                return False
+            if _Cleaner._present is self:
+                _Cleaner._present = None
+            return True
+
+    def _run(self) -> None:
+        while (work := self._due.get()) is not None:
+            try:
+                work()
+            except Exception:
+                _log.exception("what a forgotten object has left could not be cleaned up")
+            del work  # and what it refers to, before the next one comes
+            if self._is_over():
+                return
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Cleaner.begin_anew)

@@ -9,8 +9,7 @@ from gradserve.transport.sockets.region_payloads import RegionPayloads
 from gradserve_protocol.errors import ResourceExhaustedError
 from gradserve_protocol.frames import HEADER_BYTES, FrameHeader, FrameKind
 from gradserve_protocol.gpu import GpuArray
-from gradserve_protocol.memory.pool import BufferPool
-from gradserve_protocol.memory.regions import RegionPool
+from gradserve_protocol.memory.pool import BufferPool, RegionPool
 from gradserve_protocol.tensors import Contents
 from gradserve_protocol.v1 import socket_messages_pb2
 from tests.client.gpu.fake_gpu import FakeGpu, aligned

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradserve_protocol.memory.regions import MIN_BYTES, ClientMemory, RegionPart, RegionPool
+from gradserve_protocol.memory.pool import MIN_BYTES, ClientMemory, RegionPart, RegionPool
 from gradserve_protocol.memory.sealed import map_region
 
 F32 = np.dtype(np.float32)

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from gradserve.transport import lifetime as cleanup
-from gradserve.transport.lifetime import Cleanup
+from gradserve.transport import network as cleanup
+from gradserve.transport.network import Cleanup
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 

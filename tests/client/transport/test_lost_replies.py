@@ -12,10 +12,10 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve.calls.exchange import NOT_CARRIED, Unary, Upload, Whole
-from gradserve.calls.receipts import LostReplies, take_receipt
+from gradserve.calls.retries import take_receipt
 from gradserve.calls.tensors import placement_of
 from gradserve.errors import UnavailableError
-from gradserve.transport.network import Server
+from gradserve.transport.network import LostReplies, Server
 from gradserve_protocol.v1 import accumulator_messages_pb2, tensor_messages_pb2
 from gradserve_server.config import ServerConfig
 from gradserve_server.rpc.listeners.grpc import handlers

@@ -8,7 +8,7 @@ import pytest
 
 import gradserve
 from gradserve.transport.aio.transport import response_of
-from gradserve.transport.streams import DownloadParts
+from gradserve.transport.channel import DownloadParts
 from gradserve_protocol.v1 import tensor_messages_pb2, tensor_pb2
 
 HEADER = tensor_messages_pb2.GetTensorsResponse(

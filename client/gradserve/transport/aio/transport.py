@@ -23,7 +23,7 @@ from gradserve.calls.exchange import (
 )
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
 from gradserve.errors import GradserveError, UnavailableError
-from gradserve.transport.channel import ChannelMaker
+from gradserve.transport.channel import ChannelMaker, DownloadParts, UploadParts
 from gradserve.transport.driving import Member, Schedule, attempts, drive
 from gradserve.transport.network import Network, Server
 from gradserve.transport.settings import ConnectionSettings
@@ -31,7 +31,6 @@ from gradserve.transport.sockets.aio import AsyncConnection, SecureAsyncConnecti
 from gradserve.transport.sockets.carrier import ConnectionKinds
 from gradserve.transport.sockets.connection import Watch
 from gradserve.transport.status import error_from_status
-from gradserve.transport.streams import DownloadParts, UploadParts
 from gradserve_protocol.address import Address
 from gradserve_protocol.arrays import Array
 from gradserve_protocol.frames import Metadata

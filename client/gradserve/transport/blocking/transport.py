@@ -30,14 +30,13 @@ from gradserve.calls.exchange import (
 )
 from gradserve.calls.retries import Attempt, Attempts
 from gradserve.transport.blocking.background import BackgroundThread
-from gradserve.transport.channel import ChannelMaker
+from gradserve.transport.channel import ChannelMaker, DownloadParts, UploadParts
 from gradserve.transport.driving import Member, Schedule, completed
 from gradserve.transport.network import Network, Server
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.blocking import BlockingConnection, SecureBlockingConnection
 from gradserve.transport.sockets.carrier import ConnectionKinds
 from gradserve.transport.sockets.connection import Watch
-from gradserve.transport.streams import DownloadParts, UploadParts
 from gradserve_protocol.address import Address
 from gradserve_protocol.arrays import Array
 from gradserve_protocol.frames import Metadata

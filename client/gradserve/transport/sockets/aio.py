@@ -13,8 +13,9 @@ from gradserve.transport.sockets.connection import (
     Probe,
     TimeLimit,
 )
+from gradserve.transport.sockets.conversation import Fill, Receive, Send, buffers_of
 from gradserve.transport.sockets.secure import SecureConnection
-from gradserve.transport.sockets.steps import Buffers, Fill, Receive, Send, buffers_of
+from gradserve_protocol.frames import Buffers
 
 _TURN_BYTES = 1 << 20
 

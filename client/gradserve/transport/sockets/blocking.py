@@ -20,9 +20,10 @@ from gradserve.transport.sockets.connection import (
     Probe,
     TimeLimit,
 )
+from gradserve.transport.sockets.conversation import Fill, Receive, Send, buffers_of
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.secure import SecureConnection
-from gradserve.transport.sockets.steps import Buffers, Fill, Receive, Send, buffers_of
+from gradserve_protocol.frames import Buffers
 from gradserve_protocol.tls import SecureSocket
 
 _ALL = int(socket.MSG_WAITALL)

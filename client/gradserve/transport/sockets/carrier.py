@@ -28,7 +28,7 @@ from gradserve.transport.sockets.conversation import call
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve.transport.sockets.region_payloads import RegionPayloads
 from gradserve_protocol.frames import Metadata
-from gradserve_protocol.memory.regions import ClientMemory
+from gradserve_protocol.memory.pool import ClientMemory
 from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_protocol.v1 import socket_messages_pb2 as messages_pb2
 

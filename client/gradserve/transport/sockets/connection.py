@@ -18,9 +18,17 @@ from typing import Self, TypeAlias, TypeVar
 from gradserve.errors import DeadlineExceededError, GradserveError, UnavailableError
 from gradserve.transport.settings import ConnectionSettings, Keepalive
 from gradserve.transport.sockets.choice import Place
-from gradserve.transport.sockets.conversation import check_strand_answer, hello, hello_of_strand
+from gradserve.transport.sockets.conversation import (
+    Conversation,
+    Fill,
+    Inbox,
+    Receive,
+    Send,
+    check_strand_answer,
+    hello,
+    hello_of_strand,
+)
 from gradserve.transport.sockets.payloads import Payloads
-from gradserve.transport.sockets.steps import Conversation, Fill, Inbox, Receive, Send
 from gradserve_protocol.frames import HEADER_BYTES
 from gradserve_protocol.tls import SecureSocket
 

@@ -1,10 +1,11 @@
-"""Conversations of client and server on a socket, step by step: without I/O, for both transports."""
+"""Conversations of client and server on a socket, as steps that a transport performs: without I/O."""
 
 import math
+import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -14,7 +15,6 @@ from gradserve.calls.exchange import Progress, Reply, Whole
 from gradserve.errors import GradserveError, InternalError, UnavailableError
 from gradserve.transport.channel import unary_method
 from gradserve.transport.sockets.payloads import Outgoing, Payloads, num_bytes_of
-from gradserve.transport.sockets.steps import Conversation, Fill, Inbox, Send
 from gradserve.transport.status import error_from_reply
 from gradserve_protocol.arrays import Array
 from gradserve_protocol.frames import (
@@ -23,6 +23,7 @@ from gradserve_protocol.frames import (
     PROTOCOL,
     REPLY,
     SEGMENT_BYTES,
+    Buffers,
     FrameError,
     FrameHeader,
     FrameKind,
@@ -37,7 +38,169 @@ from gradserve_protocol.v1 import socket_messages_pb2
 
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
 """The longest message of protobuf."""
+_PIECE_BYTES = 1 << 20
+"""The most bytes of a system call if progress is reported."""
+_NUM_BYTES = 1 << 15
+"""Room for a small reply, header and message, so that one system call receives it."""
+_FAREWELL = bytes((FrameKind.REPLY, grpc.StatusCode.UNAVAILABLE.value[0]))
+"""The first bytes of the frame with which a server ends a connection."""
+T = TypeVar("T")
 _STATUSES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Send(NamedTuple):
+    """Sends buffers, one after the other. Answered by None.
+
+    Attributes:
+        buffers: The buffers.
+        descriptor: A descriptor to send with the first byte.
+        on_strands: What to send on strands at the same time.
+        progress: Told how many bytes were sent.
+    """
+
+    buffers: Sequence[bytes | memoryview]
+    descriptor: int | None = None
+    on_strands: Sequence[Sequence[bytes | memoryview]] = ()
+    progress: Progress | None = None
+
+
+class Receive(NamedTuple):
+    """Receives what comes, for which the server may have to work first. Answered by the number of bytes.
+
+    Attributes:
+        memory: Where to put it.
+        at_least: The number of bytes to wait for.
+        descriptors: Gets the descriptors that come with the bytes; None if none may come.
+    """
+
+    memory: memoryview
+    at_least: int
+    descriptors: list[int] | None = None
+
+
+class Fill(NamedTuple):
+    """Fills buffers with the rest of a frame, one after the other. Answered by None.
+
+    Attributes:
+        buffers: The buffers.
+        payload_bytes: The size of the payload that begins here, for which there is more time.
+        on_strands: The buffers to fill from strands at the same time.
+        progress: Told how many bytes were received.
+    """
+
+    buffers: Sequence[memoryview]
+    payload_bytes: int = 0
+    on_strands: Sequence[Sequence[memoryview]] = ()
+    progress: Progress | None = None
+
+
+Step: TypeAlias = Send | Receive | Fill
+Conversation: TypeAlias = Generator[Step, Any, T]
+
+
+class ReportedBuffers(Buffers):
+    """Buffers that tell how many bytes were sent or filled, and are moved piece by piece for this."""
+
+    def __init__(
+        self, buffers: Iterable[bytes | memoryview], progress: Progress, descriptor: int | None = None
+    ) -> None:
+        super().__init__(buffers, descriptor)
+        self._progress = progress
+
+    def next(self, num_bytes: int | None = None) -> list[bytes | memoryview]:
+        return super().next(_PIECE_BYTES if num_bytes is None else min(num_bytes, _PIECE_BYTES))
+
+    def advance(self, num_bytes: int) -> None:
+        """Takes away the next bytes, and reports their number to the progress.
+
+        Raises:
+            CallbackError: The callback of the progress has raised an exception.
+        """
+        super().advance(num_bytes)
+        self._progress.moved(num_bytes)
+
+
+def buffers_of(
+    buffers: Iterable[bytes | memoryview], progress: Progress | None, descriptor: int | None = None
+) -> Buffers:
+    """Returns buffers to send or fill, which tell `progress` about it if there is one."""
+    if progress is None:
+        return Buffers(buffers, descriptor)
+    return ReportedBuffers(buffers, progress, descriptor)
+
+
+class Inbox:
+    """The bytes that have arrived on a connection, until a frame takes them.
+
+    Attributes:
+        num_bytes: How many there are.
+    """
+
+    def __init__(self, *, takes_descriptors: bool) -> None:
+        """Takes whether descriptors may come with the bytes."""
+        self.num_bytes = 0
+        self._start = 0
+        self._memory = memoryview(bytearray(_NUM_BYTES))
+        self._descriptors: list[int] = []
+        self._received_descriptors = self._descriptors if takes_descriptors else None
+
+    def more(self, num_bytes: int) -> Receive:
+        """Returns the step after which there are at least so many bytes; `add` must follow it."""
+        if self._start:
+            self._memory[: self.num_bytes] = self._memory[self._start : self._start + self.num_bytes]
+            self._start = 0
+        return Receive(self._memory[self.num_bytes :], num_bytes - self.num_bytes, self._received_descriptors)
+
+    def add(self, num_bytes: int) -> None:
+        """Notes how many bytes a step received."""
+        self.num_bytes += num_bytes
+
+    def take(self, num_bytes: int) -> memoryview:
+        """Takes the first bytes, or all if there are fewer. They are valid until the next step."""
+        start = self._start
+        if num_bytes < self.num_bytes:
+            self.num_bytes -= num_bytes
+            self._start = end = start + num_bytes
+        else:
+            end = start + self.num_bytes
+            self.num_bytes = self._start = 0
+        return self._memory[start:end]
+
+    def fill(self, buffers: Iterable[memoryview]) -> list[memoryview]:
+        """Moves what there is into buffers; returns those, or parts of them, that remain to be filled."""
+        rest = []
+        for each in buffers:
+            taken = self.take(len(each))
+            each[: len(taken)] = taken
+            if len(taken) < len(each):
+                rest.append(each[len(taken) :])
+        return rest
+
+    def take_descriptors(self) -> list[int]:
+        """Takes all descriptors; the caller closes them."""
+        taken = self._descriptors[:]
+        self._descriptors.clear()
+        return taken
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing has come after the frames that were taken."""
+        return not self.num_bytes and not self._descriptors
+
+    def check_rest(self) -> None:
+        """Checks that nothing has come after the frames that were taken, but the farewell of a server that stops.
+
+        Raises:
+            FrameError: Something else has.
+        """
+        rest = bytes(self._memory[self._start : self._start + min(self.num_bytes, len(_FAREWELL))])
+        if self._descriptors or not _FAREWELL.startswith(rest):
+            raise FrameError(f"expected nothing after a REPLY, got {self.num_bytes} bytes")
+
+    def close(self) -> None:
+        """Closes descriptors that nobody has taken."""
+        for each in self.take_descriptors():
+            os.close(each)
 
 
 def hello(
@@ -110,7 +273,8 @@ def call(
         while outgoing.new_regions:
             has_all = True
             for region in outgoing.new_regions:
-                yield payloads.handing_over(region)
+                frame, descriptor = payloads.handing_over(region)
+                yield Send((frame,), descriptor)
                 answer, body = yield from _receive_reply(payloads, inbox)
                 refusal = _error_in(answer, body) if answer.code else None
                 payloads.handed_over(region, refusal)

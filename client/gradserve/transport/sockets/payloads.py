@@ -8,12 +8,10 @@ from typing import NamedTuple
 
 from gradserve.calls.exchange import Progress
 from gradserve.transport.sockets.gpu_regions import GpuRegion
-from gradserve.transport.sockets.steps import Send
 from gradserve_protocol.arrays import Array, DType, buffer_of
 from gradserve_protocol.errors import GradserveError
 from gradserve_protocol.frames import ALIGNMENT, FrameError, FrameHeader, Segment
-from gradserve_protocol.memory.pool import BufferPool
-from gradserve_protocol.memory.regions import Region
+from gradserve_protocol.memory.pool import BufferPool, Region
 from gradserve_protocol.tensors import Contents, to_dtype
 from gradserve_protocol.v1 import socket_messages_pb2, tensor_pb2
 
@@ -111,8 +109,8 @@ class Payloads:
             return NOTHING
         return Outgoing(is_possible=False) if contents.is_written else Outgoing(following=contents.pieces())
 
-    def handing_over(self, region: Region | GpuRegion, /) -> Send:
-        """Returns the step that hands over a region; `handed_over` follows."""
+    def handing_over(self, region: Region | GpuRegion, /) -> tuple[bytes, int | None]:
+        """Returns the frame that hands over a region, and a descriptor to send with it; `handed_over` follows."""
         raise AssertionError("payloads that follow the message are in no region")
 
     def handed_over(self, region: Region | GpuRegion, refusal: GradserveError | None, /) -> None:

@@ -13,13 +13,11 @@ import numpy as np
 from gradserve.calls.exchange import Progress
 from gradserve.transport.sockets.gpu_regions import GpuRegion, GpuRegions, NotSharedError
 from gradserve.transport.sockets.payloads import Incoming, Outgoing, Payloads, Placed
-from gradserve.transport.sockets.steps import Send
 from gradserve_protocol.arrays import Array
 from gradserve_protocol.errors import GradserveError
 from gradserve_protocol.frames import ALIGNMENT, FrameError, FrameHeader, FrameKind, Segment
 from gradserve_protocol.gpu import GpuArray, failures
-from gradserve_protocol.memory.pool import BufferPool
-from gradserve_protocol.memory.regions import MIN_BYTES, Region, RegionPool
+from gradserve_protocol.memory.pool import MIN_BYTES, BufferPool, Region, RegionPool
 from gradserve_protocol.memory.sealed import RegionError, map_region
 from gradserve_protocol.tensors import Contents
 from gradserve_protocol.v1 import socket_messages_pb2, tensor_pb2
@@ -168,12 +166,12 @@ class RegionPayloads(Payloads):
         self._lent, self._scratch = tuple(regions.values()), scratch
         return Outgoing(prefix, tuple(segments), following, new)
 
-    def handing_over(self, region: Region | GpuRegion, /) -> Send:
+    def handing_over(self, region: Region | GpuRegion, /) -> tuple[bytes, int | None]:
         if isinstance(region, GpuRegion):
             with failures():
-                return Send((self._gpu.frame_of(region),))
+                return self._gpu.frame_of(region), None
         header = FrameHeader(FrameKind.REGION, number=region.number, size=region.num_bytes)
-        return Send((header.pack(),), region.descriptor)
+        return header.pack(), region.descriptor
 
     def handed_over(self, region: Region | GpuRegion, refusal: GradserveError | None, /) -> None:
         if isinstance(region, GpuRegion):

@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from gradserve.transport.sockets.steps import Conversation, Fill, Receive, Send
+from gradserve.transport.sockets.conversation import Conversation, Fill, Receive, Send
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradserve.transport.sockets.steps import Buffers
+from gradserve_protocol.frames import Buffers
 
 PIECES = st.lists(st.binary(max_size=40), max_size=8)
 

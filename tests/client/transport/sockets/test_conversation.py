@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 import gradserve
 from gradserve.calls.exchange import Reply, Unary, Whole
 from gradserve.calls.tensors import arrays_in
-from gradserve.transport.sockets.conversation import call, check_strand_answer, hello
+from gradserve.transport.sockets.conversation import Inbox, call, check_strand_answer, hello
 from gradserve.transport.sockets.payloads import Payloads
-from gradserve.transport.sockets.steps import Inbox
 from gradserve_protocol.frames import HEADER_BYTES, PROTOCOL, FrameHeader, FrameKind, Segment, pack_segments
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_protocol.tensors import Contents, WithContents

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradserve.transport.sockets.steps import Inbox
+from gradserve.transport.sockets.conversation import Inbox
 from gradserve_protocol.frames import FrameError
 
 BYTES = bytes(range(256)) * 400

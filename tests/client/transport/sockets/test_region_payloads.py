@@ -10,12 +10,10 @@ import pytest
 
 import gradserve
 from gradserve.calls.exchange import Unary, Whole
-from gradserve.transport.sockets.conversation import call
+from gradserve.transport.sockets.conversation import Inbox, Receive, Send, call
 from gradserve.transport.sockets.region_payloads import RegionPayloads
-from gradserve.transport.sockets.steps import Inbox, Receive, Send
 from gradserve_protocol.frames import HEADER_BYTES, FrameHeader, FrameKind, Segment, pack_segments
-from gradserve_protocol.memory.pool import BufferPool
-from gradserve_protocol.memory.regions import RegionPool
+from gradserve_protocol.memory.pool import BufferPool, RegionPool
 from gradserve_protocol.memory.sealed import make_region
 from gradserve_protocol.tensors import Contents, WithContents
 from gradserve_protocol.v1 import tensor_messages_pb2, tensor_pb2

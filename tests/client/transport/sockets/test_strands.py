@@ -20,8 +20,8 @@ from gradserve.transport.sockets.aio import AsyncConnection
 from gradserve.transport.sockets.blocking import BlockingConnection
 from gradserve.transport.sockets.choice import Place
 from gradserve.transport.sockets.connection import TimeLimit, round_trip
+from gradserve.transport.sockets.conversation import Conversation, Fill, Receive, Send
 from gradserve.transport.sockets.payloads import Payloads
-from gradserve.transport.sockets.steps import Conversation, Fill, Receive, Send
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.config import ServerConfig
 from gradserve_testing import LocalServer

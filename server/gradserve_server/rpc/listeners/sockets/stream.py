@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve.transport.sockets.aio import all_of
-from gradserve.transport.sockets.steps import Buffers
-from gradserve_protocol.frames import HEADER_BYTES, FrameError, FrameHeader, FrameKind, shares, split
+from gradserve_protocol.frames import HEADER_BYTES, Buffers, FrameError, FrameHeader, FrameKind, shares, split
 from gradserve_protocol.tls import SecureSocket
 from gradserve_server.rpc.listeners.sockets.transfers import Discarding, InOrder, Receiving, Sending, Transfers
 from gradserve_server.security.identity import PeerCertificate

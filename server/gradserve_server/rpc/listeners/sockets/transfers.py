@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from gradserve.transport.sockets.steps import Buffers
+from gradserve_protocol.frames import Buffers
 from gradserve_protocol.lasting import lasting_thread
 from gradserve_protocol.tls import SecureSocket
 
