@@ -10,7 +10,7 @@ import pytest
 
 import gradserve
 from gradserve.training import joining
-from gradserve.training.progress import DropLog, WaitLog
+from gradserve.training.rounds import DropLog, WaitLog
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.training.replicas import Replica, have_equal_weights
 

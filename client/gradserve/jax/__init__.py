@@ -26,9 +26,9 @@ from gradserve_protocol.extras import require_frameworks
 require_frameworks("gradserve.jax", "jax", jax="JAX", optax="Optax")
 
 from gradserve.jax import functions
+from gradserve.jax.leaves import delta_of, leaves_of, load_version
 from gradserve.jax.training_state import AverageByState
 from gradserve.jax.transformation import AverageBy, average_by
-from gradserve.jax.versions import delta_of, leaves_of, load_version
 from gradserve.public_names import publish as _publish
 
 __all__ = ["AverageBy", "AverageByState", "average_by", "delta_of", "functions", "leaves_of", "load_version"]

@@ -1,4 +1,4 @@
-"""Pytrees as arrays by name, and back."""
+"""Pytrees as arrays by name, and back: what is sent of them, and how a version gets into them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve.training.versions import check_version
 from gradserve_protocol.errors import InvalidArgumentError
 
 PyTree: TypeAlias = Any
@@ -21,11 +22,17 @@ def place_of(array: Any) -> Any:
     return array.sharding if array.committed else None
 
 
-def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """Returns the leaves of a pytree by name, in its order.
+def leaves_of(tree: PyTree) -> dict[str, Any]:
+    """Returns the leaves of a pytree by name, as `Client.parameters` and updates take them.
 
-    A leaf is named by the path to it, as in accumulators made of trees: "layers/0/w". One that is a whole tree is
-    named "value".
+    Plain trees of dicts, lists and tuples can be passed as they are; this is for pytrees of any class, as those of Flax
+    and Equinox. A leaf is named by the path to it: "layers/0/w"; a leaf that is the whole tree is named "value".
+
+    Args:
+        tree: The parameters, or their gradients: a pytree of floating-point arrays.
+
+    Returns:
+        The leaves, in the order of the tree.
 
     Raises:
         InvalidArgumentError: Two leaves have the same name.
@@ -63,7 +70,7 @@ def from_host(tree: PyTree, arrays: Mapping[str, NDArray[Any]], missing: str) ->
     Raises:
         InvalidArgumentError: A value is missing, or has another shape, or would be rounded.
     """
-    leaves = named_leaves(tree)
+    leaves = leaves_of(tree)
     made: Sequence[Any] = [_like(name, leaf, arrays, missing) for name, leaf in leaves.items()]
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), made)
 
@@ -109,3 +116,41 @@ def _like(name: str, leaf: Any, arrays: Mapping[str, NDArray[Any]], missing: str
             f"expected {name!r} of dtype {leaf.dtype}, got {value.dtype}, whose values it does not have: {missing}"
         )
     return placed_like(leaf, value)
+
+
+def load_version(params: PyTree, version: Mapping[str, NDArray[Any]]) -> PyTree:
+    """Returns a version as a pytree.
+
+    Args:
+        params: A pytree of the structure to return, such as the initial parameters; its values are not read.
+        version: The version, or any mapping from names to arrays, such as what `load_parameters` returns.
+
+    Returns:
+        A pytree with the structure, the dtypes and the devices of `params`, and the values of the version, which are
+        rounded if these dtypes are shorter.
+
+    Raises:
+        InvalidArgumentError: The version has other names or shapes than the pytree.
+    """
+    leaves = leaves_of(params)
+    check_version(version, {name: np.shape(leaf) for name, leaf in leaves.items()}, needed=leaves)
+    loaded = [placed_like(leaf, version[name]) for name, leaf in leaves.items()]
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(params), loaded)
+
+
+def delta_of(params: PyTree, version: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Returns parameters minus the version that was loaded: an update, where update is "delta".
+
+    Args:
+        params: The parameters, which were trained since `load_version` returned them.
+        version: The version.
+
+    Returns:
+        New arrays by name, with the dtypes and on the devices of the leaves. Differences are from the values that
+        `load_version` returned, which are rounded if these dtypes are shorter than those of the version.
+
+    Raises:
+        InvalidArgumentError: The version has other names or shapes than the pytree.
+    """
+    loaded = leaves_of(load_version(params, version))
+    return {name: leaf - loaded[name] for name, leaf in leaves_of(params).items()}

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gradserve.jax.leaves import PyTree, from_host, named_leaves, placed_like, to_host
+from gradserve.jax.leaves import PyTree, from_host, leaves_of, placed_like, to_host
 from gradserve.training import State
 from gradserve_protocol.errors import InvalidArgumentError
 
@@ -140,7 +140,7 @@ def state_of(params: PyTree, opt_state: PyTree, *, is_copy: bool) -> State:
     Raises:
         InvalidArgumentError: A leaf is neither an array nor a number.
     """
-    tensors = to_host(named_leaves(_parts(params, opt_state)))
+    tensors = to_host(leaves_of(_parts(params, opt_state)))
     return State({name: each.copy() for name, each in tensors.items()} if is_copy else tensors)
 
 
@@ -156,7 +156,7 @@ def restored(state: State, params: PyTree, opt_state: PyTree) -> tuple[PyTree, P
         InvalidArgumentError: The other worker has other leaves.
     """
     own = _parts(params, opt_state)
-    unknown = sorted(set(state.tensors) - set(named_leaves(own)))
+    unknown = sorted(set(state.tensors) - set(leaves_of(own)))
     if unknown:
         raise InvalidArgumentError(
             f"the state of another worker has {unknown[0]!r}, this worker has not: {_OTHER_MODEL}"

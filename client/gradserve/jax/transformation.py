@@ -14,7 +14,7 @@ import optax
 from jax.experimental import io_callback
 
 from gradserve.client import Client
-from gradserve.jax.leaves import PyTree, named_leaves, place_of
+from gradserve.jax.leaves import PyTree, leaves_of, place_of
 from gradserve.jax.training_state import (
     AverageByState,
     check_optimizer,
@@ -128,7 +128,7 @@ class AverageBy(optax.GradientTransformationExtraArgs):
             raise InvalidArgumentError("expected one call of begin, got a second one; make another average_by")
         step = step_of(opt_state)
         check_optimizer(opt_state)
-        leaves = named_leaves(params)
+        leaves = leaves_of(params)
         self._dtypes = {name: _floating_dtype(name, leaf) for name, leaf in leaves.items()}
         worker = self._new_worker(
             {name: DenseSpec(self._dtypes[name], np.shape(leaf)) for name, leaf in leaves.items()},
@@ -193,7 +193,7 @@ class AverageBy(optax.GradientTransformationExtraArgs):
     def _update(
         self, updates: PyTree, state: AverageByState, _params: PyTree = None, **_: object
     ) -> tuple[PyTree, AverageByState]:
-        leaves = named_leaves(updates)
+        leaves = leaves_of(updates)
         gradients = [jnp.asarray(each) for each in leaves.values()]
 
         def exchange(step: Any, *arrays: Any) -> tuple[Any, ...]:
@@ -286,7 +286,7 @@ class AverageBy(optax.GradientTransformationExtraArgs):
 
     def _noted(self, params: PyTree) -> tuple[int, dict[str, Any]]:
         """Returns a copy of parameters with their step: a compiled step may take over their memory."""
-        return self.step, {name: np.array(leaf) for name, leaf in named_leaves(params).items()}
+        return self.step, {name: np.array(leaf) for name, leaf in leaves_of(params).items()}
 
     def _parameters_to_compare(self) -> dict[str, Any] | None:
         """Returns the parameters at this worker's step; None if `catch_up` was not called with them."""

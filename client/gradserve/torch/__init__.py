@@ -21,10 +21,9 @@ require_frameworks("gradserve.torch", "torch", torch="PyTorch")
 
 from gradserve.public_names import publish as _publish
 from gradserve.torch import functions
-from gradserve.torch.all_reduce_hook import all_reduce_hook
 from gradserve.torch.averaging import Averaging, average_gradients, broadcast_parameters
-from gradserve.torch.comm_hook import CommHook, comm_hook
-from gradserve.torch.versions import delta_of, gradients_of, load_version, parameters_of
+from gradserve.torch.hooks import CommHook, all_reduce_hook, comm_hook
+from gradserve.torch.parameters import delta_of, gradients_of, load_version, parameters_of
 
 __all__ = [
     "Averaging",

@@ -8,8 +8,7 @@ from gradserve.accumulators import GradientAccumulator
 from gradserve.client import Client
 from gradserve.conversion.plain import as_choice, as_integer, as_text
 from gradserve.results import Average, DenseSpec, Outcome
-from gradserve.training.progress import DropLog
-from gradserve.training.rounds import Member
+from gradserve.training.rounds import DropLog, Member
 from gradserve.workers import new_worker_id, with_all_patience
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import (

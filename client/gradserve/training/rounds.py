@@ -1,19 +1,54 @@
-"""One worker's gradients in the rounds of an accumulator, and the averages of rounds that ended without it."""
+"""One worker's part in the rounds of an accumulator: its gradients, the averages, and what its log says of them."""
 
-from collections.abc import Mapping
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gradserve.accumulators import GradientAccumulator
-from gradserve.results import Average, PushPullResult
+from gradserve.results import Average, DenseSpec, PushPullResult
 from gradserve.workers import TO_WAIT_ON, without_request_id
 from gradserve_protocol.errors import DeadlineExceededError
 
+_log = logging.getLogger(__name__)
+PRESENCE = "gradserve/present"
+"""The component beside the gradients that says which parameters had one: 1 with a gradient, 0 without, in their order.
+
+An average that is zero everywhere does not say whether nobody had a gradient, or those of all workers were zero. An
+optimizer with weight decay or momentum has to know.
+"""
 OUT_OF_BATCHES = (
     "Workers that have fewer batches than this one, and are done, are missing: all have to take the same number of "
     'steps. See "A worker runs out of batches" in docs/elastic.md.'
 )
 """The note on the error for a round that has not ended in time, besides the missing workers."""
+_FIRST_SECONDS, _NEXT_SECONDS = 5.0, 30.0
+"""After how long a wait is logged, and how long after that again."""
+_WINDOW = 20
+"""The number of gradients of which most must have been dropped for a warning."""
+_BETWEEN_WARNINGS = 100
+"""The least number of gradients from one warning to the next."""
+
+
+def presence_spec(num_parameters: int) -> DenseSpec:
+    """Returns the component for a number of parameters."""
+    return DenseSpec("float32", (num_parameters,))
+
+
+def presence_of(names: Sequence[str], present: Container[str]) -> NDArray[np.float32]:
+    """Returns what a worker sends: float32, [number of names], 1 for those that are present and 0 for the others."""
+    return np.asarray([name in present for name in names], np.float32)
+
+
+def present_names(names: Sequence[str], average: Mapping[str, NDArray[Any]]) -> frozenset[str]:
+    """Returns the names of the parameters of which at least one worker of a round had a gradient."""
+    return frozenset(name for name, share in zip(names, average[PRESENCE], strict=True) if share > 0)
 
 
 @dataclass(frozen=True)
@@ -86,3 +121,91 @@ class Member:
             else accumulator.read_average(each, timeout=self.timeout, copy=False)
             for each in range(step + 1, reached + 1)
         )
+
+
+class WaitLog:
+    """Says who is in and who is missing while a worker waits for its round."""
+
+    def __init__(
+        self, run: str, worker_id: str, num_required: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Logs waits for rounds of `num_required` gradients; the clock is in seconds."""
+        self._run = run
+        self._worker_id = worker_id
+        self._num_required = num_required
+        self._clock = clock
+        self._wait: tuple[float, int, Collection[str]] | None = None
+        self._next = _FIRST_SECONDS
+
+    @contextmanager
+    def waiting(self, step: int, members: Collection[str]) -> Iterator[None]:
+        """The block in which the worker waits for the round of a step; `members` were in the round before."""
+        self._next = _FIRST_SECONDS
+        self._wait = (self._clock(), step, members)
+        try:
+            yield
+        finally:
+            self._wait = None
+
+    def look(self, accumulator: GradientAccumulator) -> None:
+        """Logs a wait that has lasted long enough. Called every now and then, by another thread.
+
+        Raises:
+            GradserveError: The accumulator cannot be asked.
+        """
+        wait = self._wait
+        if wait is None or self._clock() - wait[0] < self._next:
+            return
+        began, step, members = wait
+        self._next = self._clock() - began + _NEXT_SECONDS
+        info = accumulator.info()
+        if info.global_step != step or self._wait is not wait:
+            return
+        missing = sorted(set(members) - set(info.worker_ids))
+        _log.info(
+            "worker %r of training run %r has waited %.0f s at step %d: %d of %d gradients are in (workers: %s)%s",
+            self._worker_id,
+            self._run,
+            self._clock() - began,
+            step,
+            info.num_accumulated,
+            self._num_required,
+            ", ".join(info.worker_ids) or "none",
+            f"; missing of the round before: {', '.join(missing)}" if missing else "",
+        )
+
+
+class DropLog:
+    """Logs gradients that were dropped, and warns if most of a worker's are."""
+
+    def __init__(self, run: str, worker_id: str) -> None:
+        self._run = run
+        self._worker_id = worker_id
+        self._latest: deque[bool] = deque(maxlen=_WINDOW)
+        self._num_since_warning = _BETWEEN_WARNINGS
+
+    def note(self, step: int, reached: int, *, was_dropped: bool) -> None:
+        """Notes what became of the gradient of a step; `reached` is the step of the run by then."""
+        self._latest.append(was_dropped)
+        self._num_since_warning += 1
+        if not was_dropped:
+            return
+        _log.info(
+            "the gradient of worker %r at step %d of training run %r was dropped: its round had ended without it, and "
+            "the run was at step %d",
+            self._worker_id,
+            step,
+            self._run,
+            reached,
+        )
+        if 2 * sum(self._latest) > _WINDOW and self._num_since_warning > _BETWEEN_WARNINGS:
+            self._num_since_warning = 0
+            _log.warning(
+                "%d of the last %d gradients of worker %r of training run %r were dropped: the other workers are "
+                "faster and end rounds without it, so most of its work is lost. Give it smaller batches, or start the "
+                "run with a larger num_required",
+                sum(self._latest),
+                len(self._latest),
+                self._worker_id,
+                self._run,
+            )

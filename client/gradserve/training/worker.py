@@ -17,10 +17,8 @@ from gradserve.errors import (
 )
 from gradserve.results import ArrayLike, Average, DenseSpec, Outcome, PushPullResult
 from gradserve.training.agreement import checked_settings
-from gradserve.training.extra_components import PRESENCE, presence_of, presence_spec, present_names
 from gradserve.training.joining import ATTEMPTS, GONE, Attendant, Received
-from gradserve.training.progress import DropLog, WaitLog
-from gradserve.training.rounds import Member
+from gradserve.training.rounds import PRESENCE, DropLog, Member, WaitLog, presence_of, presence_spec, present_names
 from gradserve.training.run import Advance, Run
 from gradserve.training.state import Carried, State
 from gradserve.training.weights_check import Compared, WeightsCheck

@@ -9,10 +9,8 @@ networks are refused. The functions work under torch.compile, torch.func.grad an
 """
 
 from gradserve.public_names import publish as _publish
-from gradserve.torch.functions.batch_norm import FusedBatchNorm, fused_batch_norm
-from gradserve.torch.functions.cudnn_rnn import CudnnRNN, cudnn_rnn
-from gradserve.torch.functions.gru import gru_block_cell
-from gradserve.torch.functions.layer_norm import layer_norm
+from gradserve.torch.functions.normalization import FusedBatchNorm, fused_batch_norm, layer_norm
+from gradserve.torch.functions.recurrent import CudnnRNN, cudnn_rnn, gru_block_cell
 
 __all__ = ["CudnnRNN", "FusedBatchNorm", "cudnn_rnn", "fused_batch_norm", "gru_block_cell", "layer_norm"]
 

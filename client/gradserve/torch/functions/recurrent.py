@@ -1,4 +1,4 @@
-"""CudnnRNN."""
+"""Recurrent networks: CudnnRNN and GRUBlockCell."""
 
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from gradserve.torch.functions.served import (
 from gradserve_protocol.errors import InvalidArgumentError
 
 _LSTM = "lstm"
+_GRU_INPUTS = ("x", "h_prev", "w_ru", "w_c", "b_ru", "b_c")
 _HOST_RESERVED_BYTES = 128
 _NETWORK = {
     "rnn_mode": str,
@@ -103,7 +104,7 @@ def cudnn_rnn(
     return CudnnRNN(output, output_h, output_c if has_cells else None)
 
 
-def _fake(_client: str, sequences: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, *others: Any) -> Any:
+def _rnn_fake(_client: str, sequences: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, *others: Any) -> Any:
     direction, is_training = others[4], others[-1]
     features = h.shape[2] * (2 if direction == "bidirectional" else 1)
     reserve: tuple[Any, ...] = ()
@@ -121,16 +122,16 @@ def _fake(_client: str, sequences: torch.Tensor, h: torch.Tensor, c: torch.Tenso
 
 @served_op(
     f"cudnn_rnn(str client, {_SEQUENCES}, {_ATTRIBUTES}, bool is_training) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _fake,
+    _rnn_fake,
 )
-def _op(client: Client, sequences: Any, h: Any, c: Any, params: Any, lengths: Any, *attributes: Any) -> Any:
+def _rnn_op(client: Client, sequences: Any, h: Any, c: Any, params: Any, lengths: Any, *attributes: Any) -> Any:
     *network, is_training = attributes
     return client.raw_ops.CudnnRNNV3(
         **_named(sequences, h, c, params, lengths), **dict(zip(_NETWORK, network, strict=True)), is_training=is_training
     )
 
 
-def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+def _rnn_setup(ctx: Any, inputs: Any, output: Any) -> None:
     client, sequences, h, c, params, lengths, *ctx.network, ctx.is_training = inputs
     sequences_out, _, output_c, reserve_space, host_reserved = output
     keep_client(ctx, client)
@@ -138,7 +139,7 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(sequences, h, c, params, lengths, sequences_out, reserve_space, host_reserved)
 
 
-def _backward(ctx: Any, d_output: torch.Tensor, d_h: torch.Tensor, d_c: torch.Tensor, *_: Any) -> Any:
+def _rnn_backward(ctx: Any, d_output: torch.Tensor, d_h: torch.Tensor, d_c: torch.Tensor, *_: Any) -> Any:
     if not ctx.is_training:
         raise InvalidArgumentError(
             "expected is_training=True of cudnn_rnn for a backward, got False; use torch.no_grad() where no "
@@ -152,7 +153,7 @@ def _backward(ctx: Any, d_output: torch.Tensor, d_h: torch.Tensor, d_c: torch.Te
     return None, d_input, d_input_h, None if c is None else d_input_c, d_params, *(None,) * (2 + len(ctx.network))
 
 
-def _fake_grad(
+def _rnn_fake_grad(
     _client: str, _d_output: Any, _d_h: Any, _d_c: Any, sequences: torch.Tensor, h: torch.Tensor, c: Any, *others: Any
 ) -> Any:
     params = others[0]
@@ -167,9 +168,9 @@ def _fake_grad(
 @served_op(
     f"cudnn_rnn_grad(str client, Tensor d_output, Tensor d_h, Tensor d_c, {_SEQUENCES}, Tensor output, "
     f"Tensor reserve_space, Tensor host_reserved, {_ATTRIBUTES}) -> (Tensor, Tensor, Tensor, Tensor)",
-    _fake_grad,
+    _rnn_fake_grad,
 )
-def _grad_op(client: Client, d_output: Any, d_h: Any, d_c: Any, *others: Any) -> Any:
+def _rnn_grad_op(client: Client, d_output: Any, d_h: Any, d_c: Any, *others: Any) -> Any:
     sequences, h, c, params, lengths, output, reserve_space, host_reserved, *network = others
     # The last states are those of the output; the gradient depends on their shapes alone.
     cells = {} if c is None else {"output_c": torch.zeros_like(c), "output_c_backprop": d_c}
@@ -192,8 +193,108 @@ def _named(sequences: Any, h: Any, c: Any, params: Any, lengths: Any) -> dict[st
     return {"input": sequences, "input_h": h, "params": params, "sequence_lengths": lengths} | cells
 
 
-def _setup_grad(_ctx: Any, _inputs: Any, _output: Any) -> None: ...
+def _rnn_setup_grad(_ctx: Any, _inputs: Any, _output: Any) -> None: ...
 
 
-_rnn_grad = differentiable(_grad_op, _setup_grad, no_second_derivative("cudnn_rnn"))
-_rnn = differentiable(_op, _setup, _backward)
+_rnn_grad = differentiable(_rnn_grad_op, _rnn_setup_grad, no_second_derivative("cudnn_rnn"))
+_rnn = differentiable(_rnn_op, _rnn_setup, _rnn_backward)
+
+
+def gru_block_cell(
+    client: Client,
+    x: torch.Tensor,
+    h_prev: torch.Tensor,
+    w_ru: torch.Tensor,
+    w_c: torch.Tensor,
+    b_ru: torch.Tensor,
+    b_c: torch.Tensor,
+) -> torch.Tensor:
+    """Computes one step of a GRU for a batch, as `RawOps.GRUBlockCell` does.
+
+    One call of the server, and another one in the backward, which has no derivative. B is the batch, I the size of the
+    input, H that of the cell; all tensors have the dtype of x: float16, bfloat16, float32 or float64.
+
+        [r, u] = sigmoid([x, h_prev] . w_ru + b_ru)
+        c      = tanh([x, h_prev r] . w_c + b_c)
+        h      = u h_prev + (1 - u) c
+
+    Args:
+        client: The client of the server that computes.
+        x: Shape [B, I].
+        h_prev: Shape [B, H]: the previous state.
+        w_ru: Shape [I + H, 2H]: rows for x, then for h_prev; columns for r, then for u.
+        w_c: Shape [I + H, H].
+        b_ru: Shape [2H].
+        b_c: Shape [H].
+
+    Returns:
+        h, the new state, shape [B, H].
+
+    Raises:
+        InvalidArgumentError: A tensor has another shape or dtype; or, in a backward, a gradient of a gradient is
+            needed.
+        GradserveError: See `RawOps.GRUBlockCell`.
+    """
+    name = checked_name(client, x=x, h_prev=h_prev, w_ru=w_ru, w_c=w_c, b_ru=b_ru, b_c=b_c)
+    h: torch.Tensor = _gru(name, x, h_prev, w_ru, w_c, b_ru, b_c)[0]
+    return h
+
+
+def _gru_fake(_client: str, _x: torch.Tensor, h_prev: torch.Tensor, *_: Any) -> Any:
+    return tuple(h_prev.new_empty(h_prev.shape) for _ in range(4))
+
+
+@served_op(
+    "gru_block_cell(str client, Tensor x, Tensor h_prev, Tensor w_ru, Tensor w_c, Tensor b_ru, Tensor b_c) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
+    _gru_fake,
+)
+def _gru_op(client: Client, *inputs: Any) -> Any:
+    outputs = client.raw_ops.GRUBlockCell(**dict(zip(_GRU_INPUTS, inputs, strict=True)))
+    return outputs.h, outputs.r, outputs.u, outputs.c
+
+
+def _gru_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    client, x, h_prev, w_ru, w_c, _, _ = inputs
+    _, *gates = output
+    keep_client(ctx, client)
+    ctx.mark_non_differentiable(*gates)
+    ctx.save_for_backward(x, h_prev, w_ru, w_c, *gates)
+
+
+def _gru_backward(ctx: Any, d_h: torch.Tensor, *_: Any) -> Any:
+    return None, *_gru_grad(ctx.client, d_h, *ctx.saved_tensors)
+
+
+def _gru_fake_grad(_client: str, _d_h: torch.Tensor, *inputs: torch.Tensor) -> Any:
+    biases = tuple(weights.new_empty(weights.shape[1:]) for weights in inputs[2:4])
+    return *(each.new_empty(each.shape) for each in inputs[:4]), *biases
+
+
+@served_op(
+    "gru_block_cell_grad(str client, Tensor d_h, Tensor x, Tensor h_prev, Tensor w_ru, Tensor w_c, Tensor r, Tensor u, "
+    "Tensor c) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _gru_fake_grad,
+)
+def _gru_grad_op(client: Client, d_h: Any, x: Any, h_prev: Any, w_ru: Any, w_c: Any, r: Any, u: Any, c: Any) -> Any:
+    computed = client.raw_ops.GRUBlockCellGrad(
+        x=x,
+        h_prev=h_prev,
+        w_ru=w_ru,
+        w_c=w_c,
+        b_ru=w_ru.new_zeros(w_ru.shape[1:]),  # the gradient depends on the biases' shapes alone
+        b_c=w_c.new_zeros(w_c.shape[1:]),
+        r=r,
+        u=u,
+        c=c,
+        d_h=d_h,
+        weight_gradients=True,
+    )
+    return computed.d_x, computed.d_h_prev, computed.d_w_ru, computed.d_w_c, computed.d_b_ru, computed.d_b_c
+
+
+def _gru_setup_grad(_ctx: Any, _inputs: Any, _output: Any) -> None: ...
+
+
+_gru_grad = differentiable(_gru_grad_op, _gru_setup_grad, no_second_derivative("gru_block_cell"))
+_gru = differentiable(_gru_op, _gru_setup, _gru_backward)
