@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import gradserve
-from gradserve.ops.table import OPS
+from gradserve.ops import OPS
 
 MODULES = {
     "gradserve.raw_ops": "RawOps",

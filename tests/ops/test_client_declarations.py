@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from google.protobuf.descriptor import Descriptor
 
+from gradserve.ops import OPS
 from gradserve.ops.declaration import Op, Required, SingleOutput, docstring_of, fields_of
-from gradserve.ops.table import OPS
 from gradserve_server.ops.registry import OPS as SERVED
 from gradserve_server.rpc.gradient_ops.service import SERVICE
 

@@ -8,8 +8,8 @@ import pytest
 
 import gradserve
 import gradserve.aio
+from gradserve.ops import OPS
 from gradserve.ops.declaration import Attribute, Required
-from gradserve.ops.table import OPS
 
 X = np.arange(24, dtype=np.float32).reshape(2, 2, 3, 2)
 CHANNELS = np.ones(2, np.float32)

@@ -12,10 +12,10 @@ from gradserve.aio.client import (
     Client,
     ConditionalAccumulator,
     GradientAccumulator,
+    Parameters,
     SparseConditionalAccumulator,
     connect,
 )
-from gradserve.aio.parameters import Parameters
 from gradserve.aio.raw_ops import RawOps
 from gradserve.public_names import publish as _publish
 

@@ -1,4 +1,4 @@
-"""The asyncio client and its accumulators."""
+"""The asyncio client, its accumulators and its parameters."""
 
 import os
 import time
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Self, TypeVar
 
 from gradserve.aio.batch_norm_layer import BatchNormLayer
-from gradserve.aio.parameters import Parameters
 from gradserve.aio.raw_ops import RawOps
 from gradserve.calls.accumulators.models import GradientAccumulatorCalls
 from gradserve.calls.accumulators.operations import (
@@ -17,8 +16,9 @@ from gradserve.calls.accumulators.operations import (
 )
 from gradserve.calls.client import ClientCalls
 from gradserve.calls.exchange import DEFAULT_TIMEOUT_SECONDS
+from gradserve.calls.parameters.operations import ParametersCalls
 from gradserve.discovery import servers_to_connect
-from gradserve.face import AsyncFace, BriefErrors, awaiting, awaiting_making
+from gradserve.face import AsyncFace, BriefErrors, awaiting, awaiting_another, awaiting_making
 from gradserve.interceptors import Interceptor
 from gradserve.local_aggregator import aggregator_for
 from gradserve.public_names import shown
@@ -161,6 +161,33 @@ def connect(
         local_aggregator=local_aggregator,
         interceptors=interceptors,
     )
+
+
+class Parameters(AsyncFace[ParametersCalls]):
+    """A model's parameters on the server: workers push updates, and an optimizer there makes the next version.
+
+    Made by `Client.parameters`.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the parameters on the server."""
+        return self._calls.name
+
+    def __repr__(self) -> str:
+        return shown(self, self._calls.description)
+
+    read = awaiting(ParametersCalls.read)
+    push = awaiting(ParametersCalls.push)
+    push_pull = awaiting(ParametersCalls.push_pull)
+    wait = awaiting(ParametersCalls.wait)
+    info = awaiting(ParametersCalls.info)
+    rounds = awaiting(ParametersCalls.rounds)
+    change = awaiting(ParametersCalls.change)
+    save = awaiting(ParametersCalls.save)
+    load = awaiting(ParametersCalls.load)
+    fork = awaiting_another(ParametersCalls.fork, lambda: Parameters)
+    delete = awaiting(ParametersCalls.delete)
 
 
 class Client(AsyncFace[ClientCalls]):

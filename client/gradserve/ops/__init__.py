@@ -1,4 +1,4 @@
-"""The client's ops."""
+"""The gradient ops as the client declares them: `OPS` are all versions."""
 
 from gradserve.ops.normalization import (
     FUSED_BATCH_NORM,

@@ -10,8 +10,20 @@ Their state is on the server, one for each component: float32, or float64 for co
 """
 
 from gradserve.optim import flower
-from gradserve.optim.optimizers import SGD, Adagrad, AdagradOptax, Adam, AdamW, Optimizer, Yogi, adagrad_optax
-from gradserve.optim.schedules import Schedule, constant, cosine, linear
+from gradserve.optim.optimizers import (
+    SGD,
+    Adagrad,
+    AdagradOptax,
+    Adam,
+    AdamW,
+    Optimizer,
+    Schedule,
+    Yogi,
+    adagrad_optax,
+    constant,
+    cosine,
+    linear,
+)
 from gradserve.optim.translation import from_optax, from_torch
 from gradserve.public_names import publish as _publish
 

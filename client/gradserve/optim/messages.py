@@ -5,8 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from gradserve.optim.flower import FedAdagrad, FedAdam, FedAvgM, FedYogi
-from gradserve.optim.optimizers import SGD, Adagrad, AdagradOptax, Adam, AdamW, Optimizer, Yogi
-from gradserve.optim.schedules import Schedule
+from gradserve.optim.optimizers import SGD, Adagrad, AdagradOptax, Adam, AdamW, Optimizer, Schedule, Yogi
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.v1 import parameters_pb2
 

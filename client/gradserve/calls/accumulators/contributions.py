@@ -15,7 +15,7 @@ from gradserve.calls.identity import AccumulatorKey, CallId, RequestIds
 from gradserve.calls.tensors import call_with_arrays, placement_of
 from gradserve.conversion.plain import as_flag, plain_fields
 from gradserve.conversion.trees import Tree
-from gradserve.results import Outcome
+from gradserve.results import DifferentWorker, Outcome
 from gradserve.workers import TO_WAIT_ON
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.arrays import AnyArray
@@ -329,6 +329,18 @@ def as_digest(digest: Any) -> bytes:
     if not isinstance(digest, bytes) or len(digest) > _MAX_DIGEST_BYTES:
         raise _DIGEST.error(f"at most {_MAX_DIGEST_BYTES} bytes", digest)
     return digest
+
+
+def different_workers(
+    message: accumulator_pb2.Average | accumulator_pb2.AccumulatorInfo,
+) -> tuple[DifferentWorker, ...]:
+    """Returns the workers with other digests of their parameters than most, as a message names them."""
+    return tuple(
+        [
+            DifferentWorker(each.worker_id, each.equal_at if each.HasField("equal_at") else None)
+            for each in message.different_workers
+        ]
+    )
 
 
 def is_in_place(copy: bool) -> bool:

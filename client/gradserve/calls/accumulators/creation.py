@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gradserve.calls.accumulators.components import Component, Components
+from gradserve.calls.accumulators.contributions import different_workers
 from gradserve.calls.arguments import as_durability
 from gradserve.calls.exchange import Operation, Unary
 from gradserve.conversion.arrays import as_dtype
 from gradserve.conversion.plain import as_choice, as_text, as_texts, plain_fields
-from gradserve.results import AccumulatorInfo, DifferentWorker, DTypeLike
+from gradserve.results import AccumulatorInfo, DTypeLike
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import InvalidArgumentError
 from gradserve_protocol.messages import decode_duration
@@ -127,18 +128,6 @@ def described(info: accumulator_pb2.AccumulatorInfo) -> AccumulatorInfo:
         incarnation=info.accumulator.incarnation,
         num_shards=info.spec.num_shards,
         different_workers=different_workers(info),
-    )
-
-
-def different_workers(
-    message: accumulator_pb2.Average | accumulator_pb2.AccumulatorInfo,
-) -> tuple[DifferentWorker, ...]:
-    """Returns the workers with other parameters than most that a message names."""
-    return tuple(
-        [
-            DifferentWorker(each.worker_id, each.equal_at if each.HasField("equal_at") else None)
-            for each in message.different_workers
-        ]
     )
 
 

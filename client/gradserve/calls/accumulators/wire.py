@@ -9,9 +9,10 @@ from gradserve.calls.accumulators.contributions import (
     Contribution,
     ContributionWire,
     Given,
+    different_workers,
     is_in_place,
 )
-from gradserve.calls.accumulators.creation import delete, described, different_workers
+from gradserve.calls.accumulators.creation import delete, described
 from gradserve.calls.accumulators.service import without_run
 from gradserve.calls.exchange import Operation, Progress, Reply, Whole, encode_timeout
 from gradserve.calls.tensors import placement_of

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from gradserve.calls.raw_ops.accumulator_arguments import accept_names
 from gradserve.calls.raw_ops.accumulators import AccumulatorOps, SparseAccumulatorOps
 from gradserve.calls.raw_ops.gradient_ops import method_of
-from gradserve.ops.table import OPS
+from gradserve.ops import OPS
 from gradserve.public_names import complete_docstrings
 
 
