@@ -37,6 +37,8 @@ MAX_UNANSWERED = 1024
 
 MAX_SUMMANDS = 1024
 """The most gradients that a sum consists of."""
+MAX_LOADED_STEP = 1 << 62
+"""The greatest step, and count of rounds, of saved parameters: later ones, counted on from there, fit into 64 bits."""
 
 _SHOWN_CHARACTERS = 100
 _SHOWN_ENTRIES = 10

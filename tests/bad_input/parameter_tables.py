@@ -111,7 +111,8 @@ BAD_SPECS = [
 BAD_VERSIONS = [
     bad_create("expected values with step, got none", "step", values=[], step=1),
     bad_create("expected values with state, got none", "state", values=[], state=STATE),
-    bad_create("expected a step of at least 0, got -1", "step", step=-1),
+    bad_create(f"expected a step from 0 to {2**62}, got -1", "step", step=-1),
+    bad_create(f"expected a step from 0 to {2**62}, got {2**63 - 1}", "step", step=2**63 - 1),
     bad_create("expected every component, got none for ['b']", "values", values=values()[:1]),
     bad_create("expected components ['b', 'w'], got 'x'", "values[2].name", values=[*values(), dense(zeros(1), "x")]),
     bad_create("expected components ['b', 'w'], got ''", "values[0].name", values=[dense(zeros(2, 3))]),
@@ -165,7 +166,20 @@ BAD_VERSIONS = [
     Bad("ChangeParameters", Change(parameters=ref(), step=0), "expected values with step, got none", "step"),
     Bad("ChangeParameters", Change(parameters=ref(), state=STATE), "expected values with state, got none", "state"),
     Bad("ChangeParameters", Change(parameters=ref(), values=values()[:1]), "got none for ['b']", "values"),
-    Bad("ChangeParameters", Change(parameters=ref(), values=values(), step=-1), "of at least 0, got -1", "step"),
+    Bad("ChangeParameters", Change(parameters=ref(), values=values(), step=-1), f"from 0 to {2**62}, got -1", "step"),
+    Bad("ChangeParameters", Change(parameters=ref(), values=values(), step=2**62 + 1), f"got {2**62 + 1}", "step"),
+    bad_create(
+        f"expected counts of rounds from 0 to {2**62}, got {2**63 - 1}",
+        "state",
+        spec=spec(optimizer=MOMENTUM),
+        state=without(STATE, rounds=2**63 - 1),
+    ),
+    bad_create(
+        f"expected counts of rounds from 0 to {2**62}, got {2**63 - 1}",
+        "state",
+        spec=spec(optimizer=MOMENTUM),
+        state=without(STATE, component_steps=[0, 2**63 - 1]),
+    ),
 ]
 
 BAD_CHANGES = [

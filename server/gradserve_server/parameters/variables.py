@@ -10,7 +10,7 @@ from gradserve_protocol.digest import digest_of
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.limits import listed
+from gradserve_server.limits import MAX_LOADED_STEP, listed
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.stepping import ComponentStep, Stepper
 from gradserve_server.parameters.reductions.reduce import UpdateReport
@@ -18,6 +18,16 @@ from gradserve_server.parameters.spec import ParametersSpec, UpdateKind
 
 MASTER = "master"
 """The name of the master of a 16-bit component among the slots."""
+
+
+def check_step(step: int) -> None:
+    """Checks the step of saved parameters.
+
+    Raises:
+        InvalidArgumentError: It is negative, or so great that no rounds could follow.
+    """
+    if not 0 <= step <= MAX_LOADED_STEP:
+        raise InvalidArgumentError(f"expected a step from 0 to {MAX_LOADED_STEP}, got {step}", field="step")
 
 
 @dataclass(frozen=True)
@@ -322,16 +332,18 @@ class Variables:
                     f"expected values of {spec.by_name[name].dtype} for component {name!r}, got {value.dtype}",
                     field="values",
                 )
-        if loaded.step < 0:
-            raise InvalidArgumentError(f"expected a step of at least 0, got {loaded.step}", field="step")
+        check_step(loaded.step)
         if state is None:
             return
         if not optimizer.keeps_state_of(state.optimizer):
             raise InvalidArgumentError(
                 f"expected the state of {optimizer}, got that of {state.optimizer}", field="state.optimizer"
             )
-        if state.rounds < 0 or min(state.component_steps.values(), default=0) < 0:
-            raise InvalidArgumentError("expected counts of rounds of at least 0, got a negative one", field="state")
+        for count in (state.rounds, *state.component_steps.values()):
+            if not 0 <= count <= MAX_LOADED_STEP:
+                raise InvalidArgumentError(
+                    f"expected counts of rounds from 0 to {MAX_LOADED_STEP}, got {count}", field="state"
+                )
         expected = {slot.name for slot in optimizer.slots} | ({MASTER} if self.narrow else set())
         _check_names(state.slots, dict.fromkeys(expected), "slot", "state.slots")
         for slot, values in state.slots.items():

@@ -24,7 +24,7 @@ from gradserve_server.parameters.changes import Changes
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.record import DecidedRound
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules, UpdateKind
-from gradserve_server.parameters.variables import Loaded, OptimizerState
+from gradserve_server.parameters.variables import Loaded, OptimizerState, check_step
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from gradserve_server.rpc.accumulators.gradients import (
@@ -355,8 +355,7 @@ def decode_version(
             if is_set:
                 raise InvalidArgumentError(f"expected values with {field}, got none", field=field)
         return None
-    if request.step < 0:
-        raise InvalidArgumentError(f"expected a step of at least 0, got {request.step}", field="step")
+    check_step(request.step)
     check_count(request.values, MAX_COMPONENTS, "components", "values")
     described: list[tuple[str, tensor_pb2.Tensor]] = []
     for index, part in enumerate(request.values):
