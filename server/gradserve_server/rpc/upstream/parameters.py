@@ -27,6 +27,7 @@ from gradserve_server.rpc.parameters.requests import (
     UpdateRequest,
     decode_key,
     decode_parameters_spec,
+    decode_state_optimizer,
     decode_step,
     decode_update,
     decode_version,
@@ -169,6 +170,11 @@ class AggregatingParameters:
         if self._is_local(request.parameters, call):
             return await self._local.ReadParameters(request, call)
         step = decode_step(request)
+        if decode_state_optimizer(request) is not None:
+            raise InvalidArgumentError(
+                f"expected none at the home of parameters {request.parameters.name!r}, which aggregators stand for",
+                field="state_optimizer",
+            )
         waiting = self._registry.factory.waiting(call.identity)
         with waiting, self._deliverer.begin(request.placement, call) as outgoing:
             parameters = await self.known.find(request.parameters)
