@@ -2,17 +2,31 @@
 
 import gc
 import weakref
+from functools import partial
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, OpenGradient, SparseSlices
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.incoming import GradientReceiver
+from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.accumulators.spec import ComponentSpec, Layout, PartialShape
 from gradserve_server.devices.compute import InlineCompute
-from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
+from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.kernels import ForkJoin
+from gradserve_server.devices.host.reduction import Reducer
+from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
+from gradserve_server.tensors.incoming import TensorOpener, tensors_in
+from gradserve_server.tensors.payload import Payload, PayloadSegment
+from gradserve_server.tensors.residence import Residence
+from gradserve_server.tensors.spec import TensorSpec
 from tests.accumulators.bench import F32, Bench, opened, take
+from tests.accumulators.gradients import gradient_of
+from tests.tensors.test_leases import World
 
 WORKER = Contribution(worker_id="w")
 
@@ -156,3 +170,26 @@ async def test_other_dtypes_beside_are_converted() -> None:
     region[...] = np.nan
     average, _ = await take(acc, 1)
     assert {name: value.tolist() for name, value in average.values.items()} == {"a": [1, 1], "b": [3, 3]}
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+async def test_what_is_not_valid_may_be_what_a_caller_that_has_left_wrote(*, has_left: bool) -> None:
+    """The same call, sent again while the first is under way, then brings the gradient itself."""
+    acc = Bench().accumulator(ComponentSpec("", F32, PartialShape((4, 1)), Layout.SPARSE))
+    memory, ones = np.zeros(128, np.uint8), np.ones((1, 1), np.float32)
+    payload = Payload([PayloadSegment(0, memory, is_live=True)], None, has_left=lambda: has_left)
+    places = [("indices", TensorSpec(np.dtype(np.int64), (1,)), 0), ("values", TensorSpec(F32, (1, 1)), 64)]
+    indices, values = tensors_in(payload, places)
+    given = gradient_of({"": (indices, values)}, payload)
+    memory[:] = 0xFF
+    host = CpuDevice(BufferPool(0))
+    opener = TensorOpener(World().store, Residence(host, host, InlineCompute()), InlineCompute())
+    receiver = GradientReceiver(opener, InlineCompute(), Reducer(ForkJoin(1)))
+    call = RequestId("client", 1, b"")
+    applied = acc.apply(call, WORKER, partial(receiver.open, acc.sum_spec, acc.place, given))
+    error, message = (AbortedError, "the caller has left") if has_left else (InvalidArgumentError, "got -1 at 0")
+    with pytest.raises(error, match=message):
+        await applied
+    rows = SparseSlices(np.array([1]), ones)
+    outcome, duplicate = await acc.apply(call, WORKER, opened(Gradient({"": rows})))
+    assert (outcome.outcome, duplicate) == (Outcome.ACCEPTED, False)

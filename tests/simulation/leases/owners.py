@@ -255,8 +255,9 @@ class Owner:
         server, truth = self._world.server, self._truth
 
         async def serve() -> None:
+            # Before the use begins: while it does, somebody may delete them, and the use goes on.
+            contents = {handle: truth.tensors[handle].content for handle in handles if handle in truth.tensors}
             async with server.tensors.use(handles) as held:
-                contents = {handle: truth.tensors[handle].content for handle in handles}
                 await asyncio.sleep(delay)
                 for handle, array in held.arrays.items():
                     check(array.tobytes() == contents[handle], f"tensor {handle} has changed")
