@@ -29,16 +29,16 @@ from gradserve_server.ops.registry import make_families
 from gradserve_server.parameters.journal import ParametersJournals
 from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.resources.budget import Purpose
-from gradserve_server.resources.ids import RandomIds
 from gradserve_server.resources.lifetimes import ClientLeases
 from gradserve_server.resources.memory import Budgets
+from gradserve_server.resources.registry import RandomIds
 from gradserve_server.rpc.boundary.chain import Interceptor, Service
 from gradserve_server.rpc.boundary.interceptors import Admission
 from gradserve_server.rpc.listeners.grpc.listener import GrpcListener
 from gradserve_server.rpc.listeners.sockets.context import FairSockets
 from gradserve_server.rpc.listeners.sockets.regions import max_regions
+from gradserve_server.runtime.event_loop import ServiceClock
 from gradserve_server.runtime.files import reason_of
-from gradserve_server.runtime.timing import ServiceClock
 from gradserve_server.storage.directory import StateDirectory, StateError
 from gradserve_server.storage.journal import Durability
 from gradserve_server.storage.store import StateStore

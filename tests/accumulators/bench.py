@@ -31,7 +31,7 @@ from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.security.shares import ShareRules
+from gradserve_server.security.identity import ShareRules
 from tests.journals import EventJournal, OneJournal
 
 F32 = np.dtype(np.float32)

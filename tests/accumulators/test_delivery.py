@@ -7,7 +7,7 @@ import pytest
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.errors import AbortedError, ResourceExhaustedError
-from gradserve_server.runtime.timing import Turn
+from gradserve_server.runtime.event_loop import Turn
 from tests.accumulators.bench import Bench, apply, push_pull, take, turns, value_of
 
 LEASE = 60.0

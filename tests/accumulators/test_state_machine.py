@@ -30,8 +30,7 @@ from gradserve_server.errors import AbortedError, DeadlineExceededError, Invalid
 from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.security.identity import Identity
-from gradserve_server.security.shares import ShareRules
+from gradserve_server.security.identity import Identity, ShareRules
 from gradserve_server.storage.journal import Record
 from tests.accumulators.bench import opened
 from tests.journals import EventJournal, OneJournal

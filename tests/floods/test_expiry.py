@@ -16,7 +16,7 @@ from gradserve_server.resources.leases import LeaseQueue
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.memory import Room
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.runtime.timing import Turn
+from gradserve_server.runtime.event_loop import Turn
 from tests.accumulators.bench import Bench, apply, opened, push_pull, turns
 from tests.floods.test_lists import store_of
 from tests.floods.work import calls_of

@@ -34,7 +34,7 @@ from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.memory import Memory
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.security.shares import ShareRules
+from gradserve_server.security.identity import ShareRules
 from tests.journals import EventJournal, OneJournal
 
 KEY = ResourceKey("test", "layer")

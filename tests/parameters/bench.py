@@ -32,7 +32,7 @@ from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.security.shares import ShareRules
+from gradserve_server.security.identity import ShareRules
 
 KEY = ResourceKey("test", "p")
 Values = Mapping[str, Sequence[float] | np.ndarray]

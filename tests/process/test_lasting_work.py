@@ -19,8 +19,7 @@ from gradserve_server.rpc.listeners.grpc.calls import IdleConnections
 from gradserve_server.rpc.listeners.grpc.endpoint import LastingEndpoint
 from gradserve_server.rpc.listeners.sockets.listener import SocketListener
 from gradserve_server.rpc.listeners.sockets.transfers import _Mover
-from gradserve_server.runtime.event_loop import LoopWatch
-from gradserve_server.runtime.timing import ServiceClock, Turn
+from gradserve_server.runtime.event_loop import LoopWatch, ServiceClock, Turn
 from gradserve_server.security.access import Access
 from gradserve_testing import LocalServer
 from tests.security.serving import TOKENS, entry

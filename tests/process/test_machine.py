@@ -3,7 +3,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gradserve_server.runtime.machine import memory_bytes, num_cores
+from gradserve_server.runtime.process import memory_bytes, num_cores
 
 TOTAL = psutil.virtual_memory().total
 

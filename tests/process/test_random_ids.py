@@ -2,7 +2,7 @@
 
 import re
 
-from gradserve_server.resources.ids import RandomIds
+from gradserve_server.resources.registry import RandomIds
 
 
 def test_ids() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gradserve_server.runtime.timing import SLICE_ITEMS, InTurns, Turn, batched
+from gradserve_server.runtime.event_loop import SLICE_ITEMS, InTurns, Turn, batched
 
 
 async def turns_of_others(work: Callable[[], Awaitable[object]]) -> int:

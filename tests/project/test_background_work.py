@@ -27,7 +27,7 @@ ELSEWHERE = {
     "server/gradserve_server/observe/port.py": "makes the HTTP port once, and logs why it cannot",
     "server/gradserve_server/observe/tracing.py": "sends the last spans, once",
     "server/gradserve_server/ops/runner.py": "prepares kernels once, and logs failures",
-    "server/gradserve_server/runtime/tasks.py": "work of one call, whose caller gets its error",
+    "server/gradserve_server/runtime/event_loop.py": "work of one call, whose caller gets its error",
     "server/gradserve_server/rpc/listeners/grpc/flow.py": "ends one call",
     "server/gradserve_server/rpc/listeners/grpc/calls.py": "ends connections once",
     "server/gradserve_server/rpc/listeners/grpc/endpoint.py": "ends gRPC servers",

@@ -10,8 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.budget import Budget, Purpose
-from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.security.shares import ContainerLimits, OwnLimits, ShareRules
+from gradserve_server.security.identity import ANONYMOUS, ContainerLimits, Identity, OwnLimits, ShareRules
 
 CHIEF, WORKER = Identity("chief"), Identity("worker")
 COST = 2

@@ -16,7 +16,7 @@ from gradserve_server.errors import (
 from gradserve_server.layers.batch_norm.registry import Reuse
 from gradserve_server.resources.lifetimes import Lifetime, Lifetimes
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.runtime.timing import Turn
+from gradserve_server.runtime.event_loop import Turn
 from tests.accumulators.bench import Bench, apply, take, turns
 from tests.layers.bench import LayerBench, config_of
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from gradserve_server.resources.leases import Lease, LeaseQueue
-from gradserve_server.runtime.timing import Turn
+from gradserve_server.runtime.event_loop import Turn
 from tests.floods.work import calls_of
 
 

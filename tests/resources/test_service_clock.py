@@ -1,6 +1,6 @@
 """Time in which nobody could be heard does not count."""
 
-from gradserve_server.runtime.timing import ServiceClock
+from gradserve_server.runtime.event_loop import ServiceClock
 
 
 class World:

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from gradserve_server.runtime.tasks import EagerCall
+from gradserve_server.runtime.event_loop import EagerCall
 
 
 class World:

@@ -13,20 +13,21 @@ from typing import Any
 
 import pytest
 
-from gradserve_server.config.toml_file import MOST_BYTES
+from gradserve_server.config.settings import MOST_BYTES
 from gradserve_server.errors import UnauthenticatedError
 from gradserve_server.security.access import Access, UserKeys
 from gradserve_server.security.access_file import AccessFileError, read_policy
 from gradserve_server.security.identity import (
     ANONYMOUS,
+    ContainerLimits,
     Credentials,
     Identity,
+    OwnLimits,
     PeerCertificate,
     Role,
     digest_of,
     new_token,
 )
-from gradserve_server.security.shares import ContainerLimits, OwnLimits
 from tests.security.serving import entry, replace_file
 
 KEYS = UserKeys(time.monotonic)

@@ -12,7 +12,7 @@ from gradserve_server.errors import PermissionDeniedError
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.interceptors import AccessChecks, FairCalls
 from gradserve_server.security.access import RULES
-from gradserve_server.security.shares import ShareRules
+from gradserve_server.security.identity import ShareRules
 from gradserve_testing import LocalServer
 from tests.rpc.parameters.requests import create
 from tests.security.serving import TOKENS

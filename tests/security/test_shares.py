@@ -14,8 +14,7 @@ from gradserve_server.config import LimitsConfig, RuntimeConfig, SecurityConfig,
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.rpc.boundary.interceptors import FairCalls
 from gradserve_server.rpc.listeners.sockets.context import FairSockets
-from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.security.shares import NO_LIMITS, CallRates, OwnLimits, ShareRules
+from gradserve_server.security.identity import ANONYMOUS, NO_LIMITS, CallRates, Identity, OwnLimits, ShareRules
 from gradserve_testing import LocalServer
 from tests.bad_input.requests import Take, ref
 from tests.security.serving import TOKENS, entry

@@ -2,7 +2,7 @@
 
 import time
 
-from gradserve_server.runtime.timing import ServiceClock
+from gradserve_server.runtime.event_loop import ServiceClock
 
 
 class SkippingClock(ServiceClock):

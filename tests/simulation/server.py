@@ -30,9 +30,9 @@ from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.memory import Memory
 from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
-from gradserve_server.runtime import timing as timing_module
-from gradserve_server.runtime.timing import ServiceClock
-from gradserve_server.security.shares import ShareRules
+from gradserve_server.runtime import event_loop as event_loop_module
+from gradserve_server.runtime.event_loop import ServiceClock
+from gradserve_server.security.identity import ShareRules
 from gradserve_server.storage import database as database_module
 from gradserve_server.storage import journal as journal_module
 from gradserve_server.storage import segments as segments_module
@@ -84,7 +84,7 @@ class Server:
         _replace(patched, database_module, "os", self.disk)
         _replace(patched, store_module, "Segments", lambda folder: Segments(folder, SEGMENT_BYTES))
         _replace(patched, journal_module, "MOST_EVENTS", MOST_EVENTS)
-        _replace(patched, timing_module, "SLICE_ITEMS", 1)
+        _replace(patched, event_loop_module, "SLICE_ITEMS", 1)
         self.store = SimulatedStore(StateDirectory(path), self.disk, chance)
         self.journals = AccumulatorJournals(self.store, Durability.ROUND)
         self.parameters_journals = ParametersJournals(self.store, Durability.ROUND)

@@ -21,7 +21,7 @@ from gradserve_server.config import LeaseConfig, ServerConfig
 from gradserve_server.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.memory import Memory
-from gradserve_server.runtime.timing import Turn
+from gradserve_server.runtime.event_loop import Turn
 from gradserve_server.tensors.spec import TensorSpec
 from gradserve_server.tensors.store import TensorStore
 from gradserve_testing import LocalServer

@@ -7,7 +7,7 @@ import pytest
 
 from gradserve_server.errors import NotFoundError
 from gradserve_server.resources.budget import Budget
-from gradserve_server.runtime.timing import SLICE_ITEMS
+from gradserve_server.runtime.event_loop import SLICE_ITEMS
 from gradserve_server.tensors.held import HeldTensors
 from tests.floods.test_lists import store_of
 from tests.floods.work import longest_turn

@@ -18,7 +18,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.waits import LiveWorkers, Waiter, Waits
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ServiceError
 from gradserve_server.resources.budget import Reservation
-from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
+from gradserve_server.runtime.event_loop import BackgroundTasks, EagerCall
 from gradserve_server.storage.journal import Durability
 
 NOT_COUNTED_FIELD = "worker_id"

@@ -13,7 +13,7 @@ from gradserve_server.accumulators.rounds import OF_ACCUMULATORS, Round, Rounds,
 from gradserve_server.accumulators.sharding.home import Decision, as_of_now
 from gradserve_server.errors import AbortedError, OutOfRangeError
 from gradserve_server.resources.budget import Reservation
-from gradserve_server.runtime.timing import Turn
+from gradserve_server.runtime.event_loop import Turn
 
 
 class KeptBytes:

@@ -19,7 +19,7 @@ from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.accumulators.waits import TakeQueue, Waiter
 from gradserve_server.errors import ServiceError
 from gradserve_server.resources.budget import Reservation
-from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
+from gradserve_server.runtime.event_loop import BackgroundTasks, EagerCall
 
 _WORKER_BYTES = 768
 """The memory of the id of a worker and the digest of its parameters, at most."""

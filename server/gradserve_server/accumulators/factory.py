@@ -30,9 +30,8 @@ from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.runtime.timing import Deadlines, Turn
-from gradserve_server.security.identity import Identity
-from gradserve_server.security.shares import ShareRules
+from gradserve_server.runtime.event_loop import Deadlines, Turn
+from gradserve_server.security.identity import Identity, ShareRules
 from gradserve_server.storage.journal import Durability
 
 

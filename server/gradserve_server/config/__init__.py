@@ -20,7 +20,7 @@ from gradserve_server.config.fields import (
     Seconds,
 )
 from gradserve_server.config.servers import ClusterConfig, UpstreamConfig
-from gradserve_server.runtime.machine import memory_bytes, num_cores
+from gradserve_server.runtime.process import memory_bytes, num_cores
 
 MIB = 1 << 20
 _LEAST_MESSAGE_BYTES = 4 * MIB

@@ -3,6 +3,7 @@
 import difflib
 import os
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,34 @@ from pydantic import BaseModel, ByteSize, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from gradserve_protocol.tls import read_regular
 from gradserve_protocol.variables import VARIABLES
 from gradserve_server.config import ServerConfig
 from gradserve_server.config.fields import Expected
-from gradserve_server.config.toml_file import read_toml
 from gradserve_server.runtime.files import reason_of
+
+MOST_BYTES = 1 << 20
+_MOST_DOTS = 64
+_STRING_OR_COMMENT = re.compile(r""""(?:[^"\\]|\\.)*"|'[^']*'|#.*""")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Returns the contents of a file, whatever it is, within a time that its size bounds.
+
+    Raises:
+        OSError: It cannot be read, is not a regular file, or has more than 1 MiB.
+        ValueError: It is not valid; the message says where.
+    """
+    text = read_regular(path, MOST_BYTES).decode()
+    for number, line in enumerate(text.split("\n"), 1):
+        # The time that a key takes grows with the square of its parts.
+        if line.count(".") > _MOST_DOTS and _STRING_OR_COMMENT.sub("", line).count(".") > _MOST_DOTS:
+            raise ValueError(f"expected a key of at most {_MOST_DOTS} parts (at line {number})")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("tables or lists are nested too deeply") from None
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

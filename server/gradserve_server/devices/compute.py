@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import ParamSpec, Protocol, TypeVar
 
 from gradserve_server.errors import AbortedError, ServiceError, UnavailableError
-from gradserve_server.runtime.timing import SLICE_ITEMS
+from gradserve_server.runtime.event_loop import SLICE_ITEMS
 
 P = ParamSpec("P")
 T = TypeVar("T")

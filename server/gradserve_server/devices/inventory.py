@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gradserve_protocol.gpu import GpuError
 from gradserve_server.devices.device import CpuDevice, Device, GpuSharing
-from gradserve_server.runtime.machine import memory_bytes, num_cores
+from gradserve_server.runtime.process import memory_bytes, num_cores
 
 NO_CUPY = "CuPy is not installed: see the extras cuda12 and cuda13"
 

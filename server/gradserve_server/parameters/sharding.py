@@ -28,7 +28,7 @@ from gradserve_server.parameters.update_sum import HeldUpdates, RunningUpdates
 from gradserve_server.parameters.variables import Loaded
 from gradserve_server.parameters.versions import Versions
 from gradserve_server.resources.budget import Reservation
-from gradserve_server.runtime.timing import InTurns, Turn
+from gradserve_server.runtime.event_loop import InTurns, Turn
 
 DECIDED_FIELD = "decided"
 """The field of the error of a server that lacks rounds before those of a request."""

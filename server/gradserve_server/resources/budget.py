@@ -8,8 +8,7 @@ from weakref import WeakValueDictionary
 
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.limits import quoted
-from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.security.shares import ContainerLimits, OwnLimits, ShareRules
+from gradserve_server.security.identity import ANONYMOUS, ContainerLimits, Identity, OwnLimits, ShareRules
 
 UNLIMITED = 1 << 62
 """A limit that nothing reaches."""

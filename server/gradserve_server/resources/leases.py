@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Generic, TypeVar
 
-from gradserve_server.runtime.timing import ServiceClock, Turn
+from gradserve_server.runtime.event_loop import ServiceClock, Turn
 
 _log = logging.getLogger(__name__)
 ItemT = TypeVar("ItemT")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gradserve_server.errors import InvalidArgumentError, ServiceError
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.resources.leases import Lease, LeaseQueue, expire_all
-from gradserve_server.runtime.timing import Turn
+from gradserve_server.runtime.event_loop import Turn
 
 _LONGEST_SECONDS = 315_576_000_000.0
 """The longest time of protobuf's Duration, in which answers tell it: 10,000 years."""

@@ -6,8 +6,7 @@ from typing import NamedTuple, Self
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.device import Array
 from gradserve_server.resources.budget import Budget, Purpose, Reservation
-from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.security.shares import ShareRules
+from gradserve_server.security.identity import ANONYMOUS, Identity, ShareRules
 
 
 class Sizes(NamedTuple):

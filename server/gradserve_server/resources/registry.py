@@ -1,6 +1,7 @@
-"""Resources that live on the server under a container and a name."""
+"""Resources that live on the server under a container and a name, and ids for them."""
 
 import bisect
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, field
@@ -327,3 +328,51 @@ class Tombstones(Generic[KeyT]):
 
 def _length(key: Hashable) -> int:
     return len(str(key))
+
+
+_ID_BYTES = 16
+_IDS_AT_ONCE = 256
+
+
+class RandomIds:
+    """Makes ids of 128 random bits, as 32 hexadecimal digits.
+
+    Random bytes are read for many ids at a time. Each read gives other threads the interpreter, and with several of
+    them at work it can take milliseconds to get it back.
+    """
+
+    def __init__(self) -> None:
+        """Makes no id yet."""
+        self._ids: list[str] = []
+
+    def __call__(self) -> str:
+        """Returns an id that nothing else has."""
+        if not self._ids:
+            digits = os.urandom(_IDS_AT_ONCE * _ID_BYTES).hex()
+            self._ids = [digits[start : start + 2 * _ID_BYTES] for start in range(0, len(digits), 2 * _ID_BYTES)]
+        return self._ids.pop()
+
+
+_PREFIX_LENGTH = 8
+
+
+class ServerRun:
+    """Makes ids that tell what another run of the server made.
+
+    Attributes:
+        incarnation: The id of the run.
+    """
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self.incarnation = new_id()
+        self._prefix = self.incarnation[:_PREFIX_LENGTH]
+        self._length = len(self._prefix) + len(self.incarnation)
+
+    def new_id(self) -> str:
+        """Returns an id that nothing else has."""
+        return self._prefix + self._new_id()
+
+    def is_of_another(self, given: str) -> bool:
+        """Returns True if an id has the form of those of a server, and is not of this run."""
+        return len(given) == self._length and not given.startswith(self._prefix)

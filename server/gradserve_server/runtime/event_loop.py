@@ -1,17 +1,225 @@
-"""The event loop of a server, and what may hold it up: slow callbacks and the garbage collector."""
+"""The event loop of a server: how work shares it, its clock, and what may hold it up.
+
+Most calls never wait. A task for each of them, and a turn of the event loop until it begins, would take longer than
+their work. Python has eager tasks for this, but only from 3.12 on.
+"""
 
 import asyncio
 import gc
+import heapq
+import itertools
 import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from functools import partial
-from types import FrameType
-from typing import Any, Self
+from types import FrameType, coroutine
+from typing import Any, Generic, Self, TypeVar
 
 from gradserve_protocol.lasting import lasting_thread
+
+T = TypeVar("T")
+
+
+class EagerCall(Generic[T]):
+    """A call that has run until its end, or until it first had to wait.
+
+    The first part runs in the caller's task. If `rest` runs in another one, the first part must not have entered
+    anything that belongs to its task, such as `asyncio.timeout`.
+
+    Attributes:
+        is_done: Whether it has ended.
+    """
+
+    __slots__ = ("_error", "_result", "_waits_for", "_work", "is_done")
+
+    def __init__(self, work: Awaitable[T]) -> None:
+        """Runs the first part."""
+        self._work: Generator[Any, Any, T] = work.__await__()
+        self._waits_for: Any = None
+        self._result: Any = None
+        self._error: Exception | None = None
+        self.is_done = True
+        try:
+            self._waits_for = self._work.send(None)
+            self.is_done = False
+        except StopIteration as end:
+            self._result = end.value
+        except Exception as error:
+            self._error = error
+
+    def result(self) -> T:
+        """Returns the result of a call that has ended, or raises its error."""
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame: a cycle would keep the work's memory until it is collected
+        result: T = self._result
+        return result
+
+    async def rest(self) -> T:
+        """Runs the rest; returns the result or raises the error. Await it once, if the call has not ended."""
+        return await self._resume()
+
+    @coroutine
+    def _resume(self) -> Generator[Any, Any, T]:
+        waits_for, self._waits_for = self._waits_for, None
+        while True:
+            try:
+                answer = yield waits_for
+            except GeneratorExit:
+                self._work.close()
+                raise
+            except BaseException as error:
+                resume: Any = self._work.throw
+                answer = error
+            else:
+                resume = self._work.send
+            try:
+                waits_for = resume(answer)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            finally:
+                del answer  # as above
+
+
+class BackgroundTasks:
+    """Work that continues when its caller is cancelled."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does some work eagerly; makes a task only if it has to wait."""
+        begun = EagerCall(work)
+        return begun.result() if begun.is_done else await asyncio.shield(self.begin(begun.rest()))
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Starts some work in a task, which nobody has to await."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(retrieve)
+        return task
+
+
+def retrieve(done: asyncio.Future[Any]) -> None:
+    """Retrieves an exception that nobody may be waiting for."""
+    if not done.cancelled():
+        done.exception()
+
+
+SLICE_ITEMS = 256
+"""The small things, of some microseconds each, that are done before other tasks or threads get their turn."""
+ItemT = TypeVar("ItemT")
+
+
+class ServiceClock:
+    """Counts the seconds in which the server could hear its clients.
+
+    Clients of a server that is suspended, by SIGSTOP or with its virtual machine, cannot renew their leases. With an
+    ordinary clock these would end as soon as the server goes on.
+    """
+
+    def __init__(self, monotonic: Callable[[], float], longest_tick: float) -> None:
+        self._monotonic = monotonic
+        self._longest_tick = longest_tick
+        self._last_tick = monotonic()
+        self._missed = 0.0
+
+    def __call__(self) -> float:
+        """Returns the time in seconds since an arbitrary moment; it never goes back."""
+        now = self._monotonic()
+        return min(now, self._last_tick + self._longest_tick) - self._missed
+
+    def tick(self) -> None:
+        """Counts the time since the last tick, as the server is awake."""
+        now = self._monotonic()
+        self._missed += max(now - self._last_tick - self._longest_tick, 0.0)
+        self._last_tick = now
+
+
+class Turn:
+    """A time slice on the event loop, counted in items.
+
+    Attributes:
+        is_over: Whether items were left for the next turn.
+    """
+
+    __slots__ = ("_left", "is_over")
+
+    def __init__(self, items: int | None = None) -> None:
+        self._left = SLICE_ITEMS if items is None else items
+        self.is_over = False
+
+    def look(self) -> bool:
+        """Returns True if one more item may be looked at; otherwise the turn is over."""
+        if self._left <= 0:
+            self.is_over = True
+            return False
+        self._left -= 1
+        return True
+
+    async def spend(self, items: int = 1) -> None:
+        """Counts items that come next; if the turn is over, other tasks get theirs first."""
+        if self._left <= 0:
+            await asyncio.sleep(0)
+            self._left = SLICE_ITEMS
+        self._left -= items
+
+
+class InTurns(AsyncIterator[ItemT]):
+    """Iterates over any number of items on the event loop; other tasks get their turn after each `SLICE_ITEMS`."""
+
+    def __init__(self, items: Iterable[ItemT]) -> None:
+        self._items = iter(items)
+        self._turn = Turn()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ItemT:
+        try:
+            item = next(self._items)
+        except StopIteration:
+            raise StopAsyncIteration from None
+        await self._turn.spend()
+        return item
+
+
+def batched(items: Iterable[ItemT]) -> Iterator[list[ItemT]]:
+    """Yields up to `SLICE_ITEMS` items at a time, for steps of a thread between which others run."""
+    left = iter(items)
+    while some := list(itertools.islice(left, SLICE_ITEMS)):
+        yield some
+
+
+class Deadlines(Generic[ItemT]):
+    """Items by deadline. Finding the items that are due costs nothing for the others.
+
+    Not thread-safe: used on the event loop only.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, ItemT]] = []
+        self._tie_breaker = itertools.count()
+
+    def add(self, deadline: float, item: ItemT) -> None:
+        """Adds an item that is due at `deadline`."""
+        heapq.heappush(self._heap, (deadline, next(self._tie_breaker), item))
+
+    def is_due(self, now: float) -> bool:
+        """Returns True if the earliest deadline has come."""
+        return bool(self._heap) and self._heap[0][0] <= now
+
+    def pop(self) -> ItemT:
+        """Removes and returns the item with the earliest deadline."""
+        return heapq.heappop(self._heap)[2]
+
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The process of a command: its signals, its end, and its limits.
+"""The process of a command: its signals, its end, and its limits, also those of its container.
 
 Imported before modules that take time to import, so it imports next to nothing.
 """
@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
@@ -157,3 +158,35 @@ def keep_freed_memory() -> None:
     mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES)
     mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
     mallopt(_M_TOP_PAD, _TOP_PAD_BYTES)
+
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def memory_bytes(cgroup: Path = _CGROUP) -> int:
+    """Returns the memory that this process can use."""
+    import psutil
+
+    total: int = psutil.virtual_memory().total
+    limit = _first_word(cgroup / "memory.max")
+    return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def num_cores(cgroup: Path = _CGROUP) -> int:
+    """Returns the number of threads of this process that can run at once, at least 1."""
+    cores = len(os.sched_getaffinity(0))
+    quota, *period = _read(cgroup / "cpu.max").split() or [""]
+    if quota.isdecimal() and period and int(period[0]):
+        cores = min(cores, int(quota) // int(period[0]))
+    return max(cores, 1)
+
+
+def _first_word(path: Path) -> str:
+    return next(iter(_read(path).split()), "")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""  # not in a container, or an older kernel

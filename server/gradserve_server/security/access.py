@@ -16,8 +16,7 @@ from pathlib import Path
 from gradserve_server.errors import PermissionDeniedError, UnauthenticatedError
 from gradserve_server.limits import quoted
 from gradserve_server.security.access_file import AccessFileError, read_policy
-from gradserve_server.security.identity import Credentials, Identity, Role
-from gradserve_server.security.shares import ContainerLimits, OwnLimits, ShareRules
+from gradserve_server.security.identity import ContainerLimits, Credentials, Identity, OwnLimits, Role, ShareRules
 
 LIFETIME_SECONDS = 600.0
 _SECRET_BYTES = 32

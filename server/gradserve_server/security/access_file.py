@@ -15,11 +15,20 @@ from typing import Annotated, Any
 
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
-from gradserve_server.config.toml_file import read_toml
+from gradserve_server.config.settings import read_toml
 from gradserve_server.errors import UnauthenticatedError
 from gradserve_server.runtime.files import reason_of
-from gradserve_server.security.identity import ALL_CONTAINERS, MAX_IDENTITY_BYTES, Credentials, Identity, Role
-from gradserve_server.security.shares import NO_CONTAINER_LIMITS, NO_LIMITS, ContainerLimits, OwnLimits
+from gradserve_server.security.identity import (
+    ALL_CONTAINERS,
+    MAX_IDENTITY_BYTES,
+    NO_CONTAINER_LIMITS,
+    NO_LIMITS,
+    ContainerLimits,
+    Credentials,
+    Identity,
+    OwnLimits,
+    Role,
+)
 
 _INDEXED_BYTES = 2
 DIGEST_PREFIX = "sha256:"

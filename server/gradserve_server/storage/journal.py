@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.runtime.tasks import BackgroundTasks
+from gradserve_server.runtime.event_loop import BackgroundTasks
 from gradserve_server.storage.database import UNREADABLE, reading_database
 from gradserve_server.storage.directory import DAMAGES, DamagedError
 from gradserve_server.storage.store import Change, StateStore

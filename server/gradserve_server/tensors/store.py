@@ -17,7 +17,7 @@ from gradserve_server.limits import quoted
 from gradserve_server.resources.budget import Budget, Purpose, Reservation
 from gradserve_server.resources.leases import LeaseQueue
 from gradserve_server.resources.memory import Memory, Room, Sizes
-from gradserve_server.runtime.timing import InTurns, Turn
+from gradserve_server.runtime.event_loop import InTurns, Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.held import Entry, HeldTensors, IdleTensors, Serials
 from gradserve_server.tensors.receipts import Receipt, Receipts

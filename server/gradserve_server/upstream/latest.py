@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.budget import Budget, Purpose, Reservation
-from gradserve_server.runtime.tasks import BackgroundTasks
+from gradserve_server.runtime.event_loop import BackgroundTasks
 
 
 class LatestAverages:

@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.errors import AbortedError
-from gradserve_server.runtime.tasks import retrieve
+from gradserve_server.runtime.event_loop import retrieve
 
 RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")

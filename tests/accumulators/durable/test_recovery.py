@@ -26,7 +26,7 @@ from gradserve_server.errors import (
 )
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.runtime.timing import Turn
+from gradserve_server.runtime.event_loop import Turn
 from gradserve_server.security.identity import Identity
 from gradserve_server.storage import journal as journal_module
 from gradserve_server.storage.directory import StateError

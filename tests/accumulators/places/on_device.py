@@ -16,7 +16,7 @@ from gradserve_server.devices.cuda.reduction import CudaReducer
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.resources.budget import Budget, Purpose
 from gradserve_server.resources.memory import Memory
-from gradserve_server.security.shares import ShareRules
+from gradserve_server.security.identity import ShareRules
 from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore

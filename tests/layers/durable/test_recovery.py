@@ -24,7 +24,7 @@ from gradserve_server.layers.initializers import NamedInitializer
 from gradserve_server.layers.regularizers import Regularizer
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.runtime.timing import Turn
+from gradserve_server.runtime.event_loop import Turn
 from gradserve_server.storage import journal as journal_module
 from gradserve_server.storage.directory import StateError
 from gradserve_server.storage.journal import Durability

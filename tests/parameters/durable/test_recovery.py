@@ -29,7 +29,7 @@ from gradserve_server.parameters.variables import Loaded
 from gradserve_server.parameters.versions import Version
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.runtime.timing import Turn
+from gradserve_server.runtime.event_loop import Turn
 from gradserve_server.storage import journal as journal_module
 from gradserve_server.storage.journal import Durability
 from tests.parameters.bench import KEY, Values, adam, arrays, opened, push, sgd, shown

@@ -11,7 +11,7 @@ from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.listeners.grpc.listener import ClientKeepalive, GrpcListener
-from gradserve_server.runtime.timing import Turn
+from gradserve_server.runtime.event_loop import Turn
 from gradserve_testing import LocalServer
 from tests.servers.clocks import SkippingClock
 from tests.servers.processes import ended

@@ -25,18 +25,18 @@ from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.cluster import Member
-from gradserve_server.resources.ids import ServerRun
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.memory import Memory
+from gradserve_server.resources.registry import ServerRun
 from gradserve_server.rpc.accumulators.replies import reply_codecs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.services import SERVICES
 from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
-from gradserve_server.runtime.timing import ServiceClock
-from gradserve_server.security.shares import ShareRules
+from gradserve_server.runtime.event_loop import ServiceClock
+from gradserve_server.security.identity import ShareRules
 from gradserve_server.storage.directory import StateDirectory
 from gradserve_server.storage.journal import Durability
 from gradserve_server.tensors.incoming import TensorOpener

@@ -12,9 +12,8 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.resources.budget import Budget, Purpose, Reservation
 from gradserve_server.resources.memory import Memory
-from gradserve_server.runtime.timing import Turn
-from gradserve_server.security.identity import ANONYMOUS, Identity, owner_named
-from gradserve_server.security.shares import OwnLimits, ShareRules
+from gradserve_server.runtime.event_loop import Turn
+from gradserve_server.security.identity import ANONYMOUS, Identity, OwnLimits, ShareRules, owner_named
 from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore

@@ -29,8 +29,7 @@ from gradserve_server.resources.budget import UNLIMITED, Budget
 from gradserve_server.resources.cluster import MisplacedError
 from gradserve_server.resources.lifetimes import Lifetime, Lifetimes
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.security.identity import owner_named
-from gradserve_server.security.shares import ShareRules
+from gradserve_server.security.identity import ShareRules, owner_named
 from gradserve_server.storage.directory import DAMAGES, StateError
 from gradserve_server.storage.journal import RESIZED, Durability, num_incoming
 from gradserve_server.storage.segments import Allocate

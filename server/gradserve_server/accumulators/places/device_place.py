@@ -17,7 +17,7 @@ from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Device, Reducer, with_all_memory
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.budget import Purpose, Reservation
-from gradserve_server.runtime.tasks import BackgroundTasks
+from gradserve_server.runtime.event_loop import BackgroundTasks
 from gradserve_server.security.identity import Identity
 from gradserve_server.storage.journal import Durability
 from gradserve_server.tensors.eviction import Evictor

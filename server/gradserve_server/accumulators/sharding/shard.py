@@ -24,8 +24,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ServiceError
 from gradserve_server.resources.budget import Reservation
-from gradserve_server.runtime.tasks import BackgroundTasks
-from gradserve_server.runtime.timing import InTurns
+from gradserve_server.runtime.event_loop import BackgroundTasks, InTurns
 
 T = TypeVar("T")
 _PART_BYTES = 2048

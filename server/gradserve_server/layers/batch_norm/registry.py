@@ -19,7 +19,7 @@ from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import Directory, ResourceKey
-from gradserve_server.runtime.timing import InTurns
+from gradserve_server.runtime.event_loop import InTurns
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.storage.journal import durability_of_new
 

@@ -12,7 +12,7 @@ from gradserve_protocol.server_status import AccumulatorStatus, ParametersStatus
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.observe.status.snapshot import Snapshot
-from gradserve_server.runtime.timing import Turn
+from gradserve_server.runtime.event_loop import Turn
 from gradserve_server.security.identity import Identity
 
 EVERY_SECONDS = 1.0

@@ -22,7 +22,7 @@ from gradserve_server.layers.batch_norm.registry import LayerRegistry
 from gradserve_server.observe.rounds import History, RoundRecord, median_seconds
 from gradserve_server.observe.status.request import Order, StatusRequest
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.runtime.timing import InTurns, Turn
+from gradserve_server.runtime.event_loop import InTurns, Turn
 
 StatusT = TypeVar("StatusT", AccumulatorStatus, ParametersStatus)
 MOST_LAYERS = 1000

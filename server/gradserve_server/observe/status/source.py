@@ -26,7 +26,7 @@ from gradserve_server.observe.updates import UpdateHistory
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.resources.cluster import Member
-from gradserve_server.runtime.timing import InTurns, Turn
+from gradserve_server.runtime.event_loop import InTurns, Turn
 
 MOST_ACCUMULATORS = 100
 """The most accumulators with separate metrics: those whose rounds began or ended last, excluding internal ones."""

@@ -31,8 +31,7 @@ from gradserve_server.rpc.boundary.chain import Call, Handle
 from gradserve_server.rpc.boundary.messages import MalformedMessage
 from gradserve_server.rpc.boundary.status import status_code
 from gradserve_server.security.access import RULES, Access, no_rule
-from gradserve_server.security.identity import Identity
-from gradserve_server.security.shares import CallRates, ShareRules
+from gradserve_server.security.identity import CallRates, Identity, ShareRules
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError, Message
 from gradserve_protocol.tensors import varint
 from gradserve_server.devices.compute import FEW_PIECES, Compute
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.runtime.timing import batched
+from gradserve_server.runtime.event_loop import batched
 
 UNCHECKED_BYTES = 1 << 16
 """Requests of up to this length have too few parts to matter."""

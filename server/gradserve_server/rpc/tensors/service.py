@@ -35,8 +35,7 @@ from gradserve_server.rpc.tensors.messages import (
     encode_spec,
 )
 from gradserve_server.rpc.tensors.outgoing import each_inline
-from gradserve_server.runtime.tasks import BackgroundTasks, EagerCall
-from gradserve_server.runtime.timing import InTurns
+from gradserve_server.runtime.event_loop import BackgroundTasks, EagerCall, InTurns
 from gradserve_server.tensors.held import HeldTensors
 from gradserve_server.tensors.incoming import IncomingTensors, TensorOpener
 from gradserve_server.tensors.inflight import InFlight, TooSlowError

@@ -36,7 +36,7 @@ from gradserve_server.rpc.upstream.messages import (
     ref_of,
     waits_for_round,
 )
-from gradserve_server.runtime.tasks import BackgroundTasks
+from gradserve_server.runtime.event_loop import BackgroundTasks
 from gradserve_server.upstream.batches import Batches, Counts, ForwardingRule, in_order, sum_bytes, summed
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from gradserve.transport.route import Route
 from gradserve_protocol.address import Address
 from gradserve_protocol.lasting import lasting_task
 from gradserve_protocol.tls import CertificateFiles, Certificates
-from gradserve_server.rpc.listeners.socket_file import bind_socket_file
-from gradserve_server.runtime.files import OwnedFile, reason_of
+from gradserve_server.runtime.files import OwnedFile, bind_socket_file, reason_of
 
 _log = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ from gradserve_server.rpc.listeners.sockets.payloads import PayloadReceiver, che
 from gradserve_server.rpc.listeners.sockets.regions import ClientRegions, ServerRegions
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
 from gradserve_server.rpc.sockets.service import Grant
-from gradserve_server.runtime.tasks import EagerCall
+from gradserve_server.runtime.event_loop import EagerCall
 from gradserve_server.security.identity import Credentials
 from gradserve_server.tensors.inflight import TooSlowError
 from gradserve_server.tensors.payload import NO_PAYLOAD

@@ -24,8 +24,7 @@ from gradserve_server.rpc.boundary.interceptors import Admission
 from gradserve_server.rpc.boundary.messages import RequestReader
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
 from gradserve_server.rpc.sockets.service import TicketRegistry
-from gradserve_server.security.identity import Credentials, Identity
-from gradserve_server.security.shares import ShareRules
+from gradserve_server.security.identity import Credentials, Identity, ShareRules
 from gradserve_server.tensors.inflight import InFlight
 
 _ON_GRPC_ONLY = frozenset({"gradserve.v1.SocketService.IssueTicket", "gradserve.v1.LeaseService.HoldClientLease"})

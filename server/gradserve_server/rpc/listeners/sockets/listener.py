@@ -20,14 +20,13 @@ from gradserve_protocol.lasting import lasting_task
 from gradserve_protocol.tls import CertificateFiles
 from gradserve_server.config import ListenConfig
 from gradserve_server.errors import ResourceExhaustedError, UnavailableError
-from gradserve_server.rpc.listeners.socket_file import bind_socket_file
 from gradserve_server.rpc.listeners.sockets.connection import Connection
 from gradserve_server.rpc.listeners.sockets.context import SocketContext
 from gradserve_server.rpc.listeners.sockets.secure_stream import SecureStream
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
 from gradserve_server.rpc.listeners.sockets.transfers import Transfers
 from gradserve_server.rpc.sockets.service import SocketAddresses
-from gradserve_server.runtime.files import OwnedFile, reason_of
+from gradserve_server.runtime.files import OwnedFile, bind_socket_file, reason_of
 
 _log = logging.getLogger(__name__)
 
