@@ -51,12 +51,12 @@ from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.listeners.sockets.context import FairSockets, GpuAccess, SocketContext, methods_of
 from gradserve_server.rpc.listeners.sockets.listener import SocketListener, bind_sockets
-from gradserve_server.rpc.listeners.sockets.regions import max_regions
+from gradserve_server.rpc.listeners.sockets.payloads import max_regions
 from gradserve_server.rpc.parameters.service import ParameterServicer
 from gradserve_server.rpc.server_info.service import DeviceFigures, ServerServicer, Usage
 from gradserve_server.rpc.services import Servicer, Services
 from gradserve_server.rpc.sockets.service import SocketAddresses, SocketServicer, TicketRegistry
-from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
+from gradserve_server.rpc.tensors.messages import InlineLimits, TensorDeliverer
 from gradserve_server.rpc.tensors.service import TensorServicer
 from gradserve_server.rpc.upstream.aggregator import Aggregator
 from gradserve_server.rpc.upstream.parameters import AggregatingParameters
@@ -67,9 +67,9 @@ from gradserve_server.security.access import Access, UserKeys, share_rules
 from gradserve_server.security.identity import ANONYMOUS, Credentials, Identity
 from gradserve_server.security.tls import context_of, explicit_bulk_address, server_certificates, unprotected
 from gradserve_server.tensors.eviction import Evictor
+from gradserve_server.tensors.held import Residence
 from gradserve_server.tensors.incoming import TensorOpener
 from gradserve_server.tensors.inflight import InFlight
-from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 from gradserve_server.tensors.transfers import Downloads, Uploads
 from gradserve_server.upstream.batches import Counts

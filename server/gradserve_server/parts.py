@@ -36,7 +36,7 @@ from gradserve_server.rpc.boundary.chain import Interceptor, Service
 from gradserve_server.rpc.boundary.interceptors import Admission
 from gradserve_server.rpc.listeners.grpc.listener import GrpcListener
 from gradserve_server.rpc.listeners.sockets.context import FairSockets
-from gradserve_server.rpc.listeners.sockets.regions import max_regions
+from gradserve_server.rpc.listeners.sockets.payloads import max_regions
 from gradserve_server.runtime.event_loop import ServiceClock
 from gradserve_server.runtime.files import reason_of
 from gradserve_server.storage.directory import StateDirectory, StateError

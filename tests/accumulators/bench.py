@@ -9,11 +9,11 @@ from typing import Any, cast
 import numpy as np
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.factory import AccumulatorFactory
 from gradserve_server.accumulators.gradient import Contribution, Gradient, OpenGradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournals
+from gradserve_server.accumulators.ledger import Event
 from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.spec import (

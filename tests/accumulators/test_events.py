@@ -6,7 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from gradserve_server.accumulators.events import (
+from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.ledger import (
     AnswersReceived,
     ClientsForgotten,
     Event,
@@ -14,8 +16,6 @@ from gradserve_server.accumulators.events import (
     RoundEnded,
     StepSet,
 )
-from gradserve_server.accumulators.gradient import Contribution
-from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.records import EVENTS
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.errors import UnavailableError

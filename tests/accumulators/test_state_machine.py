@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.factory import AccumulatorFactory
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournals
-from gradserve_server.accumulators.ledger import Ledger
+from gradserve_server.accumulators.ledger import Event, Ledger
 from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.records import EVENTS
 from gradserve_server.accumulators.registry import AccumulatorRegistry

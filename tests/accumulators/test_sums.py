@@ -7,9 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradserve_server.accumulators.events import GradientAnswered
 from gradserve_server.accumulators.gradient import Contribution, Gradient, Summand
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.ledger import GradientAnswered
 from gradserve_server.accumulators.records import EVENTS, contribution_of
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.accumulators.spec import ComponentSpec, Layout

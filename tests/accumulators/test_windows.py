@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.events import AnswersReceived, ClientsForgotten, Event
 from gradserve_server.accumulators.identity import CallMemory, RequestId
-from gradserve_server.accumulators.ledger import Answer, Ledger, Taken
+from gradserve_server.accumulators.ledger import Answer, AnswersReceived, ClientsForgotten, Event, Ledger, Taken
 from gradserve_server.accumulators.records import EVENTS
 from gradserve_server.errors import ResourceExhaustedError, ServiceError, UnavailableError
 from gradserve_server.resources.budget import Budget

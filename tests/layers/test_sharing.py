@@ -18,9 +18,9 @@ from gradserve_server.layers.batch_norm.events import Event
 from gradserve_server.resources.memory import Memory
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.chain import Call
-from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
+from gradserve_server.rpc.tensors.messages import InlineLimits, TensorDeliverer
+from gradserve_server.tensors.held import Residence
 from gradserve_server.tensors.incoming import TensorOpener
-from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 from tests.journals import EventJournal
 from tests.layers.bench import KEY, LayerBench

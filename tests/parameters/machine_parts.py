@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.ledger import Event
 from gradserve_server.parameters.journal import PARAMETERS
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import Schedule

@@ -7,7 +7,7 @@ import pytest
 from gradserve_server import parts as descriptors
 from gradserve_server.config import LimitsConfig
 from gradserve_server.parts import RESERVED, within_descriptors
-from gradserve_server.rpc.listeners.sockets.regions import max_regions
+from gradserve_server.rpc.listeners.sockets.payloads import max_regions
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from gradserve_server.rpc.boundary.chain import Interceptor, Service
 from gradserve_server.rpc.boundary.interceptors import Admission, Faults
 from gradserve_server.rpc.health.service import HealthServicer
 from gradserve_server.rpc.listeners.grpc.flow import Traffic
-from gradserve_server.rpc.listeners.grpc.handlers import Arrivals, make_handler
+from gradserve_server.rpc.listeners.grpc.listener import Arrivals, make_handler
 from gradserve_server.rpc.services import SERVICES
 from tests.servers.polling import PATIENCE_SECONDS
 

@@ -21,8 +21,7 @@ from gradserve_server.errors import NotFoundError
 from gradserve_server.rpc.boundary.chain import Service
 from gradserve_server.rpc.boundary.interceptors import Faults
 from gradserve_server.rpc.listeners.grpc.flow import Traffic
-from gradserve_server.rpc.listeners.grpc.handlers import make_handler
-from gradserve_server.rpc.listeners.grpc.listener import ClientFaults
+from gradserve_server.rpc.listeners.grpc.listener import ClientFaults, make_handler
 from tests.servers.polling import eventually, eventually_async
 from tests.servers.raw_calls import METHODS
 from tests.servers.raw_http2 import (

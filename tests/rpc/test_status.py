@@ -25,7 +25,7 @@ from gradserve_server.rpc.boundary.chain import Interceptor, Service
 from gradserve_server.rpc.boundary.interceptors import Admission, Faults
 from gradserve_server.rpc.boundary.status import STATUS_CODES, status_code
 from gradserve_server.rpc.listeners.grpc.flow import Traffic
-from gradserve_server.rpc.listeners.grpc.handlers import make_handler
+from gradserve_server.rpc.listeners.grpc.listener import make_handler
 from gradserve_server.rpc.services import SERVICES
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import failure_of

@@ -29,7 +29,7 @@ from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.leases import Expiry
 from gradserve_server.resources.lifetimes import Lifetimes
 from gradserve_server.resources.memory import Memory
-from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
+from gradserve_server.rpc.tensors.messages import InlineLimits, TensorDeliverer
 from gradserve_server.runtime import event_loop as event_loop_module
 from gradserve_server.runtime.event_loop import ServiceClock
 from gradserve_server.security.identity import ShareRules
@@ -40,8 +40,8 @@ from gradserve_server.storage import store as store_module
 from gradserve_server.storage.directory import StateDirectory
 from gradserve_server.storage.journal import Durability
 from gradserve_server.storage.segments import Segments
+from gradserve_server.tensors.held import Residence
 from gradserve_server.tensors.incoming import TensorOpener
-from gradserve_server.tensors.residence import Residence
 from tests.accumulators.bench import Bench
 from tests.layers.bench import LayerBench
 from tests.simulation.clock import LONGEST_TICK

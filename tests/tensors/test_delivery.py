@@ -17,9 +17,8 @@ from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.resources.budget import Reservation
 from gradserve_server.resources.memory import Memory, Sizes
 from gradserve_server.rpc.boundary.chain import Call
-from gradserve_server.rpc.tensors.messages import encode_handle
-from gradserve_server.rpc.tensors.outgoing import InlineLimits, OutgoingTensors, TensorDeliverer
-from gradserve_server.tensors.residence import Residence
+from gradserve_server.rpc.tensors.messages import InlineLimits, OutgoingTensors, TensorDeliverer, encode_handle
+from gradserve_server.tensors.held import Residence
 from tests.servers.separate_device import SeparateDevice
 from tests.tensors.test_leases import DEFAULT_LEASE, BoomError, World
 

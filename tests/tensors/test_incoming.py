@@ -14,6 +14,7 @@ from gradserve_server.devices.device import CpuDevice
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.resources.budget import Budget, Reservation
 from gradserve_server.resources.memory import Room
+from gradserve_server.tensors.held import Residence
 from gradserve_server.tensors.incoming import (
     IncomingTensor,
     IncomingTensors,
@@ -23,7 +24,6 @@ from gradserve_server.tensors.incoming import (
     TensorOpener,
 )
 from gradserve_server.tensors.payload import NO_PAYLOAD, Payload
-from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import Fault, TensorSpec
 from tests.accumulators.gradients import named
 from tests.servers.separate_device import SeparateDevice

@@ -10,6 +10,7 @@ from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.resources.budget import Budget, Reservation
+from gradserve_server.tensors.held import Residence
 from gradserve_server.tensors.incoming import (
     Attached,
     IncomingTensor,
@@ -21,7 +22,6 @@ from gradserve_server.tensors.incoming import (
     tensors_in,
 )
 from gradserve_server.tensors.payload import NO_PAYLOAD, Payload, PayloadSegment
-from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec
 from tests.tensors.keeping import keep_now
 from tests.tensors.test_leases import World

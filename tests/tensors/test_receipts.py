@@ -5,7 +5,7 @@ import pytest
 
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.security.identity import Identity
-from gradserve_server.tensors.receipts import MAX_RECEIPT_BYTES, REMEMBERED_RECEIPTS, Receipt, check_receipt
+from gradserve_server.tensors.held import MAX_RECEIPT_BYTES, REMEMBERED_RECEIPTS, Receipt, check_receipt
 from tests.tensors.test_leases import World
 
 ARRAYS = [np.zeros(2, np.float32), np.zeros(3, np.float32)]

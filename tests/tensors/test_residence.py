@@ -9,7 +9,7 @@ import pytest
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
-from gradserve_server.tensors.residence import Residence
+from gradserve_server.tensors.held import Residence
 from tests.servers.separate_device import SeparateArray, SeparateDevice
 
 

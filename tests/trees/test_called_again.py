@@ -19,7 +19,7 @@ from gradserve_server.config import ServerConfig
 from gradserve_server.errors import AbortedError, DeadlineExceededError
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.chain import Call, Handle
-from gradserve_server.upstream.leaf import Leaf
+from gradserve_server.upstream.batches import Leaf
 from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.raw_calls import RawCalls

@@ -5,8 +5,8 @@ rounds one after the other. Each decision has a class of its own:
 
 * `rounds` decides what is stale, which contributions form a round, and which step the round leads to. It has no
   arithmetic, no waiting and no clock.
-* `ledger` remembers answers (`identity`), so a call counts once. It changes only by `events`, and the same events give
-  the same ledger; the `journal` of a durable accumulator writes each event before it takes effect, as a record of
+* `ledger` remembers answers (`identity`), so a call counts once. It changes only by its events, and the same events
+  give the same ledger; the `journal` of a durable accumulator writes each event before it takes effect, as a record of
   `records`.
 * `waits` has the strict queue of takers; `averages` has the averages that are kept, and their readers.
 * `sums` checks gradients and adds them up. Whatever can fail comes before whatever changes state.

@@ -7,13 +7,20 @@ from dataclasses import replace
 from functools import partial
 
 from gradserve_server.accumulators.changes import RoundChanges
-from gradserve_server.accumulators.closing import ClosingRule
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient, drop
 from gradserve_server.accumulators.identity import CallsUnderWay, RequestId
 from gradserve_server.accumulators.incoming import check_contribution, not_as_a_sum
 from gradserve_server.accumulators.ledger import Taken
 from gradserve_server.accumulators.places.place import Place
-from gradserve_server.accumulators.rounds import OF_ACCUMULATORS, AccumulatorState, Applied, Outcome, Rounds, Wording
+from gradserve_server.accumulators.rounds import (
+    OF_ACCUMULATORS,
+    AccumulatorState,
+    Applied,
+    ClosingRule,
+    Outcome,
+    Rounds,
+    Wording,
+)
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.waits import LiveWorkers, Waiter, Waits
 from gradserve_server.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ServiceError

@@ -5,15 +5,12 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from gradserve_server.accumulators.averages import KeptAverages
-from gradserve_server.accumulators.closing import ClosingRule
-from gradserve_server.accumulators.events import Event, GradientAnswered, StepSet
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import check_epoch, not_as_a_sum
 from gradserve_server.accumulators.journal import AccumulatorJournal
-from gradserve_server.accumulators.ledger import Ledger
-from gradserve_server.accumulators.observer import AccumulatorObserver
-from gradserve_server.accumulators.rounds import Applied, Outcome, RoundGate
+from gradserve_server.accumulators.ledger import Event, GradientAnswered, Ledger, StepSet
+from gradserve_server.accumulators.rounds import AccumulatorObserver, Applied, ClosingRule, Outcome, RoundGate
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.accumulators.waits import TakeQueue, Waiter

@@ -15,9 +15,8 @@ from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.identity import CallMemory
 from gradserve_server.accumulators.journal import FileJournal
 from gradserve_server.accumulators.ledger import Answer, Ledger
-from gradserve_server.accumulators.observer import AccumulatorObserver, Unobserved
 from gradserve_server.accumulators.places.place import AllocateAverage, Place, Places
-from gradserve_server.accumulators.rounds import OF_ACCUMULATORS, RoundGate, Wording
+from gradserve_server.accumulators.rounds import OF_ACCUMULATORS, AccumulatorObserver, RoundGate, Unobserved, Wording
 from gradserve_server.accumulators.sharding.home import Decision
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import AccumulatorSpec

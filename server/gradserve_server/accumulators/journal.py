@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from gradserve_server.accumulators.events import Event, GradientAnswered, StepSet
 from gradserve_server.accumulators.gradient import Average, Gradient, Value
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.ledger import Ledger
+from gradserve_server.accumulators.ledger import Event, GradientAnswered, Ledger, StepSet
 from gradserve_server.accumulators.records import (
     ACCUMULATORS,
     average_record,

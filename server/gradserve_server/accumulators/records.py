@@ -5,14 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from gradserve_server.accumulators.events import (
-    AnswersReceived,
-    ClientsForgotten,
-    Event,
-    GradientAnswered,
-    RoundEnded,
-    StepSet,
-)
 from gradserve_server.accumulators.gradient import (
     Array,
     Average,
@@ -24,7 +16,17 @@ from gradserve_server.accumulators.gradient import (
     Value,
 )
 from gradserve_server.accumulators.identity import CallRecord, RequestId
-from gradserve_server.accumulators.ledger import Answer, Ledger, Taken
+from gradserve_server.accumulators.ledger import (
+    Answer,
+    AnswersReceived,
+    ClientsForgotten,
+    Event,
+    GradientAnswered,
+    Ledger,
+    RoundEnded,
+    StepSet,
+    Taken,
+)
 from gradserve_server.accumulators.rounds import Applied, Members, Outcome, Pushed, Round
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, Layout, PartialShape, Piece, Reduction
 from gradserve_server.storage.journal import Durability, EventRecords, Record, Recording, record_of, value_of

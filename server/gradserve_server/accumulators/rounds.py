@@ -1,13 +1,14 @@
-"""Rounds: their members and steps, the outcomes of gradients, and the gate that holds new rounds."""
+"""Rounds: their members, steps and outcomes, the rule by which one ends, the gate that holds them, their observers."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gradserve_server.accumulators.gradient import Contribution, DifferentWorker
-from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
 
 
 class Wording(NamedTuple):
@@ -288,3 +289,107 @@ class RoundGate:
                 "this server holds new rounds, as its cluster is about to change its size: send the gradient again",
                 retry_after=_RETRY_SECONDS,
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingRule:
+    """Ends a round that has enough gradients.
+
+    Each waiting call brings its rule, and the round ends for the first call in the queue once that call's rule is met.
+    It is asked after every change of a round, under the lock of the accumulator, so it decides at once and by its
+    arguments alone.
+
+    Attributes:
+        num_required: The number of gradients that are enough.
+
+    Raises:
+        InvalidArgumentError: It is not positive.
+    """
+
+    num_required: int
+
+    def __post_init__(self) -> None:
+        if self.num_required <= 0:
+            raise InvalidArgumentError(  # TensorFlow's message
+                f"Argument num_required must be positive, but was {self.num_required}", field="num_required"
+            )
+
+    def is_met(self, members: Members) -> bool:
+        """Returns True if a round with these members can end."""
+        return members.count >= self.num_required
+
+
+class Wait(Protocol):
+    """A call that waits for other workers."""
+
+    def served(self, step: int) -> None:
+        """Called when the call gets the average that led to a step."""
+        ...
+
+
+class AccumulatorObserver(Protocol):
+    """Notified after each event of one accumulator. Neither waits nor raises."""
+
+    def on_answer(self, contribution: Contribution, outcome: Outcome, num_bytes: int) -> None:
+        """Called when a gradient has been accepted or dropped."""
+        ...
+
+    def on_repeat(self) -> None:
+        """Called when a repeated call gets the answer of the first."""
+        ...
+
+    def on_refusal(self) -> None:
+        """Called when a gradient was not valid, or there was no memory for it."""
+        ...
+
+    def waiting(self) -> AbstractContextManager[Wait]:
+        """Returns a context that spans the wait of the current call for other workers."""
+        ...
+
+    def on_round_end(self, ended: Round, num_required: int) -> None:
+        """Called when a round has ended for a taker that required this number of gradients."""
+        ...
+
+    def on_difference(self, workers: Sequence[DifferentWorker]) -> None:
+        """Called when other workers than before have other parameters than most; none if all are equal again."""
+        ...
+
+    def on_drop(self) -> None:
+        """Called when the gradients of the current round have been dropped, because other values were loaded."""
+        ...
+
+    def on_close(self) -> None:
+        """Called when the accumulator is deleted or the server shuts down."""
+        ...
+
+
+class Unobserved:
+    """An `AccumulatorObserver` and `Wait` that ignores everything."""
+
+    def on_answer(self, contribution: Contribution, outcome: Outcome, num_bytes: int) -> None:
+        """Ignores it."""
+
+    def on_repeat(self) -> None:
+        """Ignores it."""
+
+    def on_refusal(self) -> None:
+        """Ignores it."""
+
+    def waiting(self) -> AbstractContextManager[Wait]:
+        """Returns itself."""
+        return nullcontext(self)
+
+    def served(self, step: int) -> None:
+        """Ignores it."""
+
+    def on_round_end(self, ended: Round, num_required: int) -> None:
+        """Ignores it."""
+
+    def on_difference(self, workers: Sequence[DifferentWorker]) -> None:
+        """Ignores it."""
+
+    def on_drop(self) -> None:
+        """Ignores it."""
+
+    def on_close(self) -> None:
+        """Ignores it."""

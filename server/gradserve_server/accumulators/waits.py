@@ -9,11 +9,17 @@ from types import TracebackType
 
 from gradserve_protocol.printing import visible
 from gradserve_server.accumulators.averages import AverageHistory
-from gradserve_server.accumulators.closing import ClosingRule
 from gradserve_server.accumulators.gradient import Average, Contribution
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.observer import AccumulatorObserver
-from gradserve_server.accumulators.rounds import OF_ACCUMULATORS, Members, Round, Rounds, Wording
+from gradserve_server.accumulators.rounds import (
+    OF_ACCUMULATORS,
+    AccumulatorObserver,
+    ClosingRule,
+    Members,
+    Round,
+    Rounds,
+    Wording,
+)
 from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError
 
 

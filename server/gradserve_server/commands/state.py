@@ -189,7 +189,7 @@ def _export_version(store: "StateStore", number: int, output: Path, step: int | 
     from gradserve.saved.parameters import SavedParameters, SavedState, save
     from gradserve_server.errors import OutOfRangeError
     from gradserve_server.parameters.restoring import read_version
-    from gradserve_server.rpc.parameters.optimizers import encode_optimizer, encode_schedule
+    from gradserve_server.rpc.parameters.rules import encode_optimizer, encode_schedule
 
     try:
         with reading(store):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gradserve_protocol.extras import require
 from gradserve_protocol.server_status import MemoryStatus
-from gradserve_server.accumulators.observer import AccumulatorObserver
+from gradserve_server.accumulators.rounds import AccumulatorObserver
 from gradserve_server.observe.calls import Calls, WireTraffic
 from gradserve_server.observe.rounds import Histories, History
 from gradserve_server.observe.updates import UpdateHistories

@@ -14,8 +14,7 @@ from statistics import median
 from typing import Self, TypeVar
 
 from gradserve_server.accumulators.gradient import Contribution, DifferentWorker
-from gradserve_server.accumulators.observer import Wait
-from gradserve_server.accumulators.rounds import Outcome, Round
+from gradserve_server.accumulators.rounds import Outcome, Round, Wait
 from gradserve_server.limits import quoted
 from gradserve_server.observe.calls import ROUND_SECONDS, STEPS, Histogram, Waiting
 from gradserve_server.resources.registry import ResourceKey

@@ -18,8 +18,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, NonRecordingSpan
 
-from gradserve_server.accumulators.observer import AccumulatorObserver, Wait
-from gradserve_server.accumulators.rounds import Outcome
+from gradserve_server.accumulators.rounds import AccumulatorObserver, Outcome, Wait
 from gradserve_server.observe.calls import current_span
 
 if TYPE_CHECKING:

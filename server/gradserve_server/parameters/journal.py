@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gradserve_server.accumulators.events import Event
 from gradserve_server.accumulators.gradient import Array, Average
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.journal import FileJournal, RoundTables
-from gradserve_server.accumulators.ledger import Answer
+from gradserve_server.accumulators.ledger import Answer, Event
 from gradserve_server.accumulators.records import (
     EVENTS,
     call_of,

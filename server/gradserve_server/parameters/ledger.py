@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gradserve_server.accumulators.events import Event, GradientAnswered, OtherChange, RoundEnded
 from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.incoming import check_weight
-from gradserve_server.accumulators.ledger import Answer, Ledger, Taken
+from gradserve_server.accumulators.ledger import Answer, Event, GradientAnswered, Ledger, OtherChange, RoundEnded, Taken
 from gradserve_server.accumulators.rounds import Applied, Outcome, Pushed, Round
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.parameters.closing import Closer, Reason

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from gradserve_server.accumulators.closing import ClosingRule
-from gradserve_server.accumulators.rounds import Members
+from gradserve_server.accumulators.rounds import ClosingRule, Members
 from gradserve_server.accumulators.waits import TakeQueue, Waiter
 from gradserve_server.errors import DeadlineExceededError
 from gradserve_server.parameters.closing import End, Overdue

@@ -11,7 +11,7 @@ from typing import cast
 from gradserve_server.accumulators.factory import AccumulatorFactory, OwnReservations, RoundKind
 from gradserve_server.accumulators.gradient import Array, Average
 from gradserve_server.accumulators.identity import RequestId
-from gradserve_server.accumulators.observer import AccumulatorObserver, Unobserved
+from gradserve_server.accumulators.rounds import AccumulatorObserver, Unobserved
 from gradserve_server.accumulators.sharding.home import (
     Decision,
     OrderedIncarnations,

@@ -16,9 +16,9 @@ uses it, whether it has arrived, and whether its client still lends it.
 outputs is reserved before they are computed, and whatever is kept takes over that reservation. A call that fails after
 it kept something leaves nothing behind.
 
-`store` keeps tensors under leased handles, `residence` says in whose memory, `eviction` moves idle ones from the device
-to the host, `transfers` carries them to and from a device while they arrive or leave, and `inflight` limits how much of
-requests may be arriving at once.
+`store` keeps tensors under leased handles, `held` has them as calls use them, in any memory, `eviction` moves idle
+ones from the device to the host, `transfers` carries them to and from a device while they arrive or leave, and
+`inflight` limits how much of requests may be arriving at once.
 
 Uploads go to pooled buffers, because a fresh 100 MB costs 24,000 page faults, which take longer than filling it. When a
 call releases a tensor that nobody else uses, an accumulator takes over its buffer as the sum, and the sum, divided in

@@ -11,8 +11,7 @@ from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.budget import Purpose, Reservation
 from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.security.identity import ANONYMOUS, Identity, owner_named
-from gradserve_server.tensors.held import Entry, move
-from gradserve_server.tensors.residence import Residence
+from gradserve_server.tensors.held import Entry, Residence, move
 from gradserve_server.tensors.store import TensorStore
 
 T = TypeVar("T")

@@ -1,19 +1,104 @@
-"""Stored tensors as calls hold them, and the orders in which others find them: by last use, by serial number."""
+"""Stored tensors as calls hold them: the memory in which they are, and the orders and receipts to find them by."""
 
 import itertools
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from gradserve_server.devices.device import Array
+from numpy.typing import NDArray
+
+from gradserve_server.devices.compute import PIECE_BYTES, Compute
+from gradserve_server.devices.device import Array, Device
+from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.resources.budget import Purpose, Reservation
 from gradserve_server.resources.leases import Lease
 from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.security.identity import owner_named
-from gradserve_server.tensors.residence import Residence
+
+
+class Residence:
+    """Brings stored tensors, which are where ops left them, to the host when they are needed there."""
+
+    def __init__(self, host: Device, device: Device, compute: Compute, device_compute: Compute | None = None) -> None:
+        """Takes the devices, and what copies.
+
+        Args:
+            host: The host as a device.
+            device: The device of the ops, which is the same if they run on the CPU.
+            compute: Runs what reads and writes the host's memory.
+            device_compute: Runs what reads and writes the device's memory; None for the same.
+        """
+        self._host = host
+        self._device = device
+        self._compute = compute
+        self._device_compute = device_compute or compute
+
+    async def is_on_host(self, arrays: Sequence[Array]) -> bool:
+        """Returns True if all the arrays are in host memory."""
+        return await self._compute.run(PIECE_BYTES * len(arrays) // 4, lambda: all(map(self._host.holds, arrays)))
+
+    async def copy_to_host(self, arrays: Sequence[Array]) -> list[NDArray[Any]]:
+        """Returns arrays in host memory; copies only those that are elsewhere.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        if await self.is_on_host(arrays):
+            return list(arrays)
+        return await self._device_compute.run_in_thread(lambda: [self._copy(array) for array in arrays])
+
+    async def copy(self, arrays: Sequence[Array]) -> list[Array]:
+        """Returns copies of arrays, each in the memory where the array is.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        work = max(sum([array.nbytes for array in arrays]), PIECE_BYTES * len(arrays) // 4)
+        if await self.is_on_host(arrays):
+            return await self._compute.run(work, lambda: [array.copy() for array in arrays])
+        return await self._device_compute.run_in_thread(self._copy_each, arrays)
+
+    async def copy_to_device(self, arrays: Sequence[Array]) -> list[Array]:
+        """Returns copies of arrays in the memory of the ops' device, which is not the host.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        return await self._device_compute.run_in_thread(self._copy_each_to_device, arrays)
+
+    async def fill(self, targets: Sequence[Array], arrays: Sequence[Array]) -> None:
+        """Fills arrays in the memory of the ops' device with others, wherever these are, of the same dtypes and shapes.
+
+        Returns when they are filled.
+        """
+        await self._device_compute.run_in_thread(self._fill, targets, arrays)
+
+    def _copy_each(self, arrays: Sequence[Array]) -> list[Array]:
+        with self._device.computing():
+            return [array.copy() for array in arrays]
+
+    def _copy_each_to_device(self, arrays: Sequence[Array]) -> list[Array]:
+        with self._device.computing():
+            return [self._device.from_host(array) if self._host.holds(array) else array.copy() for array in arrays]
+
+    def _fill(self, targets: Sequence[Array], arrays: Sequence[Array]) -> None:
+        with self._device.computing():
+            for target, array in zip(targets, arrays, strict=True):
+                if self._host.holds(array):
+                    self._device.write(target, 0, array)
+                else:
+                    target[...] = array
+
+    def _copy(self, array: Array) -> NDArray[Any]:
+        if self._host.holds(array):
+            host: NDArray[Any] = array
+            return host
+        with self._device.computing():
+            return self._device.to_host(array)
 
 
 @dataclass(eq=False, slots=True)
@@ -207,3 +292,74 @@ class Serials(Generic[ItemT]):
             for key, item in sorted(self._buckets[number].items()):
                 if key > serial:
                     yield item
+
+
+MAX_RECEIPT_BYTES = 64
+REMEMBERED_RECEIPTS = 10_000
+"""The number of latest void receipts that a server remembers."""
+
+
+class Receipt(NamedTuple):
+    """A client's name for the tensors that one call stores.
+
+    Attributes:
+        owner: The name of the identity that makes the call.
+        name: The name, which that identity chose at random.
+    """
+
+    owner: str
+    name: bytes
+
+
+class Receipts:
+    """The stored tensors of each receipt, and the latest receipts that are void.
+
+    A receipt becomes void when its client gives up the call. What the call stores after that is deleted at once.
+    """
+
+    def __init__(self, delete: Callable[[Sequence[str]], int]) -> None:
+        self._delete = delete
+        self._handles: dict[Receipt, dict[str, None]] = {}
+        self._receipts: dict[str, Receipt] = {}
+        self._void: OrderedDict[Receipt, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._receipts)
+
+    def sign(self, receipt: Receipt, handle: str) -> None:
+        """Notes that a tensor was stored; deletes it if nobody waits for its handle any more."""
+        if receipt in self._void:
+            self._delete([handle])
+            return
+        self._handles.setdefault(receipt, {})[handle] = None
+        self._receipts[handle] = receipt
+
+    def redeem(self, receipt: Receipt) -> int:
+        """Deletes the tensors of a receipt, and makes it void; returns the number of tensors."""
+        self._void[receipt] = None
+        self._void.move_to_end(receipt)
+        if len(self._void) > REMEMBERED_RECEIPTS:
+            self._void.popitem(last=False)
+        return self._delete(list(self._handles.get(receipt, ())))
+
+    def forget(self, handle: str) -> None:
+        """Notes that a tensor was deleted."""
+        receipt = self._receipts.pop(handle, None)
+        if receipt is not None:
+            named = self._handles[receipt]
+            del named[handle]
+            if not named:
+                del self._handles[receipt]
+
+
+def check_receipt(name: bytes, field: str) -> bytes:
+    """Returns a receipt of a request.
+
+    Raises:
+        InvalidArgumentError: It is too long.
+    """
+    if len(name) > MAX_RECEIPT_BYTES:
+        raise InvalidArgumentError(
+            f"expected a receipt of at most {MAX_RECEIPT_BYTES} bytes, got {len(name)}", field=field
+        )
+    return name

@@ -17,9 +17,8 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.resources.budget import Reservation
 from gradserve_server.resources.memory import Room
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.held import HeldTensors
+from gradserve_server.tensors.held import HeldTensors, Residence
 from gradserve_server.tensors.payload import NO_PAYLOAD, Payload
-from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import Fault, TensorSpec
 from gradserve_server.tensors.store import TensorStore
 

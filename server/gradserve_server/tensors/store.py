@@ -19,8 +19,7 @@ from gradserve_server.resources.leases import LeaseQueue
 from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.runtime.event_loop import InTurns, Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity
-from gradserve_server.tensors.held import Entry, HeldTensors, IdleTensors, Serials
-from gradserve_server.tensors.receipts import Receipt, Receipts
+from gradserve_server.tensors.held import Entry, HeldTensors, IdleTensors, Receipt, Receipts, Serials
 from gradserve_server.tensors.spec import TensorSpec, num_bytes_of
 
 Allocate: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], Array]

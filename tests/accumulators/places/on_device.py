@@ -18,7 +18,7 @@ from gradserve_server.resources.budget import Budget, Purpose
 from gradserve_server.resources.memory import Memory
 from gradserve_server.security.identity import ShareRules
 from gradserve_server.tensors.eviction import Evictor
-from gradserve_server.tensors.residence import Residence
+from gradserve_server.tensors.held import Residence
 from gradserve_server.tensors.store import TensorStore
 from tests.devices.cuda.emulation.arrays import DeviceArray
 from tests.devices.cuda.emulation.strict_device import StrictDevice

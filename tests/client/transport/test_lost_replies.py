@@ -18,7 +18,7 @@ from gradserve.errors import UnavailableError
 from gradserve.transport.network import LostReplies, Server
 from gradserve_protocol.v1 import accumulator_messages_pb2, tensor_messages_pb2
 from gradserve_server.config import ServerConfig
-from gradserve_server.rpc.listeners.grpc import handlers
+from gradserve_server.rpc.listeners.grpc import listener
 from gradserve_server.rpc.listeners.sockets.connection import Connection
 from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
@@ -196,10 +196,10 @@ async def test_a_client_that_leaves_while_a_reply_waits_leaves_nothing(
             await asyncio.sleep(0)
         return await real(*given)
 
-    admitted, reply = handlers._admitted, Connection._reply
+    admitted, reply = listener._admitted, Connection._reply
     async with gradserve.aio.connect(address, transport=way, timeout=PATIENCE_SECONDS) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(handlers, "_admitted", lambda *given: hold(admitted, *given))
+            patch.setattr(listener, "_admitted", lambda *given: hold(admitted, *given))
             patch.setattr(Connection, "_reply", lambda *given: hold(reply, *given))
             op = client.raw_ops.LayerNorm(x=SMALL, scale=SMALL[0], offset=SMALL[0], keep=True)
             task = asyncio.ensure_future(op)

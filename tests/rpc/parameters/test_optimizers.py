@@ -13,7 +13,7 @@ from gradserve_protocol.v1 import parameters_pb2 as pb2
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.parameters.optimizers import OPTIMIZERS, optimizer_record
 from gradserve_server.parameters.optimizers import optimizer_of as of_record
-from gradserve_server.rpc.parameters.optimizers import (
+from gradserve_server.rpc.parameters.rules import (
     decode_optimizer,
     decode_schedule,
     encode_optimizer,

@@ -10,10 +10,9 @@ import pytest
 
 from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.averages import AverageHistory, KeptAverages, UndeliveredAverages
-from gradserve_server.accumulators.events import StepSet
 from gradserve_server.accumulators.identity import CallMemory, CallsUnderWay
 from gradserve_server.accumulators.journal import FileJournal
-from gradserve_server.accumulators.ledger import Ledger
+from gradserve_server.accumulators.ledger import Ledger, StepSet
 from gradserve_server.accumulators.rounds import Rounds
 from gradserve_server.accumulators.sums.summation import WorkerOrderSum
 from gradserve_server.accumulators.waits import TakeQueue

@@ -13,7 +13,7 @@ from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.layers.batch_norm.registry import LayerRegistry
 from gradserve_server.resources.leases import Lease, LeaseQueue
 from gradserve_server.resources.lifetimes import SHARED, ClientLeases
-from gradserve_server.rpc.tensors.outgoing import OutgoingTensors
+from gradserve_server.rpc.tensors.messages import OutgoingTensors
 from gradserve_server.runtime.event_loop import ServiceClock
 from gradserve_server.tensors.held import HeldTensors
 from gradserve_server.tensors.store import TensorStore

@@ -34,13 +34,13 @@ from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.services import SERVICES
-from gradserve_server.rpc.tensors.outgoing import InlineLimits, TensorDeliverer
+from gradserve_server.rpc.tensors.messages import InlineLimits, TensorDeliverer
 from gradserve_server.runtime.event_loop import ServiceClock
 from gradserve_server.security.identity import ShareRules
 from gradserve_server.storage.directory import StateDirectory
 from gradserve_server.storage.journal import Durability
+from gradserve_server.tensors.held import Residence
 from gradserve_server.tensors.incoming import TensorOpener
-from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.store import TensorStore
 from tests.accumulators.bench import Bench
 from tests.simulation.clock import LONGEST_TICK

@@ -15,7 +15,7 @@ from gradserve_server.resources.memory import Memory
 from gradserve_server.runtime.event_loop import Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity, OwnLimits, ShareRules, owner_named
 from gradserve_server.tensors.eviction import Evictor
-from gradserve_server.tensors.residence import Residence
+from gradserve_server.tensors.held import Residence
 from gradserve_server.tensors.store import TensorStore
 from tests.servers.separate_device import SeparateArray, SeparateDevice
 from tests.tensors.keeping import keep_now

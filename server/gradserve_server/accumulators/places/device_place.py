@@ -8,10 +8,10 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from gradserve_protocol.arrays import DoesNotFitError, converted, text_of
-from gradserve_server.accumulators.events import Event, GradientAnswered
 from gradserve_server.accumulators.gradient import Array, Average, Gradient, HostCopy, Value
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournal
+from gradserve_server.accumulators.ledger import Event, GradientAnswered
 from gradserve_server.accumulators.places.place import AllocateAverage, AverageCopies, Place
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Device, Reducer, with_all_memory

@@ -24,7 +24,7 @@ from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.rpc.boundary.chain import Codec
 from gradserve_server.rpc.boundary.fields import encode_durability, encode_idle_lease
 from gradserve_server.rpc.boundary.messages import Entries, Piece
-from gradserve_server.rpc.tensors.outgoing import OutgoingTensors
+from gradserve_server.rpc.tensors.messages import OutgoingTensors
 
 # Outcomes and averages
 

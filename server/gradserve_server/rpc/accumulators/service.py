@@ -46,7 +46,7 @@ from gradserve_server.rpc.accumulators.requests import (
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of, wait_timeout
 from gradserve_server.rpc.boundary.messages import Serialized, assembled
-from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
+from gradserve_server.rpc.tensors.messages import TensorDeliverer
 
 _WithInfo = TypeVar("_WithInfo", messages_pb2.CreateAccumulatorResponse, messages_pb2.GetAccumulatorResponse)
 

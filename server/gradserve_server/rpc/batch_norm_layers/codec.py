@@ -29,10 +29,10 @@ from gradserve_server.rpc.boundary.fields import (
 )
 from gradserve_server.rpc.boundary.messages import Entries, Piece
 from gradserve_server.rpc.tensors.messages import (
+    OutgoingTensors,
     decode_tensors,
     encode_spec,
 )
-from gradserve_server.rpc.tensors.outgoing import OutgoingTensors
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.incoming import IncomingTensors, TensorOpener
 from gradserve_server.tensors.payload import Payload

@@ -32,8 +32,7 @@ from gradserve_server.rpc.batch_norm_layers.codec import (
 )
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of
-from gradserve_server.rpc.tensors.messages import decode_inputs
-from gradserve_server.rpc.tensors.outgoing import OutgoingTensors, TensorDeliverer
+from gradserve_server.rpc.tensors.messages import OutgoingTensors, TensorDeliverer, decode_inputs
 from gradserve_server.runtime.event_loop import InTurns
 from gradserve_server.tensors.incoming import IncomingTensors, TensorOpener
 

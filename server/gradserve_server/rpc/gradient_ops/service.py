@@ -17,8 +17,7 @@ from gradserve_server.ops.operation import AnyOp
 from gradserve_server.ops.runner import OpRunner, arrays_of, check_call, open_inputs
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.messages import Entries, Piece
-from gradserve_server.rpc.tensors.messages import decode_inputs
-from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
+from gradserve_server.rpc.tensors.messages import TensorDeliverer, decode_inputs
 from gradserve_server.tensors.incoming import TensorOpener
 
 AttributesT = TypeVar("AttributesT")

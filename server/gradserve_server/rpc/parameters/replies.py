@@ -30,9 +30,14 @@ from gradserve_server.rpc.accumulators.replies import (
 from gradserve_server.rpc.boundary.chain import Codec
 from gradserve_server.rpc.boundary.fields import encode_durability, encode_idle_lease
 from gradserve_server.rpc.boundary.messages import Entries, Piece
-from gradserve_server.rpc.parameters.optimizers import encode_optimizer, encode_schedule
-from gradserve_server.rpc.parameters.rules import encode_reduction, encode_rules, encode_staleness
-from gradserve_server.rpc.tensors.outgoing import OutgoingTensors
+from gradserve_server.rpc.parameters.rules import (
+    encode_optimizer,
+    encode_reduction,
+    encode_rules,
+    encode_schedule,
+    encode_staleness,
+)
+from gradserve_server.rpc.tensors.messages import OutgoingTensors
 
 # Outcomes and versions
 

@@ -37,8 +37,13 @@ from gradserve_server.rpc.accumulators.gradients import (
 )
 from gradserve_server.rpc.accumulators.requests import check_component_counts, check_ids, decode_components
 from gradserve_server.rpc.boundary.fields import Page, decode_durability, page_of
-from gradserve_server.rpc.parameters.optimizers import decode_optimizer, decode_schedule
-from gradserve_server.rpc.parameters.rules import decode_reduction, decode_rules, decode_staleness
+from gradserve_server.rpc.parameters.rules import (
+    decode_optimizer,
+    decode_reduction,
+    decode_rules,
+    decode_schedule,
+    decode_staleness,
+)
 from gradserve_server.rpc.tensors.messages import decode_tensors
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.tensors.incoming import IncomingTensor, IncomingTensors

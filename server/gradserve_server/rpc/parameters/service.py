@@ -55,7 +55,7 @@ from gradserve_server.rpc.parameters.requests import (
     decode_version,
     names_in,
 )
-from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
+from gradserve_server.rpc.tensors.messages import TensorDeliverer
 from gradserve_server.tensors.incoming import TensorOpener
 
 _FIELD = "parameters"

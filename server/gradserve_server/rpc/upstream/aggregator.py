@@ -11,9 +11,8 @@ from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.resources.budget import Budget
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.parameters.service import ParameterServicer
-from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
-from gradserve_server.rpc.upstream.arrivals import Arrivals
-from gradserve_server.rpc.upstream.forwarding import Forwarding
+from gradserve_server.rpc.tensors.messages import TensorDeliverer
+from gradserve_server.rpc.upstream.forwarding import Arrivals, Forwarding
 from gradserve_server.rpc.upstream.link import UpstreamLink
 from gradserve_server.rpc.upstream.parameters import AggregatingParameters
 from gradserve_server.rpc.upstream.service import AggregatingServicer

@@ -34,11 +34,9 @@ from gradserve_server.rpc.parameters.requests import (
     names_in,
 )
 from gradserve_server.rpc.parameters.service import ParameterServicer
-from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
-from gradserve_server.rpc.upstream.aggregated import KnownUpstream
-from gradserve_server.rpc.upstream.arrivals import Arrivals
-from gradserve_server.rpc.upstream.directory import listed
-from gradserve_server.rpc.upstream.forwarding import Forwarding
+from gradserve_server.rpc.tensors.messages import TensorDeliverer
+from gradserve_server.rpc.upstream.aggregated import KnownUpstream, listed
+from gradserve_server.rpc.upstream.forwarding import Arrivals, Forwarding
 from gradserve_server.rpc.upstream.messages import Answer, Pulled, Ref, copied, method_of, own_id
 from gradserve_server.rpc.upstream.versions import AggregatedParameters, WithVersion, send_version
 from gradserve_server.tensors.incoming import TensorOpener

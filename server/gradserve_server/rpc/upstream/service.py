@@ -8,10 +8,9 @@ from typing import Any
 from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2
-from gradserve_server.accumulators.closing import ClosingRule
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.accumulators.registry import AccumulatorRegistry
-from gradserve_server.accumulators.rounds import Applied
+from gradserve_server.accumulators.rounds import Applied, ClosingRule
 from gradserve_server.accumulators.sharding.home import is_incarnation, is_of_earlier
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import PIECE_BYTES
@@ -33,11 +32,9 @@ from gradserve_server.rpc.accumulators.requests import (
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import wait_timeout
-from gradserve_server.rpc.tensors.outgoing import TensorDeliverer
-from gradserve_server.rpc.upstream.aggregated import Aggregated, KnownUpstream
-from gradserve_server.rpc.upstream.arrivals import Arrivals
-from gradserve_server.rpc.upstream.directory import delete, listed
-from gradserve_server.rpc.upstream.forwarding import Forwarding
+from gradserve_server.rpc.tensors.messages import TensorDeliverer
+from gradserve_server.rpc.upstream.aggregated import Aggregated, KnownUpstream, delete, listed
+from gradserve_server.rpc.upstream.forwarding import Arrivals, Forwarding
 from gradserve_server.rpc.upstream.messages import Answer, Pulled, Ref, copied, waiting_request
 from gradserve_server.rpc.upstream.shards import UpstreamShards, shard_if_wanted
 from gradserve_server.security.identity import ANONYMOUS

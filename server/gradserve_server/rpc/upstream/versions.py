@@ -18,8 +18,7 @@ from gradserve_server.errors import OutOfRangeError
 from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.variables import OptimizerState
 from gradserve_server.parameters.versions import Version
-from gradserve_server.rpc.parameters.optimizers import decode_optimizer
-from gradserve_server.rpc.parameters.rules import decode_rules
+from gradserve_server.rpc.parameters.rules import decode_optimizer, decode_rules
 from gradserve_server.rpc.upstream.aggregated import Aggregated, GradientLeaf
 from gradserve_server.rpc.upstream.messages import (
     Answer,

@@ -1,28 +1,267 @@
-"""The gRPC listener: makes the handlers, serves, ends idle connections, and drains."""
+"""The gRPC listener: reads requests, runs the chain around every call, hands replies to gRPC, and drains."""
 
 import asyncio
+import contextlib
 import logging
 import time
 import traceback
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor
 
 import gradserve
 from gradserve_protocol.address import Address
 from gradserve_protocol.lasting import lasting_task
+from gradserve_protocol.tensors import WithContents, encode_message
 from gradserve_protocol.tls import CertificateFiles
 from gradserve_server.config import LimitsConfig
+from gradserve_server.errors import InvalidArgumentError, ServiceError, UnavailableError
+from gradserve_server.limits import MAX_NAME_BYTES
 from gradserve_server.observe.calls import Way
-from gradserve_server.rpc.boundary.chain import Service
+from gradserve_server.rpc.boundary.chain import Call, Codec, Service, StreamedCall
 from gradserve_server.rpc.boundary.interceptors import Admission
-from gradserve_server.rpc.listeners.grpc.calls import IdleConnections
+from gradserve_server.rpc.boundary.messages import RequestReader
+from gradserve_server.rpc.listeners.grpc.calls import (
+    Context,
+    IdleConnections,
+    certificate_of,
+    credentials_of,
+    deadline_of,
+    end_with,
+    origin_of,
+    time_left,
+    when_ended,
+    write,
+)
 from gradserve_server.rpc.listeners.grpc.endpoint import LOOPBACKS, Endpoint, LastingEndpoint, port_credentials
-from gradserve_server.rpc.listeners.grpc.flow import Traffic
-from gradserve_server.rpc.listeners.grpc.handlers import Arrivals, UnknownMethods, make_handler
+from gradserve_server.rpc.listeners.grpc.flow import SMALL_BYTES, Traffic, UnreadReplies
+
+_BY_DEADLINE_SECONDS = 0.1
+"""A call that ends this shortly before its deadline ended because of it: the clocks of client and server differ."""
+_HEALTH_CHECK = "grpc.health.v1.Health.Check"
+
+
+_QUIET_SECONDS = (0.05, 0.5)
+"""Seconds without a new call before the drain continues: normally, and after many calls."""
+_MANY_CALLS = 250
+"""The calls in the last second that count as many. After these, or on a busy machine, some clients are slow to call
+again."""
+_CHECK_SECONDS = 0.01
+_MAX_SETTLE_SECONDS = 2.0
+_HEALTH_METHODS = "/grpc.health.v1.Health/"
+
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
+
+
+def make_handler(service: Service, traffic: Traffic, *, asks_clients: bool = False) -> grpc.GenericRpcHandler:
+    """Returns the handler of all methods of a service.
+
+    Args:
+        service: The service.
+        traffic: The calls of all services, and their messages.
+        asks_clients: Whether the server asks its clients for certificates.
+    """
+    return grpc.method_handlers_generic_handler(
+        service.descriptor.full_name,
+        {
+            method.name: _method_handler(method, service, traffic, asks_clients=asks_clients)
+            for method in service.descriptor.methods
+        },
+    )
+
+
+class UnknownMethods(grpc.GenericRpcHandler):
+    """Answers calls to unknown methods, after all other handlers, with the method and the server's version."""
+
+    def __init__(self, version: str) -> None:
+        self._version = version
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any]":
+        """Returns a handler that ends a call with UNIMPLEMENTED."""
+        method = str(cast("Any", handler_call_details).method)[:MAX_NAME_BYTES].strip("/").replace("/", ".")
+
+        async def refuse(_requests: Any, context: Context) -> None:
+            reason = f"no method {method!r} on this server, which is gradserve {self._version}"
+            await cast("Any", context).abort(grpc.StatusCode.UNIMPLEMENTED, reason)
+
+        return grpc.stream_stream_rpc_method_handler(cast("Any", refuse))
+
+
+def _method_handler(
+    method: MethodDescriptor,
+    service: Service,
+    traffic: Traffic,
+    *,
+    asks_clients: bool,
+) -> "grpc.RpcMethodHandler[Any, Any]":
+    """Returns the handler of a method.
+
+    For gRPC, every request is declared a stream, so that it is read here. The wire format is the same.
+    """
+    codec = service.codecs.get(method.name, Codec())
+    encode = codec.encode or encode_message
+    handle = service.handle(method)
+    name = method.full_name
+    read_request = RequestReader(method.input_type, codec.decoder).read
+    is_health = method.full_name == _HEALTH_CHECK
+    way = traffic.way
+
+    async def read(context: Context) -> Any:
+        data = await traffic.requests.read(context)
+        if data is grpc.aio.EOF:
+            if method.client_streaming:
+                return data
+            raise InvalidArgumentError("expected a message, got none")
+        way.received += len(data)
+        return await read_request(data)
+
+    async def messages(context: Context) -> AsyncIterator[Any]:
+        while (message := await read(context)) is not grpc.aio.EOF:
+            yield message
+
+    def given_up(context: Context) -> None:
+        remaining = time_left(context)
+        if remaining is None or remaining > _BY_DEADLINE_SECONDS:
+            traffic.calls.give_up(context)
+
+    async def unary(_requests: Any, context: Context) -> bytes:
+        way.calls += 1
+        peer = certificate_of(context) if asks_clients else None
+        call = Call(
+            name,
+            deadline_of(context),
+            peer=peer,
+            credentials=partial(credentials_of, context, peer),
+            origin=partial(origin_of, context),
+        )
+        try:
+            traffic.calls.begin(context, is_health=is_health)
+            request = messages(context) if method.client_streaming else await read(context)
+            reply = await _admitted(await handle(request, call), encode, traffic.replies, context)
+        except ServiceError as error:
+            call.lose()
+            await end_with(error, context)
+        except asyncio.CancelledError:
+            call.lose()
+            given_up(context)
+            raise
+        else:
+            way.sent += len(reply)
+            return reply
+        finally:
+            if call.endings:
+                when_ended(context, lambda _: call.end())
+
+    async def stream(_requests: Any, context: Context) -> None:
+        async def send(response: Any) -> None:
+            part = encode(response)
+            async with traffic.replies.hold(context, len(part)):
+                await write(part, name, context)
+            way.sent += len(part)
+
+        way.calls += 1
+        try:
+            traffic.calls.begin(context, is_health=is_health)
+            peer = certificate_of(context) if asks_clients else None
+            call = StreamedCall(
+                name,
+                deadline_of(context),
+                peer=peer,
+                credentials=partial(credentials_of, context, peer),
+                origin=partial(origin_of, context),
+                send=send,
+            )
+            await handle(messages(context) if method.client_streaming else await read(context), call)
+        except ServiceError as error:
+            await end_with(error, context)
+        except asyncio.CancelledError:
+            given_up(context)
+            raise
+
+    if method.server_streaming:
+        return grpc.stream_stream_rpc_method_handler(stream)
+    return grpc.stream_unary_rpc_method_handler(unary)
+
+
+async def _admitted(response: Any, encode: Callable[[Any], bytes], replies: UnreadReplies, context: Context) -> bytes:
+    """Returns a reply in bytes, once there is room for it."""
+    if isinstance(response, WithContents) and response.contents.num_bytes > SMALL_BYTES:
+        await replies.enter(context, response.contents.num_bytes, is_kept=response.contents.is_kept)
+        return encode(response)
+    reply = encode(response)
+    if len(reply) > SMALL_BYTES:
+        await replies.enter(context, len(reply), is_kept=False)
+    else:
+        replies.add_small(context)
+    return reply
+
+
+class Arrivals(grpc.aio.ServerInterceptor):
+    """Holds back calls that arrive while the server drains, until clients know that they must connect elsewhere.
+
+    When a server stops, gRPC cancels calls that have arrived but not begun. Their clients read CANCELLED, as if they
+    had cancelled the calls themselves. So the server goes on taking calls, but answers them only after it has told
+    clients to go elsewhere. A client that waits for an answer sends nothing that could arrive at the wrong moment, and
+    then tries again over another connection. Health checks are answered throughout.
+    """
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._stopping = asyncio.Event()
+        self._arrivals: deque[float] = deque(maxlen=_MANY_CALLS)
+
+    async def settle(self, probe: Callable[[], Awaitable[None]]) -> None:
+        """Waits until no call has arrived for a moment, but not for long if calls keep coming.
+
+        Args:
+            probe: Makes a call and waits for the answer. By then, the server has taken all earlier calls too.
+        """
+        now = time.monotonic()
+        num_recent = sum(now - arrival < 1 for arrival in self._arrivals)
+        if num_recent == 0:
+            return
+        shortest, longest = _QUIET_SECONDS
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MAX_SETTLE_SECONDS):
+                await self._quiet(shortest + (longest - shortest) * num_recent / _MANY_CALLS)
+        await probe()
+
+    async def _quiet(self, seconds: float) -> None:
+        quiet_checks = 0
+        # Many short checks, because an event loop that is held up is busy, not quiet.
+        while quiet_checks * _CHECK_SECONDS < seconds:
+            last_arrival = self._arrivals[-1]
+            await asyncio.sleep(_CHECK_SECONDS)
+            quiet_checks = quiet_checks + 1 if self._arrivals[-1] == last_arrival else 0
+
+    def refuse(self) -> None:
+        """Refuses the calls that are held, and any later call at once."""
+        self._stopping.set()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler:
+        """Returns the handler of a new call; while the server drains, waits and returns one that refuses."""
+        self._arrivals.append(time.monotonic())
+        if self._admission.is_open or handler_call_details.method.startswith(_HEALTH_METHODS):
+            return await continuation(handler_call_details)
+        await self._stopping.wait()
+        # This fits every kind of call: it reads no request, and sends nothing before the status.
+        return grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    async def _refuse(self, _requests: Any, context: Context) -> None:
+        try:
+            self._admission.check()
+        except UnavailableError as error:
+            await end_with(error, context)
+
 
 _log = logging.getLogger(__name__)
 

@@ -39,8 +39,12 @@ from gradserve_server.resources.budget import Reservation
 from gradserve_server.rpc.boundary.chain import Call, StreamedReply, origin
 from gradserve_server.rpc.boundary.status import status_message, unimplemented
 from gradserve_server.rpc.listeners.sockets.context import Method, SocketContext, Strands
-from gradserve_server.rpc.listeners.sockets.payloads import PayloadReceiver, check_payload_bytes
-from gradserve_server.rpc.listeners.sockets.regions import ClientRegions, ServerRegions
+from gradserve_server.rpc.listeners.sockets.payloads import (
+    ClientRegions,
+    PayloadReceiver,
+    ServerRegions,
+    check_payload_bytes,
+)
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentError
 from gradserve_server.rpc.sockets.service import Grant
 from gradserve_server.runtime.event_loop import EagerCall
