@@ -23,7 +23,7 @@ from gradserve_server.config import ServerConfig
 from gradserve_server.devices.compute import InThreads
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.devices.host.shared_blocks import Readers, SharedAverages, SharedMemory
-from gradserve_server.devices.processors import Processors
+from gradserve_server.devices.inventory import Processors
 from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.batch_norm.layer import LayerEnvironment
 from gradserve_server.layers.batch_norm.registry import LayerRegistry

@@ -17,14 +17,14 @@ import pytest
 
 from gradserve_server.config import ServerConfig
 from gradserve_server.errors import ResourceExhaustedError
-from gradserve_server.observe.http import pictures as latest
 from gradserve_server.observe.http import port as connections
 from gradserve_server.observe.http import views
+from gradserve_server.observe.http import views as latest
 from gradserve_server.observe.http.exchange import MOST_HEAD_BYTES, Answer, Exchange, HeadError
-from gradserve_server.observe.http.pictures import Latest, Pictures
 from gradserve_server.observe.http.port import MOST_CONNECTIONS, HttpPort, UnsentBodies
+from gradserve_server.observe.http.views import Latest, Pictures
 from gradserve_server.observe.port import CpuBudget
-from gradserve_server.observe.status.request import StatusRequest
+from gradserve_server.observe.status.snapshot import StatusRequest
 from gradserve_server.rpc.listeners.sockets import listener
 from gradserve_server.security.tls import context_of, server_certificates
 from gradserve_testing import LocalServer

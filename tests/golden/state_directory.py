@@ -16,9 +16,8 @@ from gradserve_server.parameters.changes import Changes
 from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKind
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.reductions.spec import Krum
-from gradserve_server.parameters.round_rules import RoundRules
+from gradserve_server.parameters.round_rules import PolynomialDiscount, RoundRules, Staleness
 from gradserve_server.parameters.spec import UpdateKind
-from gradserve_server.parameters.staleness import PolynomialDiscount, Staleness
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.storage.journal import Durability
 from tests.parameters.bench import adam, opened, push, sgd

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from gradserve_server.observe.calls import current_call
-from gradserve_server.observe.http import pictures as latest
+from gradserve_server.observe.http import views as latest
 from gradserve_testing import LocalServer
 from tests.security.serving import all_entries, serving
 

@@ -14,9 +14,8 @@ from gradserve_server.accumulators.ledger import Event
 from gradserve_server.parameters.journal import PARAMETERS
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import Schedule
-from gradserve_server.parameters.round_rules import RoundRules
+from gradserve_server.parameters.round_rules import ExponentialDiscount, RoundRules, Staleness
 from gradserve_server.parameters.spec import ParametersSpec, Rules
-from gradserve_server.parameters.staleness import ExponentialDiscount, Staleness
 from gradserve_server.parameters.variables import Variables
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.security.identity import Identity

@@ -22,8 +22,7 @@ from gradserve_server.errors import (
 from gradserve_server.parameters.changes import Changes
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.reductions.spec import Krum
-from gradserve_server.parameters.round_rules import RoundRules
-from gradserve_server.parameters.staleness import ExponentialDiscount, Staleness
+from gradserve_server.parameters.round_rules import ExponentialDiscount, RoundRules, Staleness
 from gradserve_server.parameters.variables import Loaded, Variables
 from gradserve_server.resources.lifetimes import SHARED
 from gradserve_server.resources.registry import ResourceKey

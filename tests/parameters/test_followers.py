@@ -27,10 +27,9 @@ from gradserve_server.parameters.changes import Changes
 from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKind
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.record import DecidedRound
-from gradserve_server.parameters.round_rules import RoundRules
+from gradserve_server.parameters.round_rules import PolynomialDiscount, RoundRules, Staleness
 from gradserve_server.parameters.sharding import Follower
 from gradserve_server.parameters.spec import ParametersSpec, Rules
-from gradserve_server.parameters.staleness import PolynomialDiscount, Staleness
 from gradserve_server.parameters.variables import Loaded
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.lifetimes import SHARED

@@ -12,8 +12,8 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.errors import DeadlineExceededError, InvalidArgumentError, OutOfRangeError
 from gradserve_server.parameters.reductions.spec import Krum, Mean, Median, Sum
+from gradserve_server.parameters.round_rules import PolynomialDiscount, Staleness
 from gradserve_server.parameters.spec import Normalization, UpdateKind
-from gradserve_server.parameters.staleness import PolynomialDiscount, Staleness
 from tests.parameters.bench import ParametersBench, adam, opened, push, sgd, shown
 
 

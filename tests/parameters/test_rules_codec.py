@@ -18,8 +18,7 @@ from gradserve_server.parameters.reductions import (
     Sum,
     TrimmedMean,
 )
-from gradserve_server.parameters.round_rules import RoundRules
-from gradserve_server.parameters.staleness import ExponentialDiscount, PolynomialDiscount, Staleness
+from gradserve_server.parameters.round_rules import ExponentialDiscount, PolynomialDiscount, RoundRules, Staleness
 from gradserve_server.rpc.parameters.rules import (
     decode_reduction,
     decode_rules,

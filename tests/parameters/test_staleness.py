@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.parameters.staleness import (
+from gradserve_server.parameters.round_rules import (
     INVERSE_SQRT,
     ConstantDiscount,
     Discount,

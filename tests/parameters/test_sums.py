@@ -14,8 +14,8 @@ from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.errors import AbortedError, InvalidArgumentError
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.reductions.spec import Krum, Mean, Median, Reduction, Sum
+from gradserve_server.parameters.round_rules import ExponentialDiscount, PolynomialDiscount, Staleness
 from gradserve_server.parameters.spec import Normalization, UpdateKind
-from gradserve_server.parameters.staleness import ExponentialDiscount, PolynomialDiscount, Staleness
 from tests.parameters.bench import ParametersBench, adam, opened, push, sgd, shown
 from tests.parameters.checks import emptied, fails
 

@@ -22,7 +22,7 @@ ELSEWHERE = {
     "server/gradserve_server/devices/cuda/sharing.py": "handles CUDA's errors one by one",
     "server/gradserve_server/devices/host/kernels.py": "logs errors of the work that it helps with, and goes on",
     "server/gradserve_server/layers/batch_norm/journal.py": "one change, whose caller waits for it",
-    "server/gradserve_server/observe/http/pictures.py": "one snapshot or picture, for whoever waits for it",
+    "server/gradserve_server/observe/http/views.py": "one snapshot or picture, for whoever waits for it",
     "server/gradserve_server/observe/http/port.py": "one connection; its errors are logged",
     "server/gradserve_server/observe/port.py": "makes the HTTP port once, and logs why it cannot",
     "server/gradserve_server/observe/tracing.py": "sends the last spans, once",

@@ -138,9 +138,8 @@ class ObservationPort:
 
     async def _serve(self, bound: socket.socket, server_loop: asyncio.AbstractEventLoop) -> None:
         # Imported in this thread, so that the server need not wait for h11 and prometheus_client.
-        from gradserve_server.observe.http.pictures import Latest, Pictures
         from gradserve_server.observe.http.port import HttpPort
-        from gradserve_server.observe.http.views import Guard, Views
+        from gradserve_server.observe.http.views import Guard, Latest, Pictures, Views
 
         context = self._context
         guard = Guard(context.identify, asks_for_token=context.asks_for_token, hosts=context.hosts)

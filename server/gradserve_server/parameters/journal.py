@@ -28,9 +28,8 @@ from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import schedule_of, schedule_record
 from gradserve_server.parameters.record import DecidedRound, Refusal, RoundRecord, RoundUpdate
 from gradserve_server.parameters.reductions.spec import reduction_of, reduction_record
-from gradserve_server.parameters.round_rules import rules_of, rules_record
+from gradserve_server.parameters.round_rules import rules_of, rules_record, staleness_of, staleness_record
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules, UpdateKind
-from gradserve_server.parameters.staleness import staleness_of, staleness_record
 from gradserve_server.parameters.variables import OptimizerState, Variables
 from gradserve_server.parameters.versions import Version
 from gradserve_server.resources.lifetimes import Lifetime

@@ -17,8 +17,7 @@ from gradserve_server.limits import listed, quoted
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import Schedule
 from gradserve_server.parameters.reductions.spec import Mean, Reduction, Sum
-from gradserve_server.parameters.round_rules import RoundRules
-from gradserve_server.parameters.staleness import Staleness
+from gradserve_server.parameters.round_rules import RoundRules, Staleness
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.storage.journal import Durability

@@ -9,8 +9,7 @@ from typing import Self
 from gradserve_protocol.server_status import AccumulatorStatus, ServerStatus
 from gradserve_server.errors import UnauthenticatedError
 from gradserve_server.observe.port import HttpContext, ObservationPort
-from gradserve_server.observe.status.request import Order, StatusRequest
-from gradserve_server.observe.status.snapshot import Snapshot
+from gradserve_server.observe.status.snapshot import Order, Snapshot, StatusRequest
 from gradserve_server.observe.status.source import ServerFacts, StatusSource
 from gradserve_server.security.identity import ANONYMOUS, Credentials, Identity, digest_of
 

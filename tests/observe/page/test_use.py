@@ -6,7 +6,7 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, expect
 
-from gradserve_server.observe.status.request import Order
+from gradserve_server.observe.status.snapshot import Order
 from tests.observe.page.documents import document
 from tests.observe.page.documents_server import START_SECONDS, DocumentsServer
 from tests.observe.page.open_page import DESKTOP, PHONE, OpenPage

@@ -23,8 +23,7 @@ from gradserve_server.parameters.changes import Changes
 from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKind
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.reductions.spec import Mean, Median, Reduction
-from gradserve_server.parameters.round_rules import RoundRules
-from gradserve_server.parameters.staleness import PolynomialDiscount, Staleness
+from gradserve_server.parameters.round_rules import PolynomialDiscount, RoundRules, Staleness
 from gradserve_server.parameters.variables import Loaded
 from gradserve_server.parameters.versions import Version
 from gradserve_server.resources.lifetimes import Lifetime

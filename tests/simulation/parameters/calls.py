@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.rounds import Outcome, Pushed
 from gradserve_server.parameters.changes import Changes
-from gradserve_server.parameters.staleness import ConstantDiscount, ExponentialDiscount
+from gradserve_server.parameters.round_rules import ConstantDiscount, ExponentialDiscount
 from gradserve_server.parameters.variables import Loaded
 from gradserve_server.parameters.versions import Version
 from gradserve_server.storage.journal import Durability

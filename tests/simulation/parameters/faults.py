@@ -23,7 +23,7 @@ from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.queue import UpdateQueue
 from gradserve_server.parameters.record import RoundRecords
 from gradserve_server.parameters.registry import ParametersRegistry
-from gradserve_server.parameters.staleness import Staleness
+from gradserve_server.parameters.round_rules import Staleness
 from gradserve_server.parameters.update_sum import HeldUpdates, RunningUpdates
 from gradserve_server.parameters.variables import Variables
 from gradserve_server.storage.store import Change

@@ -16,9 +16,14 @@ from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKi
 from gradserve_server.parameters.optimizers.sgd import Sgd
 from gradserve_server.parameters.optimizers.yogi import Yogi
 from gradserve_server.parameters.reductions.spec import Krum, Mean, Median, Reduction, Sum
-from gradserve_server.parameters.round_rules import RoundRules
+from gradserve_server.parameters.round_rules import (
+    ConstantDiscount,
+    ExponentialDiscount,
+    PolynomialDiscount,
+    RoundRules,
+    Staleness,
+)
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules, UpdateKind
-from gradserve_server.parameters.staleness import ConstantDiscount, ExponentialDiscount, PolynomialDiscount, Staleness
 from gradserve_server.storage.journal import Durability
 from tests.simulation.accumulators.gradients import MOST, noise
 

@@ -3,6 +3,6 @@
 It has a separate thread and event loop, which shares the interpreter with training: everything that it does for
 strangers is small and bounded. Between the two threads pass only values that never change. `status.snapshot` takes a
 snapshot of all accumulators and layers on the server's event loop, in turns, for all viewers together and at a bounded
-rate (`pictures.Latest`); what a viewer may see, order, descriptions, JSON and Prometheus's text are made in the port's
+rate (`views.Latest`); what a viewer may see, order, descriptions, JSON and Prometheus's text are made in the port's
 thread. `exchange` is HTTP/1.1 through h11, without I/O.
 """

@@ -18,12 +18,13 @@ from gradserve_server.parameters.reductions import (
     Sum,
     TrimmedMean,
 )
-from gradserve_server.parameters.round_rules import DEFAULT_MAX_GRACE, RoundRules
-from gradserve_server.parameters.staleness import (
+from gradserve_server.parameters.round_rules import (
+    DEFAULT_MAX_GRACE,
     ConstantDiscount,
     Discount,
     ExponentialDiscount,
     PolynomialDiscount,
+    RoundRules,
     Staleness,
 )
 from gradserve_server.rpc.boundary.fields import decode_duration

@@ -14,7 +14,7 @@ from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Device
 from gradserve_server.devices.inventory import Inventory
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.observe.status.request import Order, StatusRequest
+from gradserve_server.observe.status.snapshot import Order, StatusRequest
 from gradserve_server.observe.status.source import StatusSource
 from gradserve_server.resources.budget import Budget, Purpose
 from gradserve_server.rpc.boundary.chain import Call
