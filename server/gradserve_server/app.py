@@ -40,8 +40,7 @@ from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.parameters.restoring import restore_parameters
 from gradserve_server.parts import Parts, ResourceCounts, open_state, within_descriptors
 from gradserve_server.resources.cluster import member_of
-from gradserve_server.resources.leases import Expiry
-from gradserve_server.resources.lifetimes import Lifetimes
+from gradserve_server.resources.lifetimes import Expiry, Lifetimes
 from gradserve_server.resources.memory import Budgets, Memory
 from gradserve_server.resources.registry import ResourceKey, ServerRun
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer

@@ -1,5 +1,5 @@
 """A real server for tests, on a free port of this machine. `gradserve_testing` has it, and more for tests."""
 
-from gradserve_testing.local_server import LocalServer
+from gradserve_testing.server_thread import LocalServer
 
 __all__ = ["LocalServer"]

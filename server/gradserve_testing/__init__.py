@@ -9,10 +9,9 @@ from gradserve_protocol.extras import require
 require("server")
 
 from gradserve_testing.in_process import InProcessServer
-from gradserve_testing.local_server import LocalServer
 from gradserve_testing.network import ConnectionFault, ConnectionFaults, FaultyProxy
 from gradserve_testing.server_process import ServerProcess
-from gradserve_testing.server_thread import Fault, Faults, ServerThread
+from gradserve_testing.server_thread import Fault, Faults, LocalServer, ServerThread
 
 __all__ = [
     "ConnectionFault",

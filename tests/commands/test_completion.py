@@ -8,7 +8,7 @@ import pytest
 from click.shell_completion import BashComplete
 
 import gradserve
-from gradserve_server.commands import names
+from gradserve_server.commands import servers
 from gradserve_server.commands.cli import cli
 from tests.commands.conftest import CommandLine
 from tests.servers.connecting import no_server
@@ -18,7 +18,7 @@ from tests.servers.polling import PATIENCE_SECONDS
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell waits for a second; a busy machine may take longer."""
-    monkeypatch.setattr(names, "_COMPLETION_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(servers, "_COMPLETION_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -86,7 +86,7 @@ def test_whatever_is_wrong_nothing_is_said(
 
 
 def test_a_silent_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(names, "_COMPLETION_SECONDS", 0.1)
+    monkeypatch.setattr(servers, "_COMPLETION_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("GRADSERVE_ADDRESS", f"127.0.0.1:{silent.getsockname()[1]}")
         assert complete("show accumulator") == []

@@ -12,8 +12,7 @@ from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.layers.batch_norm.forwards import Expiries, Forward, ForwardOutcome
 from gradserve_server.resources.budget import Budget, Reservation
-from gradserve_server.resources.leases import LeaseQueue
-from gradserve_server.resources.lifetimes import Lifetime
+from gradserve_server.resources.lifetimes import LeaseQueue, Lifetime
 from gradserve_server.resources.memory import Room
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.runtime.event_loop import Turn

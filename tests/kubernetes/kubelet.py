@@ -11,7 +11,7 @@ from typing import Any, Self
 import grpc
 from grpc_health.v1 import health_pb2
 
-from gradserve_testing.ports import free_ports
+from gradserve_testing.server_process import free_ports
 from tests.kubernetes.machine import Container, Image, Mount, image
 from tests.kubernetes.manifests import Manifest
 from tests.servers.polling import eventually

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from gradserve_testing.ports import free_port
+from gradserve_testing.server_process import free_port
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.processes import ended
 

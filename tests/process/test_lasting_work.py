@@ -14,7 +14,7 @@ from gradserve_protocol import lasting
 from gradserve_server.accumulators.round_hold import RoundHold
 from gradserve_server.config import ListenConfig, RuntimeConfig, SecurityConfig, ServerConfig
 from gradserve_server.observe.observed import Summary
-from gradserve_server.resources.leases import Expiry
+from gradserve_server.resources.lifetimes import Expiry
 from gradserve_server.rpc.listeners.grpc.calls import IdleConnections
 from gradserve_server.rpc.listeners.grpc.endpoint import LastingEndpoint
 from gradserve_server.rpc.listeners.sockets.listener import SocketListener

@@ -37,7 +37,7 @@ ELSEWHERE = {
     "server/gradserve_server/runtime/process.py": "waits for one signal, and ends the process",
     "server/gradserve_server/storage/store.py": "after an error of any kind, ends the server",
     "server/gradserve_server/tensors/transfers.py": "one upload or download",
-    "server/gradserve_testing/local_server.py": "a test kit",
+    "server/gradserve_testing/server_thread.py": "a test kit",
     "server/gradserve_testing/network.py": "a test kit",
 }
 """The files that begin tasks and threads themselves, and what becomes of a failure there."""

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 import gradserve
-from gradserve_testing.ports import free_port
+from gradserve_testing.server_process import free_port
 from tests.cluster.servers import name_at
 from tests.ray.conftest import RayCluster, ray_folder
 from tests.servers.polling import PATIENCE_SECONDS, eventually

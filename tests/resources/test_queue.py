@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from gradserve_server.resources.leases import Lease, LeaseQueue
+from gradserve_server.resources.lifetimes import Lease, LeaseQueue
 from gradserve_server.runtime.event_loop import Turn
 from tests.floods.work import calls_of
 

@@ -22,7 +22,7 @@ from gradserve_server.parts import Parts
 from gradserve_server.rpc.listeners.grpc.endpoint import LOOPBACKS
 from gradserve_server.rpc.listeners.grpc.listener import GrpcListener
 from gradserve_server.runtime.files import OwnedFile, bind_socket_file
-from gradserve_testing.ports import free_port
+from gradserve_testing.server_process import free_port
 from tests.servers.command_line import run_cli
 from tests.servers.polling import PATIENCE_SECONDS
 

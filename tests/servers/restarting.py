@@ -6,7 +6,7 @@ from typing import Self
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.config.servers import ClusterConfig
 from gradserve_testing import LocalServer
-from gradserve_testing.ports import free_port
+from gradserve_testing.server_process import free_port
 from tests.servers.runtime import NOT_WARMED_UP
 
 

@@ -26,8 +26,7 @@ from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.parameters.restoring import restore_parameters
 from gradserve_server.parts import make_all_families
 from gradserve_server.resources.budget import Budget
-from gradserve_server.resources.leases import Expiry
-from gradserve_server.resources.lifetimes import Lifetimes
+from gradserve_server.resources.lifetimes import Expiry, Lifetimes
 from gradserve_server.resources.memory import Memory
 from gradserve_server.rpc.tensors.messages import InlineLimits, TensorDeliverer
 from gradserve_server.runtime import event_loop as event_loop_module

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradserve_server.commands.names import complete_parameters
-from gradserve_server.commands.servers import connected, server_options
+from gradserve_server.commands.servers import complete_parameters, connected, server_options
 from gradserve_server.commands.wording import size, table, tell, tell_problem
 
 if TYPE_CHECKING:

@@ -9,25 +9,23 @@ import click
 
 from gradserve_protocol.printing import visible
 from gradserve_server.commands import parameters as parameters_command
-from gradserve_server.commands.names import (
+from gradserve_server.commands.servers import (
     ACCUMULATORS,
     AT_HOME,
     LAYERS,
     PARAMETERS,
     TENSORS,
-    Kind,
-    complete_names,
-    one_of,
-)
-from gradserve_server.commands.servers import (
     Answer,
+    Kind,
     address_option,
     ask_all,
     ask_one,
+    complete_names,
     connected,
     connection_options,
     described_servers,
     keep_address_argument,
+    one_of,
     server_options,
     servers_at,
     tell_problems,

@@ -15,7 +15,7 @@ from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.devices.device import Array, Device
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.resources.budget import Purpose, Reservation
-from gradserve_server.resources.leases import Lease
+from gradserve_server.resources.lifetimes import Lease
 from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.security.identity import owner_named
 

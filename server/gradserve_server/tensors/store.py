@@ -15,7 +15,7 @@ from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
 from gradserve_server.limits import quoted
 from gradserve_server.resources.budget import Budget, Purpose, Reservation
-from gradserve_server.resources.leases import LeaseQueue
+from gradserve_server.resources.lifetimes import LeaseQueue
 from gradserve_server.resources.memory import Memory, Room, Sizes
 from gradserve_server.runtime.event_loop import InTurns, Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity

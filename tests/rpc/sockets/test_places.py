@@ -17,7 +17,7 @@ from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import ListenConfig, ServerConfig
 from gradserve_testing import LocalServer
-from gradserve_testing.ports import free_port
+from gradserve_testing.server_process import free_port
 from tests.rpc.sockets.conftest import connector
 from tests.rpc.sockets.test_broken_rules import answers
 from tests.servers.frames import issue_ticket

@@ -11,8 +11,7 @@ import pytest
 
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.layers.batch_norm.registry import LayerRegistry
-from gradserve_server.resources.leases import Lease, LeaseQueue
-from gradserve_server.resources.lifetimes import SHARED, ClientLeases
+from gradserve_server.resources.lifetimes import SHARED, ClientLeases, Lease, LeaseQueue
 from gradserve_server.rpc.tensors.messages import OutgoingTensors
 from gradserve_server.runtime.event_loop import ServiceClock
 from gradserve_server.tensors.held import HeldTensors

@@ -15,7 +15,7 @@ from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import Schedule
 from gradserve_server.parameters.optimizers.stepping import ComponentStep, Stepper
-from gradserve_server.parameters.reductions.measures import squared_norms, total
+from gradserve_server.parameters.reductions.choices import squared_norms, total
 from gradserve_server.parameters.reductions.reduce import UpdateReport, reduce_updates
 from gradserve_server.parameters.reductions.spec import Sum
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, UpdateKind

@@ -25,8 +25,7 @@ from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.cluster import Member
-from gradserve_server.resources.leases import Expiry
-from gradserve_server.resources.lifetimes import Lifetimes
+from gradserve_server.resources.lifetimes import Expiry, Lifetimes
 from gradserve_server.resources.memory import Memory
 from gradserve_server.resources.registry import ServerRun
 from gradserve_server.rpc.accumulators.replies import reply_codecs

@@ -16,7 +16,7 @@ from gradserve_server.config.servers import ClusterConfig, UpstreamConfig
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.upstream import shards
 from gradserve_testing import LocalServer
-from gradserve_testing.ports import free_port
+from gradserve_testing.server_process import free_port
 from tests.cluster.servers import name_at
 from tests.cluster.sharding.clients import small_pieces
 from tests.servers.polling import PATIENCE_SECONDS, eventually

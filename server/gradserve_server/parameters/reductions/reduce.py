@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradserve_server.parameters.reductions.choices import Decision, clip_scales, decide, is_measurable, needs_distances
-from gradserve_server.parameters.reductions.measures import (
+from gradserve_server.parameters.reductions.choices import (
     BLOCK,
     Array,
+    Decision,
     Parallel,
+    clip_scales,
+    decide,
+    is_measurable,
     load,
+    needs_distances,
     products,
     squared_distances,
     squared_norms,
