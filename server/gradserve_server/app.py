@@ -68,7 +68,7 @@ from gradserve_server.security.tls import context_of, explicit_bulk_address, ser
 from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.held import Residence
 from gradserve_server.tensors.incoming import TensorOpener
-from gradserve_server.tensors.inflight import InFlight
+from gradserve_server.tensors.payload import InFlight
 from gradserve_server.tensors.store import TensorStore
 from gradserve_server.tensors.transfers import Downloads, Uploads
 from gradserve_server.upstream.batches import Counts

@@ -18,7 +18,7 @@ from gradserve_protocol.v1 import tensor_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import tensor_pb2
 from gradserve_server.app import Server
 from gradserve_server.config import LimitsConfig, RuntimeConfig, ServerConfig
-from gradserve_server.tensors.inflight import LOOKS, InFlight
+from gradserve_server.tensors.payload import LOOKS, InFlight
 from gradserve_testing import LocalServer
 from tests.servers.announcing import announce, bulk_address
 from tests.servers.frames import FrameClient, issue_ticket

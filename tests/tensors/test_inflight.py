@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from gradserve_server.tensors.inflight import InFlight
+from gradserve_server.tensors.payload import InFlight
 
 
 async def turns() -> None:

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from gradserve_server.tensors.inflight import LOOKS, InFlight, TooSlowError
+from gradserve_server.tensors.payload import LOOKS, InFlight, TooSlowError
 from tests.tensors.test_inflight import turns
 
 RATE = 1000

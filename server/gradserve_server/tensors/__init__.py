@@ -10,15 +10,14 @@ that outlasts the block. Very many tensors, and long copies, take threads or sev
 
 To add a way to travel, such as a codec, write a subclass of `IncomingTensor`, whose `settle` finds the array, and make
 it in `rpc/tensors/messages.decode_tensors`. `payload` is the memory beside a message, in which some tensors are: who
-uses it, whether it has arrived, and whether its client still lends it.
+uses it, whether it has arrived, and whether its client still lends it. It limits how much may be arriving at once.
 
-`delivery` takes the request's wish before anything is computed: results inline, or kept under handles. Memory for
-outputs is reserved before they are computed, and whatever is kept takes over that reservation. A call that fails after
-it kept something leaves nothing behind.
+`rpc/tensors/messages` takes the request's wish before anything is computed: results inline, or kept under handles.
+Memory for outputs is reserved before they are computed, and whatever is kept takes over that reservation. A call that
+fails after it kept something leaves nothing behind.
 
 `store` keeps tensors under leased handles, `held` has them as calls use them, in any memory, `eviction` moves idle
-ones from the device to the host, `transfers` carries them to and from a device while they arrive or leave, and
-`inflight` limits how much of requests may be arriving at once.
+ones from the device to the host, and `transfers` carries them to and from a device while they arrive or leave.
 
 Uploads go to pooled buffers, because a fresh 100 MB costs 24,000 page faults, which take longer than filling it. When a
 call releases a tensor that nobody else uses, an accumulator takes over its buffer as the sum, and the sum, divided in

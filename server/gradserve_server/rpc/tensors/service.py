@@ -38,8 +38,7 @@ from gradserve_server.rpc.tensors.messages import (
 from gradserve_server.runtime.event_loop import BackgroundTasks, EagerCall, InTurns
 from gradserve_server.tensors.held import HeldTensors, Receipt, Residence, check_receipt
 from gradserve_server.tensors.incoming import IncomingTensors, TensorOpener
-from gradserve_server.tensors.inflight import InFlight, TooSlowError
-from gradserve_server.tensors.payload import Payload
+from gradserve_server.tensors.payload import InFlight, Payload, TooSlowError
 from gradserve_server.tensors.spec import TensorSpec, num_bytes_of
 from gradserve_server.tensors.store import StoredTensor, TensorStore
 from gradserve_server.tensors.transfers import Arrived, Downloads, Landing, Uploads

@@ -49,8 +49,7 @@ from gradserve_server.rpc.listeners.sockets.stream import FrameStream, SilentErr
 from gradserve_server.rpc.sockets.service import Grant
 from gradserve_server.runtime.event_loop import EagerCall
 from gradserve_server.security.identity import Credentials
-from gradserve_server.tensors.inflight import TooSlowError
-from gradserve_server.tensors.payload import NO_PAYLOAD
+from gradserve_server.tensors.payload import NO_PAYLOAD, TooSlowError
 
 _log = logging.getLogger(__name__)
 

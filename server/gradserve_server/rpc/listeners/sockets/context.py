@@ -25,7 +25,7 @@ from gradserve_server.rpc.boundary.messages import RequestReader
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
 from gradserve_server.rpc.sockets.service import TicketRegistry
 from gradserve_server.security.identity import Credentials, Identity, ShareRules
-from gradserve_server.tensors.inflight import InFlight
+from gradserve_server.tensors.payload import InFlight
 
 _ON_GRPC_ONLY = frozenset({"gradserve.v1.SocketService.IssueTicket", "gradserve.v1.LeaseService.HoldClientLease"})
 _ADDING_GRADIENTS = frozenset(
