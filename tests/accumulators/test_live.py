@@ -20,9 +20,9 @@ from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
+from gradserve_server.tensors.held import Residence
 from gradserve_server.tensors.incoming import TensorOpener, tensors_in
 from gradserve_server.tensors.payload import Payload, PayloadSegment
-from gradserve_server.tensors.residence import Residence
 from gradserve_server.tensors.spec import TensorSpec
 from tests.accumulators.bench import F32, Bench, opened, take
 from tests.accumulators.gradients import gradient_of

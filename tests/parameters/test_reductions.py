@@ -29,7 +29,6 @@ from gradserve_server.parameters.reductions import (
     UpdateReport,
     choices,
     clipped_factor,
-    measures,
     reduce_updates,
     reduction_of,
     reduction_record,
@@ -439,7 +438,7 @@ def test_signs_of_zeros_and_nan_do_not_depend_on_their_order() -> None:
 
 @pytest.fixture(scope="module")
 def many() -> list[Arrays]:
-    return drawn(8, shapes={"w": (3, measures.BLOCK + 77), "b": (17,), "v": (measures.BLOCK,)})
+    return drawn(8, shapes={"w": (3, choices.BLOCK + 77), "b": (17,), "v": (choices.BLOCK,)})
 
 
 def bits(reduced: Reduced) -> tuple[Any, ...]:
@@ -464,21 +463,21 @@ def test_the_same_bits_on_several_servers(kind: Reduction, many: list[Arrays]) -
 
     def gathered(of_component: Callable[[str], list[float]]) -> list[float]:
         numbers = {name: of_component(name) for server in of_servers for name in server}
-        return measures.total(json.loads(json.dumps([numbers[name] for name in names])))
+        return choices.total(json.loads(json.dumps([numbers[name] for name in names])))
 
     def column(name: str) -> list[NDArray[Any]]:
         return [update[name] for update in many]
 
-    norms = gathered(lambda name: measures.squared_norms(column(name)))
+    norms = gathered(lambda name: choices.squared_norms(column(name)))
     distances: list[float] = []
     if choices.needs_distances(kind, 8):
         scales = choices.clip_scales(norms, 400.0)
-        distances = gathered(lambda name: measures.squared_distances(column(name), scales))
+        distances = gathered(lambda name: choices.squared_distances(column(name), scales))
     decision = choices.decide(kind, weights, norms, distances, clip_norm=400.0)
     parts = {name: reduce_component(column(name), decision) for server in of_servers for name in server}
     values = {name: part for name in names if (part := parts[name]) is not None}
-    dots = gathered(lambda name: measures.products(column(name), values[name])[0])
-    squares = gathered(lambda name: measures.products(column(name), values[name])[1])
+    dots = gathered(lambda name: choices.products(column(name), values[name])[0])
+    squares = gathered(lambda name: choices.products(column(name), values[name])[1])
     apart = Reduced(values, report(norms, dots, squares, decision))
     assert bits(apart) == bits(reduce(kind, many, weights, clip_norm=400.0))
 
@@ -494,8 +493,8 @@ def halves(values: list[float]) -> float:
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000, 65_536])
 def test_the_order_of_sums_is_a_part_of_their_definition(size: int) -> None:
     values = np.random.default_rng(size).standard_normal(size)
-    assert measures.squared_norms([values]) == [halves([each * each for each in values.tolist()])]
-    assert measures.squared_norms([values]) == pytest.approx([values @ values])
+    assert choices.squared_norms([values]) == [halves([each * each for each in values.tolist()])]
+    assert choices.squared_norms([values]) == pytest.approx([values @ values])
 
 
 def test_blocks_are_added_in_their_order() -> None:
@@ -503,17 +502,17 @@ def test_blocks_are_added_in_their_order() -> None:
     expected = 0.0
     for start in range(0, values.size, 65_536):
         expected += halves([each * each for each in values[start : start + 65_536].tolist()])
-    assert measures.squared_norms([values, None]) == [expected, 0.0]
+    assert choices.squared_norms([values, None]) == [expected, 0.0]
 
 
 def test_totals_are_not_compensated() -> None:
-    assert measures.total([[1.0], [1e100], [1.0], [-1e100]]) == [0.0]
+    assert choices.total([[1.0], [1e100], [1.0], [-1e100]]) == [0.0]
 
 
 def test_distances_of_close_updates_do_not_cancel() -> None:
     one = np.full(70_000, 1000.0, np.float32)
     other = np.nextafter(one, np.float32(2000))
-    (square,) = measures.squared_distances([one, other])
+    (square,) = choices.squared_distances([one, other])
     assert square == pytest.approx(70_000 * float(other[0] - one[0]) ** 2, rel=1e-12)
 
 
