@@ -25,7 +25,7 @@ from gradserve_server.layers.batch_norm.layer import (
 )
 from gradserve_server.layers.batch_norm.registry import LayerRegistry, Reuse
 from gradserve_server.layers.batch_norm.spec import BackwardOutputs, CallInputs
-from gradserve_server.layers.initializers import Regularizer, TensorInitializer
+from gradserve_server.layers.variables import Regularizer, TensorInitializer
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import make_families
 from gradserve_server.ops.runner import OpRunner

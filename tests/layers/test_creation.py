@@ -13,7 +13,7 @@ from gradserve_server.errors import AlreadyExistsError, InvalidArgumentError, No
 from gradserve_server.layers.batch_norm.config import BatchNormConfig, RandomAdjustment
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.registry import Reuse
-from gradserve_server.layers.initializers import NamedInitializer, Regularizer
+from gradserve_server.layers.variables import NamedInitializer, Regularizer
 from gradserve_server.resources.registry import ResourceKey
 from tests.layers.bench import KEY, LayerBench, config_of, forward, run_updates
 

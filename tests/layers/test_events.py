@@ -25,7 +25,7 @@ from gradserve_server.layers.batch_norm.events import (
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardCall, ForwardResult
 from gradserve_server.layers.batch_norm.records import ArrayNumbers, event_of, event_records
 from gradserve_server.layers.batch_norm.spec import CallInputs
-from gradserve_server.layers.initializers import NamedInitializer
+from gradserve_server.layers.variables import NamedInitializer
 from tests.journals import ListedJournal
 from tests.layers.bench import KEY, LayerBench, bits, contents
 

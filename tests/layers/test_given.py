@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradserve_server.errors import InvalidArgumentError, NotFoundError
-from gradserve_server.layers.initializers import TensorInitializer
+from gradserve_server.layers.variables import TensorInitializer
 from gradserve_server.rpc.batch_norm_layers.codec import open_initializers
 from gradserve_server.rpc.batch_norm_layers.service import open_variables
 from gradserve_server.tensors.incoming import IncomingTensor, IncomingTensors, Stored

@@ -20,7 +20,7 @@ from gradserve_server.errors import (
 from gradserve_server.layers.batch_norm.config import RandomAdjustment
 from gradserve_server.layers.batch_norm.layer import BatchNormLayer
 from gradserve_server.layers.batch_norm.registry import Reuse
-from gradserve_server.layers.initializers import NamedInitializer, Regularizer
+from gradserve_server.layers.variables import NamedInitializer, Regularizer
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.runtime.event_loop import Turn

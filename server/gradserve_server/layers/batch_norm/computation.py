@@ -38,7 +38,7 @@ from gradserve_server.layers.batch_norm.spec import (
     plan_forward,
 )
 from gradserve_server.layers.batch_norm.variables import MovingAverages, initial_variables, variables_of
-from gradserve_server.layers.initializers import Regularizer
+from gradserve_server.layers.variables import Regularizer
 from gradserve_server.ops.activation import spec as activation_ops
 from gradserve_server.ops.activation.spec import Activation, gradient_of_result
 from gradserve_server.ops.batch_norm import spec as batch_norm_ops

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.layers.initializers import Initializer, NamedInitializer, Regularizer
+from gradserve_server.layers.variables import Initializer, NamedInitializer, Regularizer
 from gradserve_server.limits import MAX_NAME_BYTES
 from gradserve_server.ops.activation.spec import check_activation
 from gradserve_server.storage.journal import Durability

@@ -28,7 +28,7 @@ from gradserve_server.layers.batch_norm.forwards import ForwardOutcome
 from gradserve_server.layers.batch_norm.spec import Implementation
 from gradserve_server.layers.batch_norm.state import LayerState
 from gradserve_server.layers.batch_norm.variables import MovingAverages, Variables, averages_of, variables_of
-from gradserve_server.layers.initializers import Initializer, NamedInitializer, Regularizer, TensorInitializer
+from gradserve_server.layers.variables import Initializer, NamedInitializer, Regularizer, TensorInitializer
 from gradserve_server.storage.journal import Durability, EventRecords, Record, Recording, record_of, value_of
 
 NOTHING: NDArray[Any] = np.empty(0, np.float32)

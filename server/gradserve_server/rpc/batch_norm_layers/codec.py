@@ -16,7 +16,7 @@ from gradserve_server.layers.batch_norm.layer import BatchNormLayer, ForwardCall
 from gradserve_server.layers.batch_norm.registry import Reuse
 from gradserve_server.layers.batch_norm.spec import Implementation
 from gradserve_server.layers.batch_norm.variables import unknown_variables
-from gradserve_server.layers.initializers import Initializer, NamedInitializer, Regularizer, TensorInitializer
+from gradserve_server.layers.variables import Initializer, NamedInitializer, Regularizer, TensorInitializer
 from gradserve_server.limits import MAX_FORWARDS, MAX_NAME_BYTES, check_count, check_length
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
