@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,7 +191,7 @@ class MemberState:
             mark.write(self.path)
 
     def add(self, moved: MovableResource, spec: str | None = None, *, is_home: bool = True) -> None:
-        """Takes an accumulator or parameters over, beside what is here; returns when they survive a loss of power.
+        """Adds an accumulator or parameters beside what is here; returns when they survive a loss of power.
 
         Args:
             moved: The accumulator, or the parameters.
@@ -217,7 +217,7 @@ class MemberState:
     # Sharded parameters
 
     def outline(self, key: Key) -> MovableResource:
-        """Returns what the home of sharded parameters has decided; see `read_outline`."""
+        """Returns the decisions of the home of sharded parameters; see `read_outline`."""
         with self._opened() as store:
             return read_outline(store, key)
 
@@ -234,16 +234,8 @@ class MemberState:
         """
         with self._opened() as store:
             number = number_of(store, key)
-
-            async def follow() -> None:
-                failures: list[str] = []
-                store.start(failures.append)
-                await follow_rounds(store, number, rounds)
-                if failures:
-                    raise StateError(failures[0])
-
             try:
-                asyncio.run(follow())
+                _write(store, lambda: follow_rounds(store, number, rounds))
             except ServiceError as error:
                 raise MoveError(f"{key} of {self.path} cannot be brought to their newest version: {error}") from error
 
@@ -261,7 +253,7 @@ class MemberState:
             return piece_digests(read_pieces(store, key, wanted, incoming=incoming), rows, cuts)
 
     def add_shard(self, each: Redivision, server: int, outline: MovableResource, *given: Pieces) -> None:
-        """Takes what this server is to have of sharded parameters, beside what is here; see `Redivision.shard`."""
+        """Adds the shard of this server beside what is here; see `Redivision.shard`."""
         with self._opened() as store:
             _carry_out(store, addition(store, each.shard(server, outline, given)))
 
@@ -334,12 +326,17 @@ class MemberState:
 
 
 def _carry_out(store: StateStore, change: Change) -> None:
+    _write(store, lambda: store.commit(change))
+
+
+def _write(store: StateStore, work: Callable[[], Awaitable[None]]) -> None:
+    """Runs what writes to a state directory, and returns when that survives a loss of power."""
     failures: list[str] = []
 
-    async def commit() -> None:
+    async def write() -> None:
         store.start(failures.append)
-        await store.commit(change)
+        await work()
 
-    asyncio.run(commit())
+    asyncio.run(write())
     if failures:
         raise StateError(failures[0])

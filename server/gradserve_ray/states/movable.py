@@ -174,8 +174,14 @@ def number_of(store: StateStore, key: Key, *, incoming: bool = False) -> int:
     return number
 
 
-def read_movable(store: StateStore, key: Key, *, incoming: bool = False) -> MovableResource:
+def read_movable(store: StateStore, key: Key, *, incoming: bool = False, with_values: bool = True) -> MovableResource:
     """Reads an accumulator or parameters, or those that have come, and verifies their values.
+
+    Args:
+        store: The state directory.
+        key: The name.
+        incoming: Whether to read what has come.
+        with_values: Whether to read values; otherwise there are no arrays.
 
     Raises:
         StateError: They are not there, or damaged.
@@ -192,6 +198,10 @@ def read_movable(store: StateStore, key: Key, *, incoming: bool = False) -> Mova
     averages = store.rows(
         f"SELECT round, record, names, blob FROM {tables.averages} {of_resource} ORDER BY round", number
     )
+
+    def values(place: int, record: str, names: str, blob: int) -> StoredValues:
+        return StoredValues(place, record, names, store.read(blob, np.empty) if with_values else ())
+
     optimizer: list[tuple[Any, ...]] = []
     rounds: list[tuple[Any, ...]] = []
     if kind.has_optimizer:
@@ -202,9 +212,9 @@ def read_movable(store: StateStore, key: Key, *, incoming: bool = False) -> Mova
         columns=(key.container, key.name, *columns),
         ledger=ledger[0] if ledger else None,
         events=tuple(events),
-        gradients=tuple(_values(store, *row) for row in gradients),
-        averages=tuple(_values(store, *row) for row in averages),
-        optimizer=next((_values(store, 0, record, "", blob) for record, blob in optimizer), None),
+        gradients=tuple(values(*row) for row in gradients),
+        averages=tuple(values(*row) for row in averages),
+        optimizer=next((values(0, record, "", blob) for record, blob in optimizer), None),
         rounds=tuple(rounds),
     )
 
@@ -295,10 +305,6 @@ def _remove(store: StateStore, change: Change, kind: str, number: int, *, but_ro
     if not but_row:
         change.execute(f"DELETE FROM {kind} WHERE id = ?", number)
     change.remove(blobs)
-
-
-def _values(store: StateStore, place: int, record: str, names: str, blob: int) -> StoredValues:
-    return StoredValues(place, record, names, store.read(blob, np.empty))
 
 
 def _replaced(columns: tuple[str, ...], place: int, value: str) -> tuple[str, ...]:

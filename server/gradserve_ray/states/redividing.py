@@ -75,11 +75,9 @@ class ParametersShard:
 
 
 def read_outline(store: StateStore, key: Key) -> MovableResource:
-    """Returns what the home of sharded parameters has decided, with its newest version, all without values."""
-    found = read_movable(store, key)
-    assert found.optimizer is not None, "they are parameters"
-    newest = replace(found.averages[-1], arrays=())
-    return replace(found, averages=(newest,), optimizer=replace(found.optimizer, arrays=()))
+    """Returns the decisions of the home of sharded parameters, with its newest version, all without values."""
+    found = read_movable(store, key, with_values=False)
+    return replace(found, averages=found.averages[-1:])
 
 
 def decided_since(store: StateStore, key: Key, step: int) -> tuple[DecidedRound, ...]:
@@ -170,11 +168,11 @@ class Redivision:
         return {name: before[name] | after[name] for name in before}
 
     def shard(self, server: int, outline: MovableResource, given: Sequence[Pieces]) -> MovableResource:
-        """Returns what a server gets.
+        """Returns the shard of a server.
 
         Args:
             server: The server.
-            outline: What the home has decided.
+            outline: The decisions of the home.
             given: All rows that it gets, in any order.
         """
         names = list(self.after.rows[server])
@@ -212,7 +210,7 @@ class Redivision:
         return made.with_spec(json.dumps(parameters_spec_record(spec))).with_durability(durability.value)
 
     def _follower(self, outline: MovableResource) -> MovableResource:
-        """Returns what a server that is not the home decides: that the version was loaded."""
+        """Returns the decisions of another server than the home: the version was loaded."""
         spec = parameters_spec_of(json.loads(outline.spec))
         step = json.loads(outline.averages[0].record)["step"]
         assert outline.optimizer is not None, "they are parameters"

@@ -249,7 +249,7 @@ class GradientReceiver:
 
         Raises:
             InvalidArgumentError: The components are not those of the spec, or a tensor is malformed.
-            AbortedError: So is what is in the memory of a caller that has left.
+            AbortedError: Likewise, in the memory of a caller that has left.
             NotFoundError: A handle does not exist.
             MemoryError: There is no memory for tensors that must be copied to the host.
         """
@@ -266,14 +266,9 @@ class GradientReceiver:
         )
         with components_named(path, components):
             async with opening as tensors:
-                try:
-                    opened = await self._compute.run(work, _gradient, spec, components, path, tensors, finite)
-                    with request_fields(partial(_component_paths, spec, components, path)):
-                        return await use(opened)
-                except InvalidArgumentError:
-                    for each in tensors.lenders:
-                        each.check_lender()  # what is not valid may be what a client that has left has written there
-                    raise
+                opened = await self._compute.run(work, _gradient, spec, components, path, tensors, finite)
+                with request_fields(partial(_component_paths, spec, components, path)):
+                    return await use(opened)
 
 
 def _dense_fields(components: Sequence[IncomingComponent]) -> frozenset[str]:

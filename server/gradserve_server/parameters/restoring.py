@@ -271,11 +271,10 @@ def read_version(
         OutOfRangeError: The version is not kept.
         StateError, DAMAGES: Something is damaged.
     """
-    (columns,) = [row for row in store.rows(SELECT_PARAMETERS) if row[0] == number]
-    versions = [average_in(store, np.empty, *each, what="version") for each in _version_rows(store, number)]
+    row, versions = _row_and_versions(store, number)
 
     async def read() -> tuple[ParametersSpec, Version, OptimizerState | None]:
-        made = await _try_again(store, _Stored.of_row(*columns), versions)
+        made = await _try_again(store, row, versions)
         if step is None:
             async with made.reading_state() as (version, state):
                 return made.spec, version, state
@@ -284,6 +283,17 @@ def read_version(
         return made.spec, await made.read(step, 0.0), None
 
     return asyncio.run(read())
+
+
+def _row_and_versions(store: StateStore, number: int) -> tuple[_Stored, Sequence[_Kept]]:
+    """Returns the row of parameters, and their versions, oldest first.
+
+    Raises:
+        StateError, DAMAGES: Something is damaged.
+    """
+    (columns,) = [row for row in store.rows(SELECT_PARAMETERS) if row[0] == number]
+    versions = [average_in(store, np.empty, *each, what="version") for each in _version_rows(store, number)]
+    return _Stored.of_row(*columns), versions
 
 
 async def _try_again(store: StateStore, row: _Stored, versions: Sequence[_Kept]) -> Parameters:
@@ -314,11 +324,9 @@ async def follow_rounds(store: StateStore, number: int, rounds: Sequence[Decided
         StateError, DAMAGES: A server cannot make the parameters again.
         ServiceError: A version cannot be made.
     """
-    (columns,) = [row for row in store.rows(SELECT_PARAMETERS) if row[0] == number]
-    versions = [average_in(store, np.empty, *each, what="version") for each in _version_rows(store, number)]
+    row, versions = _row_and_versions(store, number)
     journals = ParametersJournals(store, Durability.ROUND)
     journals.new_calls = unlimited_calls
-    row = _Stored.of_row(*columns)
     made = await _make_again(
         store, row, _unlimited_registry(row.spec, journals), journals.begin_again, versions, np.empty
     )

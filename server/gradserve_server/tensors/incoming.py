@@ -357,7 +357,8 @@ class TensorOpener:
     ) -> AsyncIterator[IncomingTensors]:
         """Holds the tensors of a request while a call uses them, and renews the leases of stored ones.
 
-        What is in the payload has arrived, unless the tensors are `one_payload`.
+        What is in the payload has arrived, unless the tensors are `one_payload`. An InvalidArgumentError of the block
+        becomes an AbortedError if the client has left, and may have written to memory that it had lent.
 
         Args:
             tensors: The tensors.
@@ -385,6 +386,10 @@ class TensorOpener:
             async with using as tensors.held:
                 await self._settle(tensors, in_place, on_host=on_host)
                 yield tensors
+        except InvalidArgumentError:
+            for each in tensors.lenders:
+                each.check_lender()  # what is not valid may be what a client that has left has written there
+            raise
         finally:
             if tensors.num_in_payload:
                 payload.end_use()
