@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 import gradserve.aio
-from gradserve.calls.identity import ARRIVED_SECONDS, MOST_CALLS, MOST_ON_ONE_CONNECTION, Pacing
+from gradserve.calls.identity import (
+    ARRIVED_SECONDS,
+    MOST_CALLS,
+    MOST_ON_ONE_CONNECTION,
+    SURELY_ARRIVED_SECONDS,
+    Pacing,
+)
 from gradserve_server.config import ServerConfig
 from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS
@@ -81,6 +87,24 @@ def test_what_waits_for_long_has_arrived(pacing: Pacing, sent: list[ExitStack], 
     assert next(turn, None) is not None
     clock.now = ARRIVED_SECONDS
     assert next(turn, None) is None
+    assert not is_held(pacing)
+
+
+def test_a_slow_server_that_answers_others_may_have_to_come_to_it_yet(
+    pacing: Pacing, sent: list[ExitStack], clock: Clock
+) -> None:
+    clock.now = 0.9 * SURELY_ARRIVED_SECONDS
+    sent[1].close()
+    assert is_held(pacing)
+    clock.now += ARRIVED_SECONDS
+    assert not is_held(pacing)
+
+
+def test_what_waits_for_very_long_has_arrived_although_others_are_answered(
+    pacing: Pacing, sent: list[ExitStack], clock: Clock
+) -> None:
+    clock.now = SURELY_ARRIVED_SECONDS
+    sent[1].close()
     assert not is_held(pacing)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -36,7 +37,9 @@ MOST_ON_ONE_CONNECTION = 200
 """The same for calls that do not wait: over gRPC all of them take one connection, and a server refuses more than 256
 there, its max_connection_calls."""
 ARRIVED_SECONDS = 3.0
-"""The time after which a call without an answer counts as arrived: a push_pull waits for gradients of later calls."""
+"""The time without any answer after which calls count as arrived: a push_pull waits for gradients of later calls."""
+SURELY_ARRIVED_SECONDS = 30.0
+"""The time after which a call counts as arrived although others are answered."""
 _PAUSE_SECONDS = 0.01
 _SHARE_SECONDS = 0.0005
 """The part of a pause for each call that is held back: all together look about 2,000 times a second."""
@@ -62,11 +65,13 @@ class _Calls:
         num_sent: The number of calls sent.
         on_the_way: When each call was sent that may not have arrived, by its number, the earliest first.
         num_held: The number of calls that are held back.
+        answered_at: When the latest answer came.
     """
 
     num_sent: int = 0
     on_the_way: dict[int, float] = field(default_factory=dict)
     num_held: int = 0
+    answered_at: float = -math.inf
 
 
 class Pacing:
@@ -116,12 +121,15 @@ class Pacing:
         finally:
             with self._lock:
                 calls.on_the_way.pop(number, None)
+                calls.answered_at = self._clock()
                 if not calls.on_the_way and not calls.num_held:
                     self._calls.pop(accumulator, None)
 
     def _may_send(self, calls: _Calls, most: int) -> bool:
         with self._lock:
-            latest = self._clock() - ARRIVED_SECONDS
+            now = self._clock()
+            are_answered = calls.answered_at > now - ARRIVED_SECONDS  # a slow server may have to come to it yet
+            latest = now - (SURELY_ARRIVED_SECONDS if are_answered else ARRIVED_SECONDS)
             while calls.on_the_way:
                 number, sent_at = next(iter(calls.on_the_way.items()))
                 if sent_at > latest:
