@@ -221,6 +221,17 @@ def test_silent_connections_to_grpc_count_before_their_handshake(
                 pass
 
 
+def test_connections_with_tls_that_begin_at_once(certificates: Certificates) -> None:
+    """gRPC asks for the newest certificates before each of them, and ended the process if it got the same again."""
+    with LocalServer(certificates.config()) as local:
+        for _ in range(30):
+            with contextlib.ExitStack() as using:
+                for _ in range(40):
+                    using.enter_context(connect(local.address))
+        with gradserve.connect(local.address, tls=certificates.client()) as client:
+            assert client.server_info().version
+
+
 def silent_connection(address: str) -> socket.socket:
     if not address.startswith("unix:"):
         return connect(address)

@@ -48,11 +48,11 @@ class Endpoint:
         interceptors: Sequence[grpc.aio.ServerInterceptor],
         options: Sequence[tuple[str, Any]],
         loopbacks: Sequence[str],
-        credentials: grpc.ServerCredentials | None = None,
+        certificates: CertificateFiles | None = None,
     ) -> None:
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._server.add_generic_rpc_handlers(tuple(handlers))
-        self._ports = Ports(self._server, loopbacks, credentials)
+        self._ports = Ports(self._server, loopbacks, certificates)
         self._has_started = False
 
     def bind(self, addresses: Sequence[Address]) -> list[Address]:
@@ -210,10 +210,10 @@ class Ports:
     """
 
     def __init__(
-        self, server: grpc.aio.Server, loopbacks: Sequence[str], credentials: grpc.ServerCredentials | None = None
+        self, server: grpc.aio.Server, loopbacks: Sequence[str], certificates: CertificateFiles | None = None
     ) -> None:
         self._server = server
-        self._credentials = credentials
+        self._certificates = certificates
         self._loopbacks = loopbacks
         self._files: list[OwnedFile] = []
 
@@ -245,7 +245,7 @@ class Ports:
             hosts = _present(hosts)
             port = port or _free_port(hosts)
         for host in hosts:
-            port = self._add(str(Address(host, port)), partial(_try_host, host, port), self._credentials)
+            port = self._add(str(Address(host, port)), partial(_try_host, host, port), self._certificates)
         return replace(address, port=port)
 
     def _resolve(self, host: str) -> Sequence[str]:
@@ -260,10 +260,10 @@ class Ports:
     def _add_path(self, path: Path) -> None:
         self._add(f"unix:{quote(os.fsencode(path))}", partial(_try_path, path))
 
-    def _add(self, target: str, attempt: Callable[[], None], credentials: grpc.ServerCredentials | None = None) -> int:
+    def _add(self, target: str, attempt: Callable[[], None], certificates: CertificateFiles | None = None) -> int:
         try:
-            if credentials is not None:
-                return self._server.add_secure_port(target, credentials)
+            if certificates is not None:
+                return self._server.add_secure_port(target, _PortCredentials(certificates).made())
             return self._server.add_insecure_port(target)
         except RuntimeError:
             attempt()
@@ -317,29 +317,34 @@ def _try_path(path: Path) -> None:
     path.unlink()
 
 
-def port_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
-    """Returns credentials of a port that give each new connection the newest certificates."""
-    newest = _NewestCertificates(files)
-    asks_clients = files.current().ca is not None
-    return grpc.dynamic_ssl_server_credentials(newest.configuration(), newest.configuration, asks_clients)
+class _PortCredentials:
+    """The certificates of one port: each new connection gets the newest ones.
 
-
-class _NewestCertificates:
-    """The newest certificates in the form that gRPC takes. gRPC asks for them in its own threads."""
+    gRPC asks before each connection, in its own threads, and must be told that nothing has changed unless something
+    has: it takes a configuration for its own, so the same one again is freed twice; and it replaces the old one even
+    while other connections begin with it (grpc#36693), which ends the process.
+    """
 
     def __init__(self, files: CertificateFiles) -> None:
         self._files = files
         self._lock = threading.Lock()
-        self._certificates: Certificates | None = None
-        self._configuration: grpc.ServerCertificateConfiguration | None = None
+        self._given = files.current()
 
-    def configuration(self) -> grpc.ServerCertificateConfiguration:
+    def made(self) -> grpc.ServerCredentials:
+        asks_clients = self._given.ca is not None
+        return grpc.dynamic_ssl_server_credentials(_configuration(self._given), self._changed, asks_clients)
+
+    def _changed(self) -> grpc.ServerCertificateConfiguration | None:
         certificates = self._files.current()
         with self._lock:
-            if self._configuration is None or certificates is not self._certificates:
-                assert certificates.key is not None
-                assert certificates.certificate is not None
-                pair = (certificates.key, certificates.certificate)
-                self._configuration = grpc.ssl_server_certificate_configuration([pair], certificates.ca)
-                self._certificates = certificates
-            return self._configuration
+            if certificates is self._given:
+                return None
+            self._given = certificates
+        return _configuration(certificates)
+
+
+def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
+    assert certificates.key is not None
+    assert certificates.certificate is not None
+    pair = (certificates.key, certificates.certificate)
+    return grpc.ssl_server_certificate_configuration([pair], certificates.ca)

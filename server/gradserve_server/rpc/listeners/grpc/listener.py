@@ -38,7 +38,7 @@ from gradserve_server.rpc.listeners.grpc.calls import (
     when_ended,
     write,
 )
-from gradserve_server.rpc.listeners.grpc.endpoint import LOOPBACKS, Endpoint, LastingEndpoint, port_credentials
+from gradserve_server.rpc.listeners.grpc.endpoint import LOOPBACKS, Endpoint, LastingEndpoint
 from gradserve_server.rpc.listeners.grpc.flow import SMALL_BYTES, Traffic, UnreadReplies
 
 _BY_DEADLINE_SECONDS = 0.1
@@ -319,9 +319,8 @@ class GrpcListener:
             UnknownMethods(gradserve.__version__),
         ]
         options = _options(limits, keepalive)
-        credentials = None if certificates is None else port_credentials(certificates)
         self._endpoint = LastingEndpoint(
-            partial(Endpoint, handlers, (self._arrivals,), options, loopbacks, credentials),
+            partial(Endpoint, handlers, (self._arrivals,), options, loopbacks, certificates),
             is_encrypted=certificates is not None,
         )
 
