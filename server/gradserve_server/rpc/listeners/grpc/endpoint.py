@@ -332,7 +332,8 @@ class _PortCredentials:
 
     def made(self) -> grpc.ServerCredentials:
         asks_clients = self._given.ca is not None
-        return grpc.dynamic_ssl_server_credentials(_configuration(self._given), self._changed, asks_clients)
+        changed: Any = self._changed  # grpcio takes None, which types-grpcio does not know
+        return grpc.dynamic_ssl_server_credentials(_configuration(self._given), changed, asks_clients)
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
         certificates = self._files.current()
