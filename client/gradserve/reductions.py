@@ -17,6 +17,7 @@ from gradserve_protocol.v1 import parameters_pb2
 __all__ = [
     "GeometricMedian",
     "Krum",
+    "Maximum",
     "Mean",
     "Median",
     "Reduction",
@@ -24,6 +25,7 @@ __all__ = [
     "TrimmedMean",
     "geometric_median",
     "krum",
+    "maximum",
     "mean",
     "median",
     "multi_krum",
@@ -68,6 +70,13 @@ class Median(Reduction):
     """The median of each element. Weights do not count."""
 
     _kind = "median"
+
+
+@dataclass(frozen=True)
+class Maximum(Reduction):
+    """The greatest value of each element. Weights do not count."""
+
+    _kind = "maximum"
 
 
 @dataclass(frozen=True)
@@ -135,7 +144,9 @@ class GeometricMedian(Reduction):
         }
 
 
-_KINDS: dict[str, type[Any]] = {each._kind: each for each in (Mean, Sum, Median, TrimmedMean, Krum, GeometricMedian)}
+_KINDS: dict[str, type[Any]] = {
+    each._kind: each for each in (Mean, Sum, Median, Maximum, TrimmedMean, Krum, GeometricMedian)
+}
 
 
 def mean() -> Mean:
@@ -151,6 +162,11 @@ def sum() -> Sum:  # noqa: A001 (gradserve.reductions.sum)
 def median() -> Median:
     """Returns the median of each element."""
     return Median()
+
+
+def maximum() -> Maximum:
+    """Returns the reduction to the greatest value of each element."""
+    return Maximum()
 
 
 def trimmed_mean(fraction: float) -> TrimmedMean:
@@ -188,6 +204,7 @@ _BY_NAME: dict[str, Callable[[], Reduction]] = {
     "mean": mean,
     "sum": sum,
     "median": median,
+    "maximum": maximum,
     "geometric_median": geometric_median,
 }
 

@@ -21,6 +21,7 @@ from gradserve_server.parameters.reductions import (
     GeometricMedian,
     Krum,
     Mean,
+    Maximum,
     Median,
     Reduction,
     Report,
@@ -45,6 +46,7 @@ KINDS: tuple[Reduction, ...] = (
     Mean(),
     Sum(),
     Median(),
+    Maximum(),
     TrimmedMean(0.2),
     Krum(2),
     Krum(2, 3),
@@ -118,6 +120,8 @@ def oracle(kind: Reduction, points: NDArray[np.float64], weights: NDArray[np.flo
             return np.average(points, axis=0, weights=weights)
         case Sum():
             return np.asarray(weights @ points, np.float64)
+        case Maximum():
+            return np.asarray(np.max(points, axis=0))
         case Median():
             return np.asarray(np.median(points, axis=0))
         case TrimmedMean(fraction):
@@ -198,12 +202,12 @@ def test_any_number_of_updates_in_order(kind: Reduction, count: int) -> None:
     ),
 )
 def test_trimmed_values(fraction: float, count: int, trimmed: int) -> None:
-    assert TrimmedMean(fraction).num_trimmed(count) == trimmed
+    assert TrimmedMean(fraction).kept(count) == range(trimmed, count - trimmed)
 
 
 @given(st.integers(0, 49), st.integers(1, 1000))
 def test_something_is_left(percent: int, count: int) -> None:
-    assert 2 * TrimmedMean(percent / 100).num_trimmed(count) < count
+    assert TrimmedMean(percent / 100).kept(count)
 
 
 def test_normalization_by_count() -> None:
@@ -217,7 +221,7 @@ def test_normalization_by_count() -> None:
 def test_components_are_reduced_over_the_updates_that_have_them() -> None:
     updates = [{"a": np.array([value], np.float32)} for value in (1.0, 2.0, 9.0)]
     updates[1]["b"] = np.array([4.0, 3.0], np.float32)
-    for kind, expected in ((Mean(), 4.0), (Sum(), 12.0), (Median(), 2.0), (TrimmedMean(0.4), 2.0)):
+    for kind, expected in ((Mean(), 4.0), (Sum(), 12.0), (Median(), 2.0), (Maximum(), 9.0), (TrimmedMean(0.4), 2.0)):
         reduced = reduce(kind, updates, names=["a", "b", "c"])
         assert {name: each.tolist() for name, each in reduced.values.items()} == {"a": [expected], "b": [4.0, 3.0]}
         assert [each.norm for each in reduced.updates] == [1.0, math.sqrt(29), 9.0]
@@ -635,8 +639,8 @@ def test_what_makes_sense() -> None:
     Median().check_rounds(RoundRules(1))
     Median().check_update({"a"}, ["a", "b"])
     Krum(0).check_update({"b", "a"}, ["a", "b"])
-    assert [kind.holds_updates for kind in KINDS] == [False, False, True, True, True, True, True]
-    assert [kind.needs_all_components for kind in KINDS] == [False, False, False, False, True, True, True]
+    assert [kind.holds_updates for kind in KINDS] == [False, False, True, True, True, True, True, True]
+    assert [kind.needs_all_components for kind in KINDS] == [False, False, False, False, False, True, True, True]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, Krum(3, 2, report_only=True), TrimmedMean(0.0)], ids=str)

@@ -13,6 +13,7 @@ from gradserve_server.parameters.reductions import (
     GeometricMedian,
     Krum,
     Mean,
+    Maximum,
     Median,
     Reduction,
     Sum,
@@ -101,6 +102,7 @@ def test_staleness(text: str, expected: Staleness) -> None:
         ("mean { }", Mean()),
         ("sum { }", Sum()),
         ("median { }", Median()),
+        ("maximum { }", Maximum()),
         ("trimmed_mean { fraction: 0.2 }", TrimmedMean(0.2)),
         ("trimmed_mean { }", TrimmedMean(0.0)),
         ("krum { num_byzantine: 2 num_selected: 3 }", Krum(2, 3)),
@@ -117,7 +119,7 @@ def test_reductions(text: str, expected: Reduction) -> None:
 
 
 def test_every_kind_of_reduction_has_its_message() -> None:
-    kinds = (Mean(), Sum(), Median(), TrimmedMean(0.1), Krum(1), GeometricMedian())
+    kinds = (Mean(), Sum(), Median(), TrimmedMean(0.1), Krum(1), GeometricMedian(), Maximum())
     oneof = parameters_pb2.UpdateReduction.DESCRIPTOR.oneofs_by_name["kind"]
     assert [kind.name for kind in kinds] == [field.name for field in oneof.fields]
 

@@ -244,13 +244,14 @@ class ExponentialDiscount(_message.Message):
     def __init__(self, base: _Optional[float] = ...) -> None: ...
 
 class UpdateReduction(_message.Message):
-    __slots__ = ("mean", "sum", "median", "trimmed_mean", "krum", "geometric_median", "report_only")
+    __slots__ = ("mean", "sum", "median", "trimmed_mean", "krum", "geometric_median", "maximum", "report_only")
     MEAN_FIELD_NUMBER: _ClassVar[int]
     SUM_FIELD_NUMBER: _ClassVar[int]
     MEDIAN_FIELD_NUMBER: _ClassVar[int]
     TRIMMED_MEAN_FIELD_NUMBER: _ClassVar[int]
     KRUM_FIELD_NUMBER: _ClassVar[int]
     GEOMETRIC_MEDIAN_FIELD_NUMBER: _ClassVar[int]
+    MAXIMUM_FIELD_NUMBER: _ClassVar[int]
     REPORT_ONLY_FIELD_NUMBER: _ClassVar[int]
     mean: MeanReduction
     sum: SumReduction
@@ -258,8 +259,9 @@ class UpdateReduction(_message.Message):
     trimmed_mean: TrimmedMeanReduction
     krum: KrumReduction
     geometric_median: GeometricMedianReduction
+    maximum: MaximumReduction
     report_only: bool
-    def __init__(self, mean: _Optional[_Union[MeanReduction, _Mapping]] = ..., sum: _Optional[_Union[SumReduction, _Mapping]] = ..., median: _Optional[_Union[MedianReduction, _Mapping]] = ..., trimmed_mean: _Optional[_Union[TrimmedMeanReduction, _Mapping]] = ..., krum: _Optional[_Union[KrumReduction, _Mapping]] = ..., geometric_median: _Optional[_Union[GeometricMedianReduction, _Mapping]] = ..., report_only: bool = ...) -> None: ...
+    def __init__(self, mean: _Optional[_Union[MeanReduction, _Mapping]] = ..., sum: _Optional[_Union[SumReduction, _Mapping]] = ..., median: _Optional[_Union[MedianReduction, _Mapping]] = ..., trimmed_mean: _Optional[_Union[TrimmedMeanReduction, _Mapping]] = ..., krum: _Optional[_Union[KrumReduction, _Mapping]] = ..., geometric_median: _Optional[_Union[GeometricMedianReduction, _Mapping]] = ..., maximum: _Optional[_Union[MaximumReduction, _Mapping]] = ..., report_only: bool = ...) -> None: ...
 
 class MeanReduction(_message.Message):
     __slots__ = ()
@@ -270,6 +272,10 @@ class SumReduction(_message.Message):
     def __init__(self) -> None: ...
 
 class MedianReduction(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MaximumReduction(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -184,6 +184,7 @@ def test_rules_come_back_as_they_were_given(
         ({"staleness": "polynomial(0.5)"}, {"staleness": "inverse_sqrt"}),
         ({"normalize": "count"}, None),
         ({"reduction": "median"}, {"reduction": reductions.median()}),
+        ({"reduction": "maximum"}, {"reduction": reductions.maximum()}),
         ({"reduction": "SUM"}, {"reduction": reductions.sum()}),
         ({"reduction": reductions.krum(0, report_only=True)}, None),
         ({"reduction": reductions.krum(2)}, None),

@@ -16,6 +16,7 @@ from gradserve_server.parameters.reductions.reduce import Report, UpdateReport, 
 from gradserve_server.parameters.reductions.spec import (
     GeometricMedian,
     Krum,
+    Maximum,
     Mean,
     Median,
     Reduction,
@@ -28,6 +29,7 @@ from gradserve_server.parameters.reductions.spec import (
 __all__ = [
     "GeometricMedian",
     "Krum",
+    "Maximum",
     "Mean",
     "Median",
     "Reduction",

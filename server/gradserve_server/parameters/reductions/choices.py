@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gradserve_server.parameters.reductions.spec import (
     GeometricMedian,
     Krum,
+    Maximum,
     Mean,
     Median,
     Reduction,
@@ -184,7 +185,7 @@ class Decision:
     scales: tuple[float, ...]
     factors: tuple[float, ...]
     divisor: Divisor
-    order: Median | TrimmedMean | None
+    order: Median | TrimmedMean | Maximum | None
     is_dropped: tuple[bool, ...]
     note: str | None = None
 
@@ -222,8 +223,8 @@ def decide(
 
     An update whose norm is infinite or NaN (see ParametersSpec.accept_non_finite), or above 1e153, is dropped wherever
     norms or distances count: with clip_norm, by Krum, where it is one of the Byzantine ones, and from a geometric
-    median. The mean and the sum become as infinite or NaN as it is; median and trimmed mean take NaN as greater than
-    all else. If all updates are dropped, the result has no components, and the round changes nothing.
+    median. The mean and the sum become as infinite or NaN as it is; median, trimmed mean and maximum take NaN as
+    greater than all else. If all updates are dropped, the result has no components, and the round changes nothing.
 
     Krum of fewer than 2 f + 3 updates becomes the median of each element, which any f of 2 f + 1 updates cannot move
     beyond the others; a Krum that is only reported drops none then.
@@ -244,14 +245,14 @@ def decide(
     factors = [weight if counts else 0.0 for weight, counts in zip(weights, is_usable, strict=True)]
     dropped = [not counts for counts in is_usable]
     divisor: Divisor = "count" if by_count else "weights"
-    order: Median | TrimmedMean | None = None
+    order: Median | TrimmedMean | Maximum | None = None
     note = None
     match reduction:
         case Mean():
             pass
         case Sum():
             divisor = "none"
-        case Median() | TrimmedMean():
+        case Median() | TrimmedMean() | Maximum():
             order = reduction
         case Krum():
             selected = usable

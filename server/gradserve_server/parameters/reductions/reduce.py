@@ -21,7 +21,7 @@ from gradserve_server.parameters.reductions.choices import (
     squared_norms,
     total,
 )
-from gradserve_server.parameters.reductions.spec import Median, Reduction, TrimmedMean
+from gradserve_server.parameters.reductions.spec import Maximum, Median, Reduction, TrimmedMean
 
 _SORTED_ELEMENTS = 1 << 20
 _LEAST_SORTED = 1 << 10
@@ -194,11 +194,15 @@ def _fill_sum(
 
 
 def _fill_in_order(
-    out: Array, arrays: Sequence[Array], scales: Sequence[float], order: Median | TrimmedMean, parallel: Parallel
+    out: Array,
+    arrays: Sequence[Array],
+    scales: Sequence[float],
+    order: Median | TrimmedMean | Maximum,
+    parallel: Parallel,
 ) -> None:
     flat = out.reshape(-1)
     count = len(arrays)
-    first = (count - 1) // 2 if isinstance(order, Median) else order.num_trimmed(count)
+    first, *others = order.kept(count)
     width = max(min(BLOCK, _SORTED_ELEMENTS // count), _LEAST_SORTED)
 
     def fill(start: int) -> None:
@@ -214,9 +218,9 @@ def _fill_in_order(
             values[np.isnan(values)] = np.nan
             values.sort(axis=1)
             sums = values[:, first].copy()
-            for column in range(first + 1, count - first):
+            for column in others:
                 sums += values[:, column]
-            sums /= count - 2 * first
+            sums /= 1 + len(others)
             flat[start:stop] = sums
 
     for _ in parallel(fill, range(0, flat.size, width)):

@@ -94,6 +94,20 @@ class Sum(Reduction):
 class Median(Reduction):
     """The median of each element; of an even number, the mean of the two in the middle. Weights do not count."""
 
+    def kept(self, count: int) -> range:
+        """Returns the places of the values whose mean is the result, of `count` in rising order."""
+        first = (count - 1) // 2
+        return range(first, count - first)
+
+
+@dataclass(frozen=True, slots=True)
+class Maximum(Reduction):
+    """The greatest value of each element. Weights do not count."""
+
+    def kept(self, count: int) -> range:
+        """Returns the place of the result, of `count` values in rising order."""
+        return range(count - 1, count)
+
 
 @dataclass(frozen=True, slots=True)
 class TrimmedMean(Reduction):
@@ -116,13 +130,14 @@ class TrimmedMean(Reduction):
                 field="reduction.trimmed_mean.fraction",
             )
 
-    def num_trimmed(self, count: int) -> int:
-        """Returns the number of values, out of `count`, that are left out at either end.
+    def kept(self, count: int) -> range:
+        """Returns the places of the values whose mean is the result, of `count` in rising order.
 
         The fraction counts as the decimal number that it is written as: 0.29 of 100 is 29, although 0.29 * 100 in
         float64 is less.
         """
-        return int(Fraction(repr(float(self.fraction))) * count)
+        trimmed = int(Fraction(repr(float(self.fraction))) * count)
+        return range(trimmed, count - trimmed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +227,7 @@ _KINDS: dict[str, type[Reduction]] = {
     "mean": Mean,
     "sum": Sum,
     "median": Median,
+    "maximum": Maximum,
     "trimmed_mean": TrimmedMean,
     "krum": Krum,
     "geometric_median": GeometricMedian,

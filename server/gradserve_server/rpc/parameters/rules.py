@@ -12,6 +12,7 @@ from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKi
 from gradserve_server.parameters.reductions import (
     GeometricMedian,
     Krum,
+    Maximum,
     Mean,
     Median,
     Reduction,
@@ -143,6 +144,8 @@ def decode_reduction(message: parameters_pb2.UpdateReduction, field: str) -> Red
                 return Sum()
             case "median":
                 return Median()
+            case "maximum":
+                return Maximum()
             case "trimmed_mean":
                 return TrimmedMean(message.trimmed_mean.fraction)
             case "krum":
