@@ -22,12 +22,15 @@ require_frameworks("gradserve.torch", "torch", torch="PyTorch")
 from gradserve.public_names import publish as _publish
 from gradserve.torch import functions
 from gradserve.torch.averaging import Averaging, average_gradients, broadcast_parameters
+from gradserve.torch.diloco import DiLoCo, LocalSGD
 from gradserve.torch.hooks import CommHook, all_reduce_hook, comm_hook
 from gradserve.torch.parameters import delta_of, gradients_of, load_version, parameters_of
 
 __all__ = [
     "Averaging",
     "CommHook",
+    "DiLoCo",
+    "LocalSGD",
     "all_reduce_hook",
     "average_gradients",
     "broadcast_parameters",

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -111,9 +112,7 @@ class Schedule:
         self._is_skipped = False
         """True if the program's next call is for a step that came with another worker's state."""
         self._has_warned = False
-        if scheduler is not None:
-            _check(optimizer, scheduler)
-        self._check_none_is_left_out()
+        check_schedule(optimizer, scheduler, "average_gradients")
 
     def begin(self) -> None:
         """Takes over the scheduler's `step`."""
@@ -141,7 +140,7 @@ class Schedule:
             InvalidArgumentError: It has not; or it has made a scheduler since the block began.
         """
         if self._scheduler is None:
-            self._check_none_is_left_out()
+            check_schedule(self._optimizer, None, "average_gradients")
         elif self._is_due:
             raise InvalidArgumentError(
                 "the scheduler was not stepped after the last step of the optimizer: call scheduler.step() once after "
@@ -173,24 +172,55 @@ class Schedule:
             )
         return False
 
-    def _check_none_is_left_out(self) -> None:
-        if self._scheduler is None and hasattr(self._optimizer.step, "_wrapped_by_lr_sched"):
-            raise InvalidArgumentError(
-                "the optimizer has a learning rate scheduler, which average_gradients was not given: late workers and "
-                "those that join would have other learning rates than the others. Pass it as scheduler=..., several of "
-                "them in a torch.optim.lr_scheduler.ChainedScheduler",
-                field="scheduler",
-            )
+
+def check_schedule(optimizer: Any, scheduler: Any, user: str) -> None:
+    """Checks that workers with this scheduler of the optimizer, or None, have equal learning rates at equal steps.
+
+    Args:
+        optimizer: The optimizer.
+        scheduler: Its scheduler, or None.
+        user: The function or class that was given both, as an error names it.
+
+    Raises:
+        InvalidArgumentError: The scheduler goes by something that differs between workers, or is of another optimizer;
+            or the optimizer has one and None was given.
+    """
+    if scheduler is not None:
+        _check(optimizer, scheduler, user)
+    elif hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        raise InvalidArgumentError(
+            f"the optimizer has a learning rate scheduler, which {user} was not given: late workers and those that "
+            "join would have other learning rates than the others. Pass it as scheduler=..., several of them in a "
+            "torch.optim.lr_scheduler.ChainedScheduler",
+            field="scheduler",
+        )
 
 
-def _check(optimizer: Any, scheduler: Any) -> None:
+def steps_of(scheduler: Any) -> int:
+    """Returns the number of steps that a scheduler has taken; 0 for None."""
+    inner = getattr(scheduler, "_schedulers", None)
+    number: int = getattr(scheduler, "last_epoch", None) or (steps_of(inner[0]) if inner else 0)
+    return number
+
+
+def take_steps(scheduler: Any, number: int) -> None:
+    """Lets a scheduler take steps that belong to steps of other workers' optimizers; None for no scheduler."""
+    if scheduler is None:
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # before the optimizer's
+        for _ in range(number):
+            scheduler.step()
+
+
+def _check(optimizer: Any, scheduler: Any, user: str) -> None:
     if not callable(getattr(scheduler, "step", None)) or not hasattr(scheduler, "state_dict"):
         raise InvalidArgumentError(
             f"expected a learning rate scheduler for scheduler, got {type(scheduler).__qualname__}", field="scheduler"
         )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise InvalidArgumentError(
-            "expected a scheduler of the optimizer that average_gradients was given, got one of another optimizer",
+            f"expected a scheduler of the optimizer that {user} was given, got one of another optimizer",
             field="scheduler",
         )
     needed = [
@@ -206,4 +236,4 @@ def _check(optimizer: Any, scheduler: Any) -> None:
             field="scheduler",
         )
     for inner in getattr(scheduler, "_schedulers", ()):
-        _check(optimizer, inner)
+        _check(optimizer, inner, user)

@@ -122,7 +122,7 @@ def tensors_left_out(model: torch.nn.Module, send_frozen: bool, leave_out: Colle
     frozen = {name for name, each in named_parameters(module) if not each.requires_grad}
     trained = {name for name, each in named_parameters(module) if each.requires_grad}
     buffers = {name for name, _ in named_buffers(module)}
-    left_out = buffers - _persistent_buffers(module)
+    left_out = buffers - persistent_buffers(module).keys()
     if not as_flag(send_frozen, Argument("send_frozen")):
         left_out |= frozen
     for pattern in leave_out:
@@ -138,13 +138,14 @@ def tensors_left_out(model: torch.nn.Module, send_frozen: bool, leave_out: Colle
     return frozenset(left_out)
 
 
-def _persistent_buffers(module: torch.nn.Module) -> set[str]:
-    """Returns the names of the buffers that a checkpoint has, too."""
-    return {
+def persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the buffers that a checkpoint has, too, by name."""
+    names = {
         _uncompiled(f"{prefix}.{name}" if prefix else name)
         for prefix, each in module.named_modules()
         for name in each._buffers.keys() - each._non_persistent_buffers_set
     }
+    return {name: each for name, each in named_buffers(module) if name in names}
 
 
 def named_parameters(model: torch.nn.Module, *, all_names: bool = False) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,0 +1,509 @@
+"""One worker's part in DiLoCo and LocalSGD, whatever framework takes its inner steps.
+
+DiLoCo: https://arxiv.org/abs/2311.08105; with fragments, delay and mixing: https://arxiv.org/abs/2501.18512.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, get_args
+
+from numpy.typing import NDArray
+
+from gradserve import optim, reductions
+from gradserve.client import Client
+from gradserve.conversion.plain import as_integer, as_number
+from gradserve.parameter_records import PushPull, Version
+from gradserve.parameters import Parameters
+from gradserve.results import Outcome
+from gradserve.workers import new_worker_id
+from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    GradserveError,
+    InvalidArgumentError,
+    LostError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+
+Arrays: TypeAlias = Mapping[str, Any]
+"""Arrays of a framework by name, in the memory of the host, which can be added and multiplied."""
+Local: TypeAlias = Callable[[Collection[str]], Arrays]
+"""Returns the present local values of some components."""
+Weight: TypeAlias = Literal["tokens", "steps", "equal"] | Callable[[int, int], float]
+OnFailure: TypeAlias = Literal["continue", "reset"]
+IfExists: TypeAlias = Literal["join", "error"]
+
+_PASSING = (DeadlineExceededError, UnavailableError, ResourceExhaustedError)
+"""The errors after which training goes on: the next synchronization may succeed."""
+_MOST_STEPS = range(1, 1 << 40)
+_log = logging.getLogger(__name__)
+
+
+class RunOptions(TypedDict, total=False):
+    """Arguments of `Client.parameters` that a run passes on."""
+
+    min_required: int | None
+    expected: int | Literal["alive"] | None
+    grace: float | Literal["adaptive"]
+    max_grace: float
+    min_interval: float
+    deadline: float | None
+    max_staleness: int
+    staleness: str
+    normalize: str
+    reduction: reductions.Reduction | str
+    clip_norm: float | None
+    schedule: optim.Schedule | None
+    keep_versions: int
+    keep_rounds: int
+    deterministic: bool
+    refuse_non_finite: bool
+    idle_lease: float | None
+    durability: str | None
+    agreement: Mapping[str, str] | None
+    sharded: bool
+
+
+class Work(NamedTuple):
+    """The work in an update: its tokens, as far as the program has counted them, and its inner steps."""
+
+    tokens: int = 0
+    steps: int = 0
+
+    def plus(self, other: "Work") -> "Work":
+        return Work(self.tokens + other.tokens, self.steps + other.steps)
+
+    def minus(self, other: "Work") -> "Work":
+        return Work(self.tokens - other.tokens, self.steps - other.steps)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When a worker synchronizes what, and how it goes on.
+
+    Attributes:
+        sync_every: The inner steps between two synchronizations of a fragment.
+        num_fragments: The number of fragments, which take turns.
+        delay: The inner steps between taking an update and loading the version that it led to.
+        alpha: The part of the local values that stays when a version is loaded.
+        weight: The weight of an update: its tokens, its steps, 1, or what a function of both returns.
+        on_failure: What happens to local values when a synchronization fails.
+    """
+
+    sync_every: int
+    num_fragments: int = 1
+    delay: int = 0
+    alpha: float = 0.0
+    weight: Weight = "steps"
+    on_failure: OnFailure = "continue"
+
+    def __post_init__(self) -> None:
+        """Checks the values.
+
+        Raises:
+            InvalidArgumentError: One is not valid; the message has the name that `DiLoCo` gives it.
+        """
+        sync_every = Argument("sync_every")
+        as_integer(self.sync_every, sync_every, _MOST_STEPS)
+        if self.sync_every % self.num_fragments:
+            raise sync_every.error(f"a multiple of the number of fragments, {self.num_fragments},", self.sync_every)
+        as_integer(self.delay, Argument("fragment_sync_delay"), range(self.sync_every))
+        alpha = Argument("fragment_update_alpha")
+        if not 0 <= as_number(self.alpha, alpha) <= 1:
+            raise alpha.error("a number from 0 to 1", self.alpha)
+        if not callable(self.weight) and self.weight not in ("tokens", "steps", "equal"):
+            raise Argument("weight").error("'tokens', 'steps', 'equal' or a function of tokens and steps", self.weight)
+        if self.on_failure not in get_args(OnFailure):
+            raise Argument("on_failure").error("'continue' or 'reset'", self.on_failure)
+
+    @property
+    def period(self) -> int:
+        """The inner steps between two synchronizations, of whichever fragment."""
+        return self.sync_every // self.num_fragments
+
+    def weight_of(self, work: Work) -> float:
+        """Returns the weight of an update.
+
+        Raises:
+            InvalidArgumentError: It goes by tokens, and none were counted.
+        """
+        if callable(self.weight):
+            return self.weight(work.tokens, work.steps)
+        if self.weight == "equal":
+            return 1.0
+        if self.weight == "tokens" and not work.tokens:
+            raise Argument("weight").error_saying("count(tokens=...) in each step, for weight='tokens'", "no tokens")
+        return float(work.tokens if self.weight == "tokens" else work.steps)
+
+
+@dataclass
+class _Update:
+    """An update from when it is taken until it is known what became of it.
+
+    Attributes:
+        delta: The local values minus those of its base.
+        base: The version from which it was computed.
+        work: The work in it.
+        weight: Its weight.
+        request_id: The id of a failed attempt to push it. The server may have counted that.
+    """
+
+    delta: Arrays
+    base: Version
+    work: Work
+    weight: float
+    request_id: int | None = None
+
+
+class Fragment:
+    """Components that are synchronized together: parameters on the server, and the version last loaded of them."""
+
+    def __init__(self, find: Callable[[Any], Parameters], values: Arrays, to_framework: Callable[[NDArray[Any]], Any]):
+        """Finds or creates the parameters.
+
+        Args:
+            find: Finds parameters, or creates them with these values.
+            values: The initial values.
+            to_framework: Returns an array of a version as the framework's, in the same memory.
+        """
+        self.names = tuple(values)
+        self.parameters = find(values)
+        self.base = self.parameters.read(copy=False)
+        self.work = Work()
+        self._find = find
+        self._to_framework = to_framework
+        self._update: _Update | None = None
+
+    def values(self, version: Version | None = None) -> dict[str, Any]:
+        """Returns the values of a version, by default of the one last loaded. They must not be changed."""
+        return {name: self._to_framework((version or self.base)[name]) for name in self.names}
+
+    def take(self, local: Local, plan: Plan) -> _Update:
+        """Takes what has changed since the last version; or an earlier update of which nothing is known, once more.
+
+        The same update again rather than a longer one: the server may have counted it already, and then the rest must
+        not count twice.
+        """
+        if self._update is None:
+            weight, own, base = plan.weight_of(self.work), local(self.names), self.values()
+            delta = {name: own[name] - base[name] for name in self.names}
+            self._update = _Update(delta, self.base, self.work, weight)
+        return self._update
+
+    def push(self, update: _Update, worker_id: str, timeout: float | None) -> PushPull | GradserveError:
+        """Pushes an update, and waits for the end of its round; returns the error if the next attempt may succeed.
+
+        Raises:
+            GradserveError: The error, if no later attempt will succeed.
+        """
+        try:
+            pulled = self.parameters.push_pull(
+                update.delta,
+                update.base,
+                weight=update.weight,
+                worker_id=worker_id,
+                timeout=timeout,
+                request_id=update.request_id,
+                copy=False,
+            )
+            # The round of an update that is sent again may have ended long ago.
+            return pulled if update.request_id is None else replace(pulled, version=self.parameters.read(copy=False))
+        except (*_PASSING, LostError) as error:
+            return error
+
+    def load(self, pulled: PushPull, local: Local, plan: Plan) -> dict[str, Any]:
+        """Takes over the version of a round; returns the values to go on from."""
+        assert self._update is not None
+        update, self._update, self.base = self._update, None, pulled.version
+        common = self.values()
+        since = self.work.minus(update.work)
+        if pulled.outcome is not Outcome.ACCEPTED:
+            _log.warning("an update of %s was dropped: %s", self.parameters.name, pulled.outcome.name)
+            self.work = Work()
+            return common
+        if update.request_id is not None:  # what was done since an attempt failed is in the next update
+            own, before = local(self.names), self.values(update.base)
+            self.work = since
+            return {name: common[name] + (own[name] - before[name] - update.delta[name]) for name in self.names}
+        if not plan.alpha:
+            self.work = Work()
+            return common
+        own = local(self.names)
+        self.work = since
+        return {name: plan.alpha * own[name] + (1 - plan.alpha) * common[name] for name in self.names}
+
+    def fail(self, error: GradserveError, local: Local, plan: Plan) -> dict[str, Any]:
+        """Goes on after a failed attempt; returns new local values, if they change."""
+        assert self._update is not None
+        if isinstance(error, LostError):
+            return self._begin_again(local)
+        if plan.on_failure == "reset":
+            self._update, self.work = None, Work()
+            return self.values()
+        self._update.request_id = error.request_id or self._update.request_id
+        return {}
+
+    def _begin_again(self, local: Local) -> dict[str, Any]:
+        """Gives the version last loaded to a server that has lost its state; keeps what was done since."""
+        before = self.values()
+        self.parameters = self._find(self.base)
+        self.base = self.parameters.read(copy=False)
+        self._update = None
+        own, common = local(self.names), self.values()
+        return {name: common[name] + (own[name] - before[name]) for name in self.names}
+
+
+@dataclass
+class _Synchronization:
+    """A synchronization under way.
+
+    Attributes:
+        fragment: Its fragment.
+        due: The inner step, of those that this worker has taken, after which it ends.
+        result: What comes of it; None if it is only made then.
+        update: Its update.
+    """
+
+    fragment: Fragment
+    due: int
+    update: _Update
+    result: "Future[PushPull | GradserveError] | None" = None
+
+
+class DilocoWorker:
+    """Counts the inner steps of a worker, and synchronizes fragments when their turn has come.
+
+    Not safe to use from several threads.
+
+    Attributes:
+        fragments: The fragments.
+        worker_id: The worker's id.
+        num_failed: The number of synchronizations that have failed since the last one that did not.
+    """
+
+    def __init__(self, fragments: Sequence[Fragment], plan: Plan, worker_id: str, timeout: float | None) -> None:
+        """Begins with the versions that the fragments have.
+
+        Args:
+            fragments: The fragments.
+            plan: When they are synchronized.
+            worker_id: The worker's id.
+            timeout: The longest wait for other workers, in seconds; None: the client's timeout.
+        """
+        self.fragments = fragments
+        self.worker_id = worker_id
+        self.num_failed = 0
+        self._plan = plan
+        self._timeout = timeout
+        self._num_taken = 0
+        self._step = self._step_of_versions()
+        self._under_way: list[_Synchronization] = []
+        self._threads = ThreadPoolExecutor(len(fragments), "gradserve-diloco") if plan.delay else None
+
+    @property
+    def version(self) -> int:
+        """The step of the version last loaded; of several fragments, the least."""
+        return min(each.base.step for each in self.fragments)
+
+    @property
+    def step(self) -> int:
+        """The number of inner steps of the run behind the local values: a worker that joins begins with the others'."""
+        return self._step
+
+    def values(self) -> dict[str, Any]:
+        """Returns the values of the versions last loaded."""
+        return {name: value for each in self.fragments for name, value in each.values().items()}
+
+    def count(self, tokens: int) -> None:
+        """Counts tokens of the present step."""
+        number = as_integer(tokens, Argument("tokens"), range(1 << 62))
+        for each in self.fragments:
+            each.work = each.work.plus(Work(tokens=number))
+
+    def take_step(self, local: Local) -> dict[str, Any]:
+        """Counts an inner step that was taken, and synchronizes what is due.
+
+        Args:
+            local: Returns the present values of components.
+
+        Returns:
+            The values of the components that must be replaced.
+
+        Raises:
+            GradserveError: A synchronization failed for good.
+        """
+        self._num_taken += 1
+        self._step += 1
+        for each in self.fragments:
+            each.work = each.work.plus(Work(steps=1))
+        plan, changed = self._plan, dict[str, Any]()
+        if (self._num_taken + plan.delay) % plan.period == 0:
+            self._begin(self._next_fragment(), local)
+        while self._under_way and self._under_way[0].due <= self._num_taken:
+            changed |= self._end(self._under_way.pop(0), local)
+        return changed
+
+    def synchronize(self, local: Local) -> dict[str, Any]:
+        """Synchronizes all fragments with work in them now; returns the values of components that must be replaced."""
+        changed = self.finish(local)
+        for each in self.fragments:
+            if each.work.steps:
+                self._begin(each, local, inline=True)
+                changed |= self._end(self._under_way.pop(), local)
+        self._num_taken = 0
+        return changed
+
+    def finish(self, local: Local) -> dict[str, Any]:
+        """Waits for the synchronizations under way; returns the values of components that must be replaced."""
+        changed: dict[str, Any] = {}
+        while self._under_way:
+            changed |= self._end(self._under_way.pop(0), local)
+        return changed
+
+    def close(self) -> None:
+        """Waits for nothing."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _next_fragment(self) -> Fragment:
+        """Returns the fragment whose version is the oldest: the same for all workers, whenever they have joined."""
+        busy = [each.fragment for each in self._under_way]
+        return min((each for each in self.fragments if each not in busy), key=lambda each: each.base.step)
+
+    def _begin(self, fragment: Fragment, local: Local, *, inline: bool = False) -> None:
+        update = fragment.take(local, self._plan)
+        begun = _Synchronization(fragment, self._num_taken + self._plan.delay, update)
+        if self._threads is not None and not inline:
+            begun.result = self._threads.submit(fragment.push, update, self.worker_id, self._timeout)
+        self._under_way.append(begun)
+
+    def _end(self, begun: _Synchronization, local: Local) -> dict[str, Any]:
+        fragment = begun.fragment
+        if begun.result is None:
+            result = fragment.push(begun.update, self.worker_id, self._timeout)
+        else:
+            result = begun.result.result()
+        if isinstance(result, GradserveError):
+            self.num_failed += 1
+            _log.warning("no synchronization of %s, training goes on: %s", fragment.parameters.name, result)
+            return fragment.fail(result, local, self._plan)
+        self.num_failed = 0
+        changed = fragment.load(result, local, self._plan)
+        self._step = max(self._step, self._step_of_versions())
+        return changed
+
+    def _step_of_versions(self) -> int:
+        version = self.version
+        ahead = sum(each.base.step > version for each in self.fragments)
+        return version * self._plan.sync_every + ahead * self._plan.period
+
+
+def begin_diloco(
+    client: Client,
+    fragments: Sequence[Arrays],
+    plan: Plan,
+    *,
+    name: str,
+    num_required: int,
+    outer_optimizer: optim.Optimizer,
+    to_framework: Callable[[NDArray[Any]], Any],
+    worker_id: str | None,
+    timeout: float | None,
+    container: str,
+    if_exists: IfExists,
+    **options: Unpack[RunOptions],
+) -> DilocoWorker:
+    """Finds or creates the parameters of a run, and returns a worker that has their newest versions.
+
+    Args:
+        client: The client.
+        fragments: The initial values of each fragment.
+        plan: When they are synchronized.
+        name: The name of the run: of the first fragment's parameters. That of fragment N is NAME/N.
+        num_required: The number of updates that end a round.
+        outer_optimizer: The optimizer on the server.
+        to_framework: See `Fragment`.
+        worker_id: The worker's id. None: a new one.
+        timeout: See `DilocoWorker`.
+        container: The namespace of the name.
+        if_exists: What to do if the run has versions already.
+        options: Further arguments of `Client.parameters`.
+
+    Raises:
+        AlreadyExistsError: The run has another model or another sync_every; or versions, with if_exists="error".
+        InvalidArgumentError: An argument is not valid.
+    """
+    if if_exists not in get_args(IfExists):
+        raise Argument("if_exists").error("'join' or 'error'", if_exists)
+    options["agreement"] = {"sync_every": str(plan.sync_every), **(options.get("agreement") or {})}
+
+    def finder(number: int) -> Callable[[Any], Parameters]:
+        return lambda values: client.parameters(
+            values,
+            shared_name=f"{name}/{number}" if number else name,
+            container=container,
+            num_required=num_required,
+            optimizer=outer_optimizer,
+            update="delta",
+            **options,
+        )
+
+    found = [Fragment(finder(number), values, to_framework) for number, values in enumerate(fragments)]
+    if if_exists == "error" and any(each.base.step for each in found):
+        steps = max(each.base.step for each in found)
+        raise AlreadyExistsError(
+            f"the run {name!r} has {steps} versions already; take another name, delete its parameters, or join it with "
+            "if_exists='join'",
+            field="name",
+        )
+    has = found[0].parameters.info()
+    if has.optimizer != outer_optimizer:
+        _log.warning(
+            "the run %r has outer optimizer %r, not %r: see Parameters.change", name, has.optimizer, outer_optimizer
+        )
+    return DilocoWorker(found, plan, worker_id or new_worker_id(), timeout)
+
+
+def fragments_by_size(sizes: Mapping[str, int], number: int) -> list[list[str]]:
+    """Divides components into fragments of about the same size: each, the greatest first, to the smallest fragment.
+
+    Args:
+        sizes: The bytes of each component.
+        number: The number of fragments.
+
+    Raises:
+        InvalidArgumentError: There are fewer components than fragments.
+    """
+    as_integer(number, Argument("fragments"), range(1, 1 << 16))
+    if len(sizes) < number:
+        raise Argument("fragments").error(f"at most {len(sizes)}, the number of components,", number)
+    sums, members = [0] * number, [set[str]() for _ in range(number)]
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        smallest = min(range(number), key=lambda index: (sums[index], index))
+        sums[smallest] += sizes[name]
+        members[smallest].add(name)
+    return [[name for name in sizes if name in each] for each in members]
+
+
+def fragments_by_name(names: Collection[str], fragments: Any) -> list[list[str]]:
+    """Returns lists of names that together are all names, each once.
+
+    Raises:
+        InvalidArgumentError: A name is unknown, missing, or in two fragments.
+    """
+    argument = Argument("fragments")
+    if isinstance(fragments, str) or not all(isinstance(each, list | tuple) for each in fragments) or not fragments:
+        raise argument.error("a number, or lists of names or modules", fragments)
+    given = [name for each in fragments for name in each]
+    wrong = [name for name in given if name not in names] or [name for name in names if given.count(name) != 1]
+    if wrong or not all(fragments):
+        raise InvalidArgumentError(
+            f"expected each parameter of the model in one fragment, and no empty one, got fragments {fragments!r} for "
+            f"{', '.join(names)}",
+            field="fragments",
+        )
+    return [list(each) for each in fragments]
