@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+import gradserve
+
 pytest.importorskip("torch", reason="PyTorch is not installed: make install-frameworks")
 
 
@@ -14,3 +16,10 @@ def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     with alone(tmp_path_factory.mktemp("torch")):
         yield
+
+
+@pytest.fixture
+def clients(server_address: str) -> Iterator[list[gradserve.Client]]:
+    """Two clients of the same server."""
+    with gradserve.connect(server_address) as one, gradserve.connect(server_address) as other:
+        yield [one, other]

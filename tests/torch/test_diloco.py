@@ -1,8 +1,8 @@
 """DiLoCo and LocalSGD: models that train by themselves and synchronize through parameters on a server."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,12 @@ from gradserve import optim
 from gradserve.torch import DiLoCo, LocalSGD
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.restarting import RestartingServer
+from tests.torch.training_threads import together
 
 TORCHFT = json.loads(
     (Path(__file__).parent.parent / "parameters" / "data" / "torchft.json").read_text(encoding="utf-8")
 )
 SYNC_EVERY = 4
-
-
-def in_threads(works: Sequence[Callable[[], Any]]) -> list[Any]:
-    with ThreadPoolExecutor(len(works)) as threads:
-        return [each.result(PATIENCE_SECONDS) for each in [threads.submit(work) for work in works]]
-
-
-@pytest.fixture
-def clients(server_address: str) -> Iterator[list[gradserve.Client]]:
-    with gradserve.connect(server_address) as one, gradserve.connect(server_address) as other:
-        yield [one, other]
 
 
 # torchft's own values
@@ -64,7 +54,7 @@ def test_fragments_delays_and_mixing_as_in_torchft(
             outer_optimizer=optim.SGD(2.0),
             name=name,
             num_required=2,
-            fragments=fragments[by],
+            fragments=fragments[by],  # type: ignore[arg-type]
             fragment_sync_delay=case["delay"],
             fragment_update_alpha=case["alpha"],
         )
@@ -77,7 +67,7 @@ def test_fragments_delays_and_mixing_as_in_torchft(
                 history.append(model.values())
         return history
 
-    histories = in_threads([lambda rank=rank: replica(rank) for rank in range(2)])
+    histories = together(*(partial(replica, rank) for rank in range(2)))
     assert histories == [each["local"] for each in case["replicas"]]
 
 
@@ -169,7 +159,7 @@ def test_it_is_diloco(server_address: str, name: str, deterministic: bool) -> No
             deterministic=deterministic,
             agreement={"sync_every": str(SYNC_EVERY)},
         )
-    states = in_threads([lambda worker=worker: work(worker) for worker in range(4)])
+    states = together(*(partial(work, worker) for worker in range(4)))
     expected = diloco_in_one_process(rounds, weights)
     for key, value in expected.items():
         assert all(torch.equal(state[key], states[0][key]) for state in states)
@@ -211,7 +201,7 @@ def test_local_sgd_is_the_mean(clients: list[gradserve.Client], name: str) -> No
             walker.walk(6)
         return walker.weight
 
-    assert in_threads([lambda: work(one), lambda: work(other)]) == [15.0, 15.0]
+    assert together(lambda: work(one), lambda: work(other)) == [15.0, 15.0]
 
 
 def test_weights(clients: list[gradserve.Client], name: str) -> None:
@@ -223,7 +213,7 @@ def test_weights(clients: list[gradserve.Client], name: str) -> None:
                 walker.walk(1)
         return walker.weight
 
-    assert in_threads([lambda: work(0, 1.0, 30), lambda: work(1, 5.0, 10)]) == [4.0, 4.0]
+    assert together(lambda: work(0, 1.0, 30), lambda: work(1, 5.0, 10)) == [4.0, 4.0]
     assert clients[0].parameters(shared_name=name).read().total_weight == 80
 
 
@@ -288,7 +278,7 @@ def test_a_failed_synchronization_is_made_up_for_and_nothing_counts_twice(
             eventually(lambda: parameters.info().num_updates == 1)
             one.walk()
 
-        in_threads([walk_when_the_other_has, other.walk])
+        together(walk_when_the_other_has, other.walk)
         assert one.weight == other.weight == pytest.approx(4.0 + (4 * (2.0 + 2.0) + 2 * 6.0) / (4 + 2))
         assert parameters.info().weights.accepted == 2 + 2 + 4 + 2
 
@@ -400,7 +390,7 @@ def test_buffers(clients: list[gradserve.Client], name: str) -> None:
 
     before: dict[int, dict[str, torch.Tensor]] = {}
     alone: dict[int, torch.Tensor] = {}
-    one, other = in_threads([lambda: work(0), lambda: work(1)])
+    one, other = together(lambda: work(0), lambda: work(1))
     assert one["norm.num_batches_tracked"] == other["norm.num_batches_tracked"] == 14
     assert torch.equal(one["norm.running_mean"], other["norm.running_mean"])
     assert torch.equal(one["norm.running_var"], other["norm.running_var"])
@@ -507,4 +497,4 @@ def test_a_run_that_is_deleted(clients: list[gradserve.Client], name: str) -> No
         parameters.delete()
 
     with walker.diloco, pytest.raises(gradserve.AbortedError):
-        in_threads([walker.walk, delete])
+        together(walker.walk, delete)

@@ -1,16 +1,15 @@
 """Trains PyTorch models together with other workers, and computes gradient ops on a server.
 
-Where the server holds the parameters, a worker is a loop. One that comes later, or was too late, goes on from the
-newest version like all others:
+Three ways, each a block around a training loop that stays as it is:
 
-parameters = client.parameters(parameters_of(model), shared_name="net", num_required=4)
-version = parameters.read()
-while version.step < 1000:
-    load_version(model, version)
-    train_some_steps(model, optimizer)
-    version = parameters.push_pull(delta_of(model, version), version).version
+* `DiLoCo` and `LocalSGD`: workers train by themselves, and synchronize every so many steps. The server holds the model.
+* `ParameterServer`: the server holds the model and takes the optimizer's steps, with the workers' gradients.
+* `average_gradients`: each worker takes the steps, with the mean of all workers' gradients.
 
-Where each worker has an optimizer of its own, `average_gradients` averages what its steps take.
+with gradserve.connect("server:50051") as client, DiLoCo(
+    client, model, optimizer, sync_every=100, name="llm", num_required=4
+):
+    train(model, optimizer)
 
 Needs PyTorch: `pip install '.[torch]'` in a checkout of gradserve.
 """
@@ -24,6 +23,7 @@ from gradserve.torch import functions
 from gradserve.torch.averaging import Averaging, average_gradients, broadcast_parameters
 from gradserve.torch.diloco import DiLoCo, LocalSGD
 from gradserve.torch.hooks import CommHook, all_reduce_hook, comm_hook
+from gradserve.torch.parameter_server import ParameterServer
 from gradserve.torch.parameters import delta_of, gradients_of, load_version, parameters_of
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "CommHook",
     "DiLoCo",
     "LocalSGD",
+    "ParameterServer",
     "all_reduce_hook",
     "average_gradients",
     "broadcast_parameters",

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gradserve.client import Client
 from gradserve.results import DenseSpec
-from gradserve.torch.optimizers import Schedule, settings_of
+from gradserve.torch.optimizers import Schedule, check_own_gradients, settings_of
 from gradserve.torch.parameters import Gradients, module_of, trained_parameters
 from gradserve.torch.state import TrainingState
 from gradserve.training import Worker
@@ -265,25 +265,12 @@ class Averaging:
             self._is_catching_up = False
 
     def _check_step(self, optimizer: Any, arguments: list[Any]) -> None:
-        if any(each is not None for each in arguments):
-            raise InvalidArgumentError(
-                "expected optimizer.step() without arguments, got a closure: it would compute gradients that are "
-                "not averaged. Call backward() before step(); optimizers that need a closure, such as LBFGS, cannot "
-                "be used",
-                field="closure",
-            )
+        check_own_gradients(optimizer, arguments)
         self._schedule.check_step()
         if _num_parameters(optimizer) != self._num_parameters:
             raise InvalidArgumentError(
                 f"the optimizer has {_num_parameters(optimizer)} parameters, and had {self._num_parameters} when "
                 "average_gradients began; add all groups of parameters before it begins",
-                field="optimizer",
-            )
-        if getattr(optimizer, "grad_scale", None) is not None:
-            raise InvalidArgumentError(
-                "a GradScaler has left unscaling to the optimizer, so gradients still have this worker's own scale; "
-                "call scaler.unscale_(optimizer) before scaler.step(optimizer), or make the optimizer with "
-                "fused=False",
                 field="optimizer",
             )
 

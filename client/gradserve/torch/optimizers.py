@@ -196,6 +196,32 @@ def check_schedule(optimizer: Any, scheduler: Any, user: str) -> None:
         )
 
 
+def check_own_gradients(optimizer: Any, arguments: Collection[Any]) -> None:
+    """Checks that a step of an optimizer takes the gradients as they are.
+
+    Args:
+        optimizer: The optimizer.
+        arguments: What its `step` was called with.
+
+    Raises:
+        InvalidArgumentError: A closure would compute others, or they are scaled.
+    """
+    if any(each is not None for each in arguments):
+        raise InvalidArgumentError(
+            "expected optimizer.step() without arguments, got a closure: it would compute gradients that are "
+            "not averaged. Call backward() before step(); optimizers that need a closure, such as LBFGS, cannot "
+            "be used",
+            field="closure",
+        )
+    if getattr(optimizer, "grad_scale", None) is not None:
+        raise InvalidArgumentError(
+            "a GradScaler has left unscaling to the optimizer, so gradients still have this worker's own scale; "
+            "call scaler.unscale_(optimizer) before scaler.step(optimizer), or make the optimizer with "
+            "fused=False",
+            field="optimizer",
+        )
+
+
 def steps_of(scheduler: Any) -> int:
     """Returns the number of steps that a scheduler has taken; 0 for None."""
     inner = getattr(scheduler, "_schedulers", None)
