@@ -154,7 +154,7 @@ def test_it_is_diloco(server_address: str, name: str, deterministic: bool) -> No
         client.parameters(
             gradserve.torch.parameters_of(Net(1)),
             shared_name=name,
-            optimizer=gradserve.torch.diloco.NESTEROV,
+            optimizer=optim.SGD(0.7, momentum=0.9, nesterov=True),
             num_required=4,
             deterministic=deterministic,
             agreement={"sync_every": str(SYNC_EVERY)},

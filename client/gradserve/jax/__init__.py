@@ -1,15 +1,14 @@
 """Trains JAX models together with other workers, and computes gradient ops on a server.
 
-Where the server holds the parameters, a worker is a loop. One that comes later, or was too late, goes on from the
-newest version like all others:
+With `diloco`, workers train by themselves, and synchronize every so many steps. The server holds the parameters:
 
-parameters = client.parameters(leaves_of(params), shared_name="net", num_required=4)
-version = parameters.read()
-while version.step < 1000:
-    params = train_some_steps(load_version(params, version))
-    version = parameters.push_pull(delta_of(params, version), version).version
+with gradserve.jax.diloco(client, sync_every=100, name="llm", num_required=4) as diloco:
+    params = diloco.init(params)
+    for batch in batches:
+        params, opt_state = train_step(params, opt_state, batch)
+        params = diloco.sync(params)
 
-Where each worker has an optimizer of its own, `average_by` averages what its steps take:
+With `average_by`, workers average the gradients of every step:
 
 averaging = gradserve.jax.average_by(client, num_required=4, name="digits")
 optimizer = optax.chain(averaging, optax.adam(1e-3))
@@ -27,10 +26,21 @@ require_frameworks("gradserve.jax", "jax", jax="JAX", optax="Optax")
 
 from gradserve.jax import functions
 from gradserve.jax.leaves import delta_of, leaves_of, load_version
+from gradserve.jax.local_training import DiLoCo, diloco
 from gradserve.jax.training_state import AverageByState
 from gradserve.jax.transformation import AverageBy, average_by
 from gradserve.public_names import publish as _publish
 
-__all__ = ["AverageBy", "AverageByState", "average_by", "delta_of", "functions", "leaves_of", "load_version"]
+__all__ = [
+    "AverageBy",
+    "AverageByState",
+    "DiLoCo",
+    "average_by",
+    "delta_of",
+    "diloco",
+    "functions",
+    "leaves_of",
+    "load_version",
+]
 
 _publish(__name__, globals(), __all__)

@@ -14,6 +14,7 @@ from gradserve.torch.optimizers import check_schedule, steps_of, take_steps
 from gradserve.torch.parameters import module_of, persistent_buffers, trained_parameters
 from gradserve.torch.tensors import tensor_of
 from gradserve.training.diloco import (
+    NESTEROV,
     DilocoWorker,
     IfExists,
     OnFailure,
@@ -29,8 +30,6 @@ from gradserve_protocol.argument import Argument
 
 Fragments: TypeAlias = int | Sequence[Sequence[str]] | Sequence[torch.nn.Module]
 Buffers: TypeAlias = Literal["local", "mean"]
-NESTEROV = optim.SGD(0.7, momentum=0.9, nesterov=True)
-"""DiLoCo's outer optimizer."""
 
 
 class DiLoCo:

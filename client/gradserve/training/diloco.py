@@ -37,6 +37,8 @@ Weight: TypeAlias = Literal["tokens", "steps", "equal"] | Callable[[int, int], f
 OnFailure: TypeAlias = Literal["continue", "reset"]
 IfExists: TypeAlias = Literal["join", "error"]
 
+NESTEROV = optim.SGD(0.7, momentum=0.9, nesterov=True)
+"""DiLoCo's outer optimizer."""
 _PASSING = (DeadlineExceededError, UnavailableError, ResourceExhaustedError)
 """The errors after which training goes on: the next synchronization may succeed."""
 _MOST_STEPS = range(1, 1 << 40)
