@@ -109,7 +109,7 @@ def diloco(
         return begin_diloco(
             client,
             [{key: leaves[key] for key in names} for names in parts],
-            plan(len(parts)),
+            plan=plan(len(parts)),
             name=name,
             num_required=num_required,
             outer_optimizer=outer,

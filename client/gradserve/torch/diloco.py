@@ -1,17 +1,19 @@
 """DiLoCo and LocalSGD for PyTorch: workers that train by themselves, and synchronize every so many steps."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias, Unpack, get_args
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, Unpack, get_args
 
 import torch
 
 from gradserve import optim, reductions
 from gradserve.client import Client
+from gradserve.conversion.plain import as_integer
 from gradserve.torch.optimizers import check_schedule, steps_of, take_steps
 from gradserve.torch.parameters import module_of, persistent_buffers, trained_parameters
+from gradserve.torch.replica import HostValues, ranks_of
 from gradserve.torch.tensors import tensor_of
 from gradserve.training.diloco import (
     NESTEROV,
@@ -72,6 +74,7 @@ class DiLoCo:
         worker_id: str | None = None,
         timeout: float | None = None,
         container: str = "",
+        process_group: Any = None,
         **options: Unpack[RunOptions],
     ) -> None:
         """Takes what the block needs; the server is asked when it begins.
@@ -106,6 +109,9 @@ class DiLoCo:
             worker_id: This worker's id, different from that of every other worker. None: a new one.
             timeout: The longest wait for other workers, in seconds. None: the client's timeout. math.inf: no limit.
             container: The namespace of the name.
+            process_group: The ranks that train this model together and are one worker: all of them run the block with
+                the same arguments, and the first one talks to the server for all. None: those of a
+                DistributedDataParallel, or of the mesh over which FSDP2 has sharded the parameters.
             **options: Further arguments of `Client.parameters`: min_required, grace, deadline, max_staleness,
                 deterministic, durability, and others.
 
@@ -130,9 +136,11 @@ class DiLoCo:
         if not isinstance(outer_optimizer, optim.Optimizer):
             raise Argument("outer_optimizer").error("an optimizer of gradserve.optim", outer_optimizer)
         check_schedule(inner_optimizer, scheduler, "DiLoCo")
-        parameters = trained_parameters(model)
+        parameters = trained_parameters(model, may_be_sharded=True)
         parts = _fragments(parameters, fragments)
         plan = Plan(sync_every, len(parts), fragment_sync_delay, fragment_update_alpha, weight, on_failure)
+        self._ranks = ranks_of(model, parameters, process_group)
+        make_values = HostValues if self._ranks is None else self._ranks.values
         begin = partial(
             begin_diloco,
             client,
@@ -143,51 +151,51 @@ class DiLoCo:
             container=container,
             if_exists=if_exists,
         )
-        trained = _HostValues(parameters)
-        values = [trained.local(names) for names in parts]
-        self._begin = [
-            _Part(trained, partial(begin, values, plan, name=name, outer_optimizer=outer_optimizer, **options))
-        ]
+        of_model = partial(begin, plan=plan, name=name, outer_optimizer=outer_optimizer, **options)
+        self._parts = [_Part(make_values(parameters), parts, of_model)]
         if buffers == "mean":
             alone = replace(plan, num_fragments=1, delay=0, alpha=0.0)
-            for title, kept, reduction in _kinds_of_buffers(model):
+            for title, kept, dtype, reduction in _kinds_of_buffers(model):
                 of_kind: Any = {**options, "reduction": reduction, "schedule": None, "clip_norm": None}
-                values = [kept.local(kept.tensors)]
-                named = partial(begin, values, alone, name=f"{name}/{title}", outer_optimizer=optim.SGD(1.0))
-                self._begin.append(_Part(kept, partial(named, **of_kind)))
+                named = partial(begin, plan=alone, name=f"{name}/{title}", outer_optimizer=optim.SGD(1.0), **of_kind)
+                self._parts.append(_Part(make_values(kept, dtype), [list(kept)], named))
+        self._plan = plan
         self._optimizer = inner_optimizer
         self._scheduler = scheduler
-        self._workers: list[tuple[_HostValues, DilocoWorker]] = []
+        self._workers: list[DilocoWorker] = []
+        """Those of the parts; none on ranks that do not lead."""
+        self._status: _Status | None = None
+        self._num_taken = 0
+        self._tokens = 0
         self._hook: Any = None
 
     @property
     def step(self) -> int:
         """The number of inner steps of the run behind the model: a worker that joins begins with that of the others."""
-        return self._worker.step
+        return self._begun.step
 
     @property
     def version(self) -> int:
         """The step of the version that was loaded last; of several fragments, the least."""
-        return self._worker.version
+        return self._begun.version
 
     @property
     def worker_id(self) -> str:
         """This worker's id."""
-        return self._worker.worker_id
+        return self._begun.worker_id
 
     @property
     def num_failed(self) -> int:
         """The number of synchronizations that have failed since the last one that did not."""
-        return self._worker.num_failed
+        return self._begun.num_failed
 
     def count(self, *, tokens: int) -> None:
         """Counts tokens of the present step, before `optimizer.step()`: the weight of the update if it goes by tokens.
 
         Args:
-            tokens: Their number: at least 0.
+            tokens: Their number: at least 0. Of several ranks, those of this one.
         """
-        for _, worker in self._workers:
-            worker.count(tokens)
+        self._tokens += as_integer(tokens, Argument("tokens"), range(1 << 62))
 
     def sync(self) -> None:
         """Synchronizes the whole model now, with what was done since the last synchronization.
@@ -198,15 +206,12 @@ class DiLoCo:
         Raises:
             GradserveError: As `optimizer.step()`.
         """
-        for tensors, worker in self._workers:
-            tensors.replace(worker.synchronize(tensors.local))
+        self._exchange(lambda worker, tensors: worker.synchronize(tensors.local))
+        self._num_taken = 0
 
     def __enter__(self) -> Self:
         try:
-            for part in self._begin:
-                worker = part.begin()
-                self._workers.append((part.tensors, worker))
-                part.tensors.replace(worker.values())
+            self._lead(self._enter)
             take_steps(self._scheduler, self.step - steps_of(self._scheduler))
             self._hook = self._optimizer.register_step_post_hook(self._after_step)
         except BaseException:
@@ -219,30 +224,76 @@ class DiLoCo:
     ) -> None:
         self._hook.remove()
         try:
-            if error is None:
-                for tensors, worker in self._workers:
-                    tensors.replace(worker.finish(tensors.local))
+            if error is None and self._plan.delay:
+                self._exchange(lambda worker, tensors: worker.finish(tensors.local))
         finally:
             self._close()
 
     @property
-    def _worker(self) -> DilocoWorker:
-        if not self._workers:
+    def _begun(self) -> "_Status":
+        if self._status is None:
             raise RuntimeError("DiLoCo has not begun: use it as a context manager")
-        return self._workers[0][1]
+        return self._status
+
+    def _enter(self) -> None:
+        for part in self._parts:
+            worker = part.begin([part.tensors.local(names) for names in part.fragments])
+            self._workers.append(worker)
+            part.tensors.replace(worker.values())
 
     def _after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if torch.compiler.is_compiling():
             torch.compiler.disable(self._after_step)(optimizer, args, kwargs)
             return
         expected = self.step + 1
-        for tensors, worker in self._workers:
-            tensors.replace(worker.take_step(tensors.local))
-        take_steps(self._scheduler, self.step - expected)  # of rounds that this worker has missed
+        self._num_taken += 1
+        if self._plan.is_due(self._num_taken):
+            self._exchange(lambda worker, tensors: worker.take_step(tensors.local))
+            take_steps(self._scheduler, self.step - expected)  # of rounds that this worker has missed
+        else:
+            for worker in self._workers:
+                worker.take_step(_nothing)
+            self._status = self._begun._replace(step=expected)
+
+    def _exchange(self, call: Callable[[DilocoWorker, HostValues], Mapping[str, torch.Tensor]]) -> None:
+        """Makes a call of all parts that may synchronize them, and takes over what it returns."""
+        tokens, self._tokens = self._tokens, 0
+        if self._ranks is not None:
+            tokens = self._ranks.sum(tokens)
+
+        def exchange() -> None:
+            for worker, part in zip(self._workers, self._parts, strict=True):
+                worker.count(tokens)
+                part.tensors.replace(call(worker, part.tensors))
+
+        self._lead(exchange)
+
+    def _lead(self, work: Callable[[], object]) -> None:
+        """Does some work with the server, or this rank's part of it; notes how far the run is then."""
+
+        def worked() -> _Status:
+            work()
+            worker = self._workers[0]
+            return _Status(worker.step, worker.version, worker.worker_id, worker.num_failed)
+
+        self._status = worked() if self._ranks is None else self._ranks.led(worked)
 
     def _close(self) -> None:
-        for _, worker in self._workers:
+        for worker in self._workers:
             worker.close()
+
+
+def _nothing(names: Collection[str]) -> Mapping[str, torch.Tensor]:
+    raise AssertionError(f"a step that synchronizes nothing needs no values of {names}")
+
+
+class _Status(NamedTuple):
+    """How far a run is, as all ranks of a worker know it; see the properties of `DiLoCo`."""
+
+    step: int
+    version: int
+    worker_id: str
+    num_failed: int
 
 
 class LocalSGD(DiLoCo):
@@ -269,6 +320,7 @@ class LocalSGD(DiLoCo):
         worker_id: str | None = None,
         timeout: float | None = None,
         container: str = "",
+        process_group: Any = None,
         **options: Unpack[RunOptions],
     ) -> None:
         """Takes what the block needs; see `DiLoCo` about arguments and errors."""
@@ -288,58 +340,24 @@ class LocalSGD(DiLoCo):
             worker_id=worker_id,
             timeout=timeout,
             container=container,
+            process_group=process_group,
             **options,
         )
 
 
-class _HostValues:
-    """Tensors of a model whose values travel, and come back.
-
-    Attributes:
-        tensors: The tensors, by name.
-    """
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> None:
-        """Takes the tensors, and the dtype in which they travel: None for their own."""
-        self.tensors = tensors
-        self._dtype = dtype
-        self._pinned: dict[str, torch.Tensor] = {}
-
-    def local(self, names: Collection[str]) -> dict[str, torch.Tensor]:
-        """Returns the present values in the memory of the host, where they stay until the next step or call."""
-        found, devices = {}, set()
-        for name in names:
-            tensor = self.tensors[name].detach()
-            if tensor.device.type != "cpu":
-                devices.add(tensor.device)
-                tensor = self._copy(name, tensor)
-            found[name] = tensor if self._dtype is None else tensor.to(self._dtype)
-        for device in devices:
-            if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()
-        return found
-
-    def replace(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Replaces the values of some of the tensors, in place: optimizers keep their state."""
-        with torch.no_grad():
-            for name, value in values.items():
-                tensor = self.tensors[name]
-                tensor.copy_(value if tensor.dtype.is_floating_point else value.round())
-
-    def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        pinned = self._pinned.get(name)
-        if pinned is None:
-            is_cuda = tensor.device.type == "cuda"
-            pinned = self._pinned[name] = torch.empty_like(tensor, device="cpu", pin_memory=is_cuda)
-        return pinned.copy_(tensor, non_blocking=True)
-
-
 @dataclass(frozen=True)
 class _Part:
-    """Tensors that are synchronized by the same rules, and the call that finds them on the server."""
+    """Tensors that are synchronized by the same rules.
 
-    tensors: _HostValues
-    begin: Callable[[], DilocoWorker]
+    Attributes:
+        tensors: The tensors.
+        fragments: Their names in each fragment.
+        begin: Finds or creates the parameters of fragments with initial values.
+    """
+
+    tensors: HostValues
+    fragments: Sequence[Sequence[str]]
+    begin: Callable[[Sequence[Mapping[str, torch.Tensor]]], DilocoWorker]
 
 
 def _fragments(parameters: Mapping[str, torch.Tensor], fragments: Any) -> list[list[str]]:
@@ -359,18 +377,17 @@ def _fragments(parameters: Mapping[str, torch.Tensor], fragments: Any) -> list[l
     return fragments_by_name(parameters, fragments)
 
 
-def _kinds_of_buffers(model: torch.nn.Module) -> list[tuple[str, _HostValues, reductions.Reduction | str]]:
-    """Returns the buffers that are reduced in one way: its title, the tensors, and the reduction."""
+def _kinds_of_buffers(
+    model: torch.nn.Module,
+) -> Iterator[tuple[str, dict[str, torch.Tensor], torch.dtype | None, reductions.Reduction | str]]:
+    """Yields the buffers that are reduced in one way: its title, the tensors, their dtype on the way, the reduction."""
     kept = persistent_buffers(module_of(model))
     floats = {name: each for name, each in kept.items() if each.dtype.is_floating_point}
+    others = {name: each for name, each in kept.items() if not each.dtype.is_floating_point}
     counters = {
-        name: each
-        for name, each in kept.items()
-        if not each.dtype.is_floating_point and not each.dtype.is_complex and each.dtype is not torch.bool
+        name: each for name, each in others.items() if not each.dtype.is_complex and each.dtype is not torch.bool
     }
-    kinds: list[tuple[str, _HostValues, reductions.Reduction | str]] = []
     if floats:
-        kinds.append(("buffers", _HostValues(floats), "mean"))
+        yield "buffers", floats, None, "mean"
     if counters:
-        kinds.append(("counters", _HostValues(counters, torch.float64), "maximum"))
-    return kinds
+        yield "counters", counters, torch.float64, "maximum"

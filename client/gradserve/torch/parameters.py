@@ -74,11 +74,11 @@ def without_gradient(names: list[str]) -> InvalidArgumentError:
     )
 
 
-def trained_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def trained_parameters(model: torch.nn.Module, *, may_be_sharded: bool = False) -> dict[str, torch.Tensor]:
     """Returns a model's parameters that require a gradient, by name. Wrappers for data parallelism are looked into.
 
     Raises:
-        InvalidArgumentError: There are none, or one is sharded or has a dtype that cannot be averaged.
+        InvalidArgumentError: There are none, or one has a dtype that cannot be averaged, or is sharded and may not be.
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(
@@ -90,9 +90,10 @@ def trained_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             "expected parameters that require a gradient in model, got none; see requires_grad_()", field="model"
         )
     for name, parameter in trained.items():
-        if hasattr(parameter, "placements"):
+        if hasattr(parameter, "placements") and not may_be_sharded:
             raise InvalidArgumentError(
-                f"parameter {name!r} is sharded over a process group; average sharded models with all_reduce_hook",
+                f"parameter {name!r} is sharded over a process group; synchronize sharded models with DiLoCo, or "
+                "average their gradients with all_reduce_hook",
                 field="model",
             )
         if parameter.dtype not in _DTYPES:

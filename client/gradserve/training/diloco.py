@@ -127,6 +127,10 @@ class Plan:
         """The inner steps between two synchronizations, of whichever fragment."""
         return self.sync_every // self.num_fragments
 
+    def is_due(self, num_taken: int) -> bool:
+        """Returns True if a synchronization may begin or end after this step, of those that a worker has taken."""
+        return not (num_taken % self.period and (num_taken + self.delay) % self.period)
+
     def weight_of(self, work: Work) -> float:
         """Returns the weight of an update.
 
@@ -407,8 +411,8 @@ class DilocoWorker:
 def begin_diloco(
     client: Client,
     fragments: Sequence[Arrays],
-    plan: Plan,
     *,
+    plan: Plan,
     name: str,
     num_required: int,
     outer_optimizer: optim.Optimizer,
