@@ -129,7 +129,7 @@ class DiLoCo:
     """A worker's part in a run, made by `diloco`. A context manager, though nothing of it has to be closed."""
 
     def __init__(self, begin: Any) -> None:
-        """Takes a function that begins with leaves by name."""
+        """The function finds or creates the parameters of leaves by name."""
         self._begin = begin
         self._begun: DilocoWorker | None = None
 

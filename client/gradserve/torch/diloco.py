@@ -163,7 +163,7 @@ class DiLoCo:
         self._optimizer = inner_optimizer
         self._scheduler = scheduler
         self._workers: list[DilocoWorker] = []
-        """Those of the parts; none on ranks that do not lead."""
+        """The workers of the parts; none on ranks that do not lead."""
         self._status: _Status | None = None
         self._num_taken = 0
         self._tokens = 0
@@ -288,7 +288,7 @@ def _nothing(names: Collection[str]) -> Mapping[str, torch.Tensor]:
 
 
 class _Status(NamedTuple):
-    """How far a run is, as all ranks of a worker know it; see the properties of `DiLoCo`."""
+    """The state of a run, as all ranks of a worker know it; see the properties of `DiLoCo`."""
 
     step: int
     version: int
@@ -323,7 +323,7 @@ class LocalSGD(DiLoCo):
         process_group: Any = None,
         **options: Unpack[RunOptions],
     ) -> None:
-        """Takes what the block needs; see `DiLoCo` about arguments and errors."""
+        """Arguments and errors are those of `DiLoCo`."""
         super().__init__(
             client,
             model,

@@ -26,7 +26,7 @@ class HostValues:
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> None:
-        """Takes the tensors, and the dtype in which they travel: None for their own."""
+        """`dtype` is that in which the tensors travel; None: their own."""
         self.tensors = tensors
         self._dtype = dtype
         self._pinned: dict[str, torch.Tensor] = {}

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunOptions(TypedDict, total=False):
-    """Arguments of `Client.parameters` that a run passes on."""
+    """Arguments of `Client.parameters` that runs take, too."""
 
     min_required: int | None
     expected: int | Literal["alive"] | None
@@ -85,7 +85,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """When a worker synchronizes what, and how it goes on.
+    """The turns of fragments, and the rules by which a worker goes on.
 
     Attributes:
         sync_every: The inner steps between two synchronizations of a fragment.
@@ -340,7 +340,7 @@ class DilocoWorker:
             The values of the components that must be replaced.
 
         Raises:
-            GradserveError: A synchronization failed for good.
+            GradserveError: A synchronization failed, and later ones would.
         """
         self._num_taken += 1
         self._step += 1
