@@ -8,6 +8,7 @@ with gradserve.connect("localhost:50051") as client:
     mean = acc.take_grad(1)
 """
 
+from gradserve import codecs as codecs
 from gradserve import optim as optim
 from gradserve import reductions as reductions
 from gradserve.accumulators import (

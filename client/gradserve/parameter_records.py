@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
+from gradserve.codecs import Codec
 from gradserve.optim import Optimizer, Schedule
 from gradserve.reductions import Reduction
 from gradserve.results import DenseSpec, Outcome
@@ -25,6 +26,8 @@ class Version(Mapping[str, NDArray[Any]]):
         num_updates: The number of updates in the round that made it; 0 at step 0 and after a load.
         total_weight: The sum of their weights.
         worker_ids: The ids of the workers that sent them.
+        codec: How it travelled; None: as it is. With a codec, the arrays are not quite those of the version, whose
+            digest this still has; without one if it is sharded.
     """
 
     step: int
@@ -34,6 +37,7 @@ class Version(Mapping[str, NDArray[Any]]):
     num_updates: int
     total_weight: float
     worker_ids: tuple[str, ...]
+    codec: Codec | None = None
 
     @property
     def values(self) -> Any:

@@ -1,4 +1,4 @@
-"""Protobuf messages as dataclasses with the same fields (lists as tuples, maps as dicts), and durations as seconds."""
+"""Protobuf messages as dataclasses with the same fields (lists as tuples, maps as dicts); durations and codecs."""
 
 import dataclasses
 from collections.abc import Hashable
@@ -7,6 +7,9 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+
+from gradserve_protocol.codecs import Codec
+from gradserve_protocol.v1 import codecs_pb2
 
 T = TypeVar("T")
 
@@ -62,6 +65,11 @@ def decode_duration(message: Any, field: str) -> float | None:
         return None
     duration: Duration = getattr(message, field)
     return duration.seconds + duration.nanos * 1e-9
+
+
+def encode_codec(codec: Codec) -> codecs_pb2.Codec:
+    """Returns the value for a codec in messages."""
+    return cast("codecs_pb2.Codec", codec.number)
 
 
 @cache

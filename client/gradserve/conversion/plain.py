@@ -198,6 +198,7 @@ _CONVERSIONS: dict[int, _Convert] = {
     FieldDescriptor.CPPTYPE_UINT64: partial(as_integer, allowed=UINT64),
     FieldDescriptor.CPPTYPE_FLOAT: as_number,
     FieldDescriptor.CPPTYPE_DOUBLE: as_number,
+    FieldDescriptor.CPPTYPE_ENUM: partial(as_integer, allowed=INT32),
 }
 
 

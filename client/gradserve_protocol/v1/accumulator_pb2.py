@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from gradserve_protocol.v1 import codecs_pb2 as gradserve_dot_v1_dot_codecs__pb2
 from gradserve_protocol.v1 import tensor_pb2 as gradserve_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egradserve/v1/accumulator.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19gradserve/v1/tensor.proto\"2\n\x0cPartialShape\x12\x14\n\x0cunknown_rank\x18\x01 \x01(\x08\x12\x0c\n\x04\x64ims\x18\x02 \x03(\x03\"\xba\x01\n\rComponentSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x05\x64type\x18\x02 \x01(\x0e\x32\x16.gradserve.v1.DataType\x12)\n\x05shape\x18\x03 \x01(\x0b\x32\x1a.gradserve.v1.PartialShape\x12$\n\x06layout\x18\x04 \x01(\x0e\x32\x14.gradserve.v1.Layout\x12#\n\x06pieces\x18\x05 \x03(\x0b\x32\x13.gradserve.v1.Piece\")\n\x05Piece\x12\x0e\n\x06server\x18\x01 \x01(\x05\x12\x10\n\x08num_rows\x18\x02 \x01(\x03\"\xc6\x03\n\x0f\x41\x63\x63umulatorSpec\x12/\n\ncomponents\x18\x01 \x03(\x0b\x32\x1b.gradserve.v1.ComponentSpec\x12*\n\treduction\x18\x02 \x01(\x0e\x32\x17.gradserve.v1.Reduction\x12\x30\n\x10\x61\x63\x63umulate_dtype\x18\x03 \x01(\x0e\x32\x16.gradserve.v1.DataType\x12\x15\n\rdeterministic\x18\x04 \x01(\x08\x12\x15\n\rkeep_averages\x18\x05 \x01(\x05\x12\x16\n\x0eone_per_worker\x18\x06 \x01(\x08\x12\x19\n\x11refuse_non_finite\x18\x07 \x01(\x08\x12,\n\ndurability\x18\x08 \x01(\x0e\x32\x18.gradserve.v1.Durability\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12?\n\tagreement\x18\n \x03(\x0b\x32,.gradserve.v1.AccumulatorSpec.AgreementEntry\x12\x12\n\nnum_shards\x18\x0b \x01(\x05\x1a\x30\n\x0e\x41greementEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"r\n\x0e\x41\x63\x63umulatorRef\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x1a\n\x12server_incarnation\x18\x04 \x01(\t\x12\x0e\n\x06member\x18\x05 \x01(\t\"\x97\x03\n\x0f\x41\x63\x63umulatorInfo\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\x04spec\x18\x02 \x01(\x0b\x32\x1d.gradserve.v1.AccumulatorSpec\x12\x13\n\x0bglobal_step\x18\x03 \x01(\x03\x12\x17\n\x0fnum_accumulated\x18\x04 \x01(\x03\x12\x13\n\x0bnum_waiting\x18\x05 \x01(\x03\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x12\n\nworker_ids\x18\x07 \x03(\t\x12\x12\n\nkept_steps\x18\x08 \x03(\x03\x12\x12\n\nis_private\x18\t \x01(\x08\x12-\n\nidle_lease\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12server_incarnation\x18\x0b \x01(\t\x12\r\n\x05\x65poch\x18\x0c \x01(\x03\x12\x38\n\x11\x64ifferent_workers\x18\r \x03(\x0b\x32\x1d.gradserve.v1.DifferentWorker\"\x81\x01\n\x11\x43omponentGradient\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x05\x64\x65nse\x18\x02 \x01(\x0b\x32\x14.gradserve.v1.TensorH\x00\x12.\n\x06sparse\x18\x03 \x01(\x0b\x32\x1c.gradserve.v1.SparseGradientH\x00\x42\x07\n\x05value\"\x8c\x01\n\x0eSparseGradient\x12%\n\x07indices\x18\x01 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12$\n\x06values\x18\x02 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12-\n\x0b\x64\x65nse_shape\x18\x03 \x01(\x0b\x32\x18.gradserve.v1.DenseShape\"\x1a\n\nDenseShape\x12\x0c\n\x04\x64ims\x18\x01 \x03(\x03\"x\n\tRequestId\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x12\n\nunanswered\x18\x03 \x03(\x04\x12\x1d\n\x10unanswered_since\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_unanswered_since\"\x84\x01\n\x07Summand\x12+\n\nrequest_id\x18\x01 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x13\n\x06weight\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x19\n\x11parameters_digest\x18\x04 \x01(\x0c\x42\t\n\x07_weight\"H\n\x0f\x44ifferentWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\x08\x65qual_at\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x0b\n\t_equal_at\"\xff\x01\n\x07\x41verage\x12\x33\n\ncomponents\x18\x01 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x15\n\rnum_gradients\x18\x03 \x01(\x03\x12\x14\n\x0ctotal_weight\x18\x04 \x01(\x01\x12\x12\n\nworker_ids\x18\x05 \x03(\t\x12\r\n\x05round\x18\x06 \x01(\x03\x12\'\n\x05parts\x18\x07 \x01(\x0b\x32\x18.gradserve.v1.RoundParts\x12\x38\n\x11\x64ifferent_workers\x18\x08 \x03(\x0b\x32\x1d.gradserve.v1.DifferentWorker\"\xa7\x01\n\nRoundParts\x12\x18\n\x10home_incarnation\x18\x01 \x01(\t\x12\x10\n\x08part_ids\x18\x02 \x03(\x0c\x12\x0f\n\x07weights\x18\x03 \x03(\x01\x12\x14\n\x0coldest_round\x18\x04 \x01(\x03\x12\x13\n\x0boldest_step\x18\x05 \x01(\x03\x12\x0c\n\x04sums\x18\x06 \x03(\x05\x12\r\n\x05\x65poch\x18\x07 \x01(\x03\x12\x14\n\x0coldest_epoch\x18\x08 \x01(\x03*M\n\tReduction\x12\x19\n\x15REDUCTION_UNSPECIFIED\x10\x00\x12\x12\n\x0eREDUCTION_MEAN\x10\x01\x12\x11\n\rREDUCTION_SUM\x10\x02*E\n\x06Layout\x12\x16\n\x12LAYOUT_UNSPECIFIED\x10\x00\x12\x10\n\x0cLAYOUT_DENSE\x10\x01\x12\x11\n\rLAYOUT_SPARSE\x10\x02*l\n\nDurability\x12\x1a\n\x16\x44URABILITY_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44URABILITY_NONE\x10\x01\x12\x14\n\x10\x44URABILITY_ROUND\x10\x02\x12\x17\n\x13\x44URABILITY_GRADIENT\x10\x03*\x85\x01\n\x0c\x41pplyOutcome\x12\x1d\n\x19\x41PPLY_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x41PPLY_OUTCOME_ACCEPTED\x10\x01\x12\x17\n\x13\x41PPLY_OUTCOME_STALE\x10\x02\x12!\n\x1d\x41PPLY_OUTCOME_ALREADY_COUNTED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egradserve/v1/accumulator.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19gradserve/v1/codecs.proto\x1a\x19gradserve/v1/tensor.proto\"2\n\x0cPartialShape\x12\x14\n\x0cunknown_rank\x18\x01 \x01(\x08\x12\x0c\n\x04\x64ims\x18\x02 \x03(\x03\"\xba\x01\n\rComponentSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x05\x64type\x18\x02 \x01(\x0e\x32\x16.gradserve.v1.DataType\x12)\n\x05shape\x18\x03 \x01(\x0b\x32\x1a.gradserve.v1.PartialShape\x12$\n\x06layout\x18\x04 \x01(\x0e\x32\x14.gradserve.v1.Layout\x12#\n\x06pieces\x18\x05 \x03(\x0b\x32\x13.gradserve.v1.Piece\")\n\x05Piece\x12\x0e\n\x06server\x18\x01 \x01(\x05\x12\x10\n\x08num_rows\x18\x02 \x01(\x03\"\xc6\x03\n\x0f\x41\x63\x63umulatorSpec\x12/\n\ncomponents\x18\x01 \x03(\x0b\x32\x1b.gradserve.v1.ComponentSpec\x12*\n\treduction\x18\x02 \x01(\x0e\x32\x17.gradserve.v1.Reduction\x12\x30\n\x10\x61\x63\x63umulate_dtype\x18\x03 \x01(\x0e\x32\x16.gradserve.v1.DataType\x12\x15\n\rdeterministic\x18\x04 \x01(\x08\x12\x15\n\rkeep_averages\x18\x05 \x01(\x05\x12\x16\n\x0eone_per_worker\x18\x06 \x01(\x08\x12\x19\n\x11refuse_non_finite\x18\x07 \x01(\x08\x12,\n\ndurability\x18\x08 \x01(\x0e\x32\x18.gradserve.v1.Durability\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12?\n\tagreement\x18\n \x03(\x0b\x32,.gradserve.v1.AccumulatorSpec.AgreementEntry\x12\x12\n\nnum_shards\x18\x0b \x01(\x05\x1a\x30\n\x0e\x41greementEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"r\n\x0e\x41\x63\x63umulatorRef\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x1a\n\x12server_incarnation\x18\x04 \x01(\t\x12\x0e\n\x06member\x18\x05 \x01(\t\"\x97\x03\n\x0f\x41\x63\x63umulatorInfo\x12\x31\n\x0b\x61\x63\x63umulator\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.AccumulatorRef\x12+\n\x04spec\x18\x02 \x01(\x0b\x32\x1d.gradserve.v1.AccumulatorSpec\x12\x13\n\x0bglobal_step\x18\x03 \x01(\x03\x12\x17\n\x0fnum_accumulated\x18\x04 \x01(\x03\x12\x13\n\x0bnum_waiting\x18\x05 \x01(\x03\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x12\n\nworker_ids\x18\x07 \x03(\t\x12\x12\n\nkept_steps\x18\x08 \x03(\x03\x12\x12\n\nis_private\x18\t \x01(\x08\x12-\n\nidle_lease\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12server_incarnation\x18\x0b \x01(\t\x12\r\n\x05\x65poch\x18\x0c \x01(\x03\x12\x38\n\x11\x64ifferent_workers\x18\r \x03(\x0b\x32\x1d.gradserve.v1.DifferentWorker\"\xaf\x01\n\x11\x43omponentGradient\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x05\x64\x65nse\x18\x02 \x01(\x0b\x32\x14.gradserve.v1.TensorH\x00\x12.\n\x06sparse\x18\x03 \x01(\x0b\x32\x1c.gradserve.v1.SparseGradientH\x00\x12,\n\x06packed\x18\x07 \x01(\x0b\x32\x1a.gradserve.v1.PackedTensorH\x00\x42\x07\n\x05value\"\x8c\x01\n\x0eSparseGradient\x12%\n\x07indices\x18\x01 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12$\n\x06values\x18\x02 \x01(\x0b\x32\x14.gradserve.v1.Tensor\x12-\n\x0b\x64\x65nse_shape\x18\x03 \x01(\x0b\x32\x18.gradserve.v1.DenseShape\"\x1a\n\nDenseShape\x12\x0c\n\x04\x64ims\x18\x01 \x03(\x03\"x\n\tRequestId\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x12\n\nunanswered\x18\x03 \x03(\x04\x12\x1d\n\x10unanswered_since\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_unanswered_since\"\x84\x01\n\x07Summand\x12+\n\nrequest_id\x18\x01 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x13\n\x06weight\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x19\n\x11parameters_digest\x18\x04 \x01(\x0c\x42\t\n\x07_weight\"H\n\x0f\x44ifferentWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\x08\x65qual_at\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x0b\n\t_equal_at\"\xff\x01\n\x07\x41verage\x12\x33\n\ncomponents\x18\x01 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x15\n\rnum_gradients\x18\x03 \x01(\x03\x12\x14\n\x0ctotal_weight\x18\x04 \x01(\x01\x12\x12\n\nworker_ids\x18\x05 \x03(\t\x12\r\n\x05round\x18\x06 \x01(\x03\x12\'\n\x05parts\x18\x07 \x01(\x0b\x32\x18.gradserve.v1.RoundParts\x12\x38\n\x11\x64ifferent_workers\x18\x08 \x03(\x0b\x32\x1d.gradserve.v1.DifferentWorker\"\xa7\x01\n\nRoundParts\x12\x18\n\x10home_incarnation\x18\x01 \x01(\t\x12\x10\n\x08part_ids\x18\x02 \x03(\x0c\x12\x0f\n\x07weights\x18\x03 \x03(\x01\x12\x14\n\x0coldest_round\x18\x04 \x01(\x03\x12\x13\n\x0boldest_step\x18\x05 \x01(\x03\x12\x0c\n\x04sums\x18\x06 \x03(\x05\x12\r\n\x05\x65poch\x18\x07 \x01(\x03\x12\x14\n\x0coldest_epoch\x18\x08 \x01(\x03*M\n\tReduction\x12\x19\n\x15REDUCTION_UNSPECIFIED\x10\x00\x12\x12\n\x0eREDUCTION_MEAN\x10\x01\x12\x11\n\rREDUCTION_SUM\x10\x02*E\n\x06Layout\x12\x16\n\x12LAYOUT_UNSPECIFIED\x10\x00\x12\x10\n\x0cLAYOUT_DENSE\x10\x01\x12\x11\n\rLAYOUT_SPARSE\x10\x02*l\n\nDurability\x12\x1a\n\x16\x44URABILITY_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44URABILITY_NONE\x10\x01\x12\x14\n\x10\x44URABILITY_ROUND\x10\x02\x12\x17\n\x13\x44URABILITY_GRADIENT\x10\x03*\x85\x01\n\x0c\x41pplyOutcome\x12\x1d\n\x19\x41PPLY_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x41PPLY_OUTCOME_ACCEPTED\x10\x01\x12\x17\n\x13\x41PPLY_OUTCOME_STALE\x10\x02\x12!\n\x1d\x41PPLY_OUTCOME_ALREADY_COUNTED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,42 +36,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ACCUMULATORSPEC_AGREEMENTENTRY']._loaded_options = None
   _globals['_ACCUMULATORSPEC_AGREEMENTENTRY']._serialized_options = b'8\001'
-  _globals['_REDUCTION']._serialized_start=2436
-  _globals['_REDUCTION']._serialized_end=2513
-  _globals['_LAYOUT']._serialized_start=2515
-  _globals['_LAYOUT']._serialized_end=2584
-  _globals['_DURABILITY']._serialized_start=2586
-  _globals['_DURABILITY']._serialized_end=2694
-  _globals['_APPLYOUTCOME']._serialized_start=2697
-  _globals['_APPLYOUTCOME']._serialized_end=2830
-  _globals['_PARTIALSHAPE']._serialized_start=107
-  _globals['_PARTIALSHAPE']._serialized_end=157
-  _globals['_COMPONENTSPEC']._serialized_start=160
-  _globals['_COMPONENTSPEC']._serialized_end=346
-  _globals['_PIECE']._serialized_start=348
-  _globals['_PIECE']._serialized_end=389
-  _globals['_ACCUMULATORSPEC']._serialized_start=392
-  _globals['_ACCUMULATORSPEC']._serialized_end=846
-  _globals['_ACCUMULATORSPEC_AGREEMENTENTRY']._serialized_start=798
-  _globals['_ACCUMULATORSPEC_AGREEMENTENTRY']._serialized_end=846
-  _globals['_ACCUMULATORREF']._serialized_start=848
-  _globals['_ACCUMULATORREF']._serialized_end=962
-  _globals['_ACCUMULATORINFO']._serialized_start=965
-  _globals['_ACCUMULATORINFO']._serialized_end=1372
-  _globals['_COMPONENTGRADIENT']._serialized_start=1375
-  _globals['_COMPONENTGRADIENT']._serialized_end=1504
-  _globals['_SPARSEGRADIENT']._serialized_start=1507
-  _globals['_SPARSEGRADIENT']._serialized_end=1647
-  _globals['_DENSESHAPE']._serialized_start=1649
-  _globals['_DENSESHAPE']._serialized_end=1675
-  _globals['_REQUESTID']._serialized_start=1677
-  _globals['_REQUESTID']._serialized_end=1797
-  _globals['_SUMMAND']._serialized_start=1800
-  _globals['_SUMMAND']._serialized_end=1932
-  _globals['_DIFFERENTWORKER']._serialized_start=1934
-  _globals['_DIFFERENTWORKER']._serialized_end=2006
-  _globals['_AVERAGE']._serialized_start=2009
-  _globals['_AVERAGE']._serialized_end=2264
-  _globals['_ROUNDPARTS']._serialized_start=2267
-  _globals['_ROUNDPARTS']._serialized_end=2434
+  _globals['_REDUCTION']._serialized_start=2509
+  _globals['_REDUCTION']._serialized_end=2586
+  _globals['_LAYOUT']._serialized_start=2588
+  _globals['_LAYOUT']._serialized_end=2657
+  _globals['_DURABILITY']._serialized_start=2659
+  _globals['_DURABILITY']._serialized_end=2767
+  _globals['_APPLYOUTCOME']._serialized_start=2770
+  _globals['_APPLYOUTCOME']._serialized_end=2903
+  _globals['_PARTIALSHAPE']._serialized_start=134
+  _globals['_PARTIALSHAPE']._serialized_end=184
+  _globals['_COMPONENTSPEC']._serialized_start=187
+  _globals['_COMPONENTSPEC']._serialized_end=373
+  _globals['_PIECE']._serialized_start=375
+  _globals['_PIECE']._serialized_end=416
+  _globals['_ACCUMULATORSPEC']._serialized_start=419
+  _globals['_ACCUMULATORSPEC']._serialized_end=873
+  _globals['_ACCUMULATORSPEC_AGREEMENTENTRY']._serialized_start=825
+  _globals['_ACCUMULATORSPEC_AGREEMENTENTRY']._serialized_end=873
+  _globals['_ACCUMULATORREF']._serialized_start=875
+  _globals['_ACCUMULATORREF']._serialized_end=989
+  _globals['_ACCUMULATORINFO']._serialized_start=992
+  _globals['_ACCUMULATORINFO']._serialized_end=1399
+  _globals['_COMPONENTGRADIENT']._serialized_start=1402
+  _globals['_COMPONENTGRADIENT']._serialized_end=1577
+  _globals['_SPARSEGRADIENT']._serialized_start=1580
+  _globals['_SPARSEGRADIENT']._serialized_end=1720
+  _globals['_DENSESHAPE']._serialized_start=1722
+  _globals['_DENSESHAPE']._serialized_end=1748
+  _globals['_REQUESTID']._serialized_start=1750
+  _globals['_REQUESTID']._serialized_end=1870
+  _globals['_SUMMAND']._serialized_start=1873
+  _globals['_SUMMAND']._serialized_end=2005
+  _globals['_DIFFERENTWORKER']._serialized_start=2007
+  _globals['_DIFFERENTWORKER']._serialized_end=2079
+  _globals['_AVERAGE']._serialized_start=2082
+  _globals['_AVERAGE']._serialized_end=2337
+  _globals['_ROUNDPARTS']._serialized_start=2340
+  _globals['_ROUNDPARTS']._serialized_end=2507
 # @@protoc_insertion_point(module_scope)

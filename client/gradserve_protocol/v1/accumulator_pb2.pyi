@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from gradserve_protocol.v1 import codecs_pb2 as _codecs_pb2
 from gradserve_protocol.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -159,14 +160,16 @@ class AccumulatorInfo(_message.Message):
     def __init__(self, accumulator: _Optional[_Union[AccumulatorRef, _Mapping]] = ..., spec: _Optional[_Union[AccumulatorSpec, _Mapping]] = ..., global_step: _Optional[int] = ..., num_accumulated: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., kept_steps: _Optional[_Iterable[int]] = ..., is_private: bool = ..., idle_lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., server_incarnation: _Optional[str] = ..., epoch: _Optional[int] = ..., different_workers: _Optional[_Iterable[_Union[DifferentWorker, _Mapping]]] = ...) -> None: ...
 
 class ComponentGradient(_message.Message):
-    __slots__ = ("name", "dense", "sparse")
+    __slots__ = ("name", "dense", "sparse", "packed")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DENSE_FIELD_NUMBER: _ClassVar[int]
     SPARSE_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     name: str
     dense: _tensor_pb2.Tensor
     sparse: SparseGradient
-    def __init__(self, name: _Optional[str] = ..., dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sparse: _Optional[_Union[SparseGradient, _Mapping]] = ...) -> None: ...
+    packed: _codecs_pb2.PackedTensor
+    def __init__(self, name: _Optional[str] = ..., dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sparse: _Optional[_Union[SparseGradient, _Mapping]] = ..., packed: _Optional[_Union[_codecs_pb2.PackedTensor, _Mapping]] = ...) -> None: ...
 
 class SparseGradient(_message.Message):
     __slots__ = ("indices", "values", "dense_shape")

@@ -24,68 +24,69 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from gradserve_protocol.v1 import accumulator_pb2 as gradserve_dot_v1_dot_accumulator__pb2
+from gradserve_protocol.v1 import codecs_pb2 as gradserve_dot_v1_dot_codecs__pb2
 from gradserve_protocol.v1 import lease_pb2 as gradserve_dot_v1_dot_lease__pb2
 from gradserve_protocol.v1 import parameters_pb2 as gradserve_dot_v1_dot_parameters__pb2
 from gradserve_protocol.v1 import tensor_pb2 as gradserve_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&gradserve/v1/parameters_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egradserve/v1/accumulator.proto\x1a\x18gradserve/v1/lease.proto\x1a\x1dgradserve/v1/parameters.proto\x1a\x19gradserve/v1/tensor.proto\"\xd0\x02\n\x17\x43reateParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12*\n\x04spec\x18\x02 \x01(\x0b\x32\x1c.gradserve.v1.ParametersSpec\x12(\n\x08lifetime\x18\x03 \x01(\x0b\x32\x16.gradserve.v1.Lifetime\x12/\n\x06values\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x17\n\x0frelease_handles\x18\x05 \x01(\x08\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12+\n\x05state\x18\x07 \x01(\x0b\x32\x1c.gradserve.v1.OptimizerState\x12\x0f\n\x07\x63reator\x18\x08 \x01(\t\x12\x18\n\x10home_incarnation\x18\t \x01(\t\"q\n\x18\x43reateParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfo\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\x12\x18\n\x10home_incarnation\x18\x03 \x01(\t\"G\n\x14GetParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\"C\n\x15GetParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfo\"Q\n\x15ListParametersRequest\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"c\n\x16ListParametersResponse\x12\x30\n\nparameters\x18\x01 \x03(\x0b\x32\x1c.gradserve.v1.ParametersInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"d\n\x17\x44\x65leteParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\x18\n\x10home_incarnation\x18\x02 \x01(\t\"E\n\x18\x44\x65leteParametersResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\x12\x18\n\x10home_incarnation\x18\x02 \x01(\t\"\xf4\x02\n\x15ReadParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12*\n\tplacement\x18\x03 \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nwith_state\x18\x05 \x01(\x08\x12\x16\n\x0ewithout_values\x18\x06 \x01(\x08\x12+\n\x07\x64\x65\x63ided\x18\x07 \x03(\x0b\x32\x1a.gradserve.v1.DecidedRound\x12+\n\nrequest_id\x18\x08 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x30\n\x0fstate_optimizer\x18\t \x01(\x0b\x32\x17.gradserve.v1.OptimizerB\x07\n\x05_step\"@\n\x16ReadParametersResponse\x12&\n\x07version\x18\x01 \x01(\x0b\x32\x15.gradserve.v1.Version\"\xf3\x02\n\x0bPushRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12/\n\x06update\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x12\x17\n\x0f\x61\x63\x63\x65pted_before\x18\x08 \x01(\x08\x12\x17\n\x0funread_contents\x18\t \x01(\x08\x12%\n\x06sum_of\x18\x0c \x03(\x0b\x32\x15.gradserve.v1.Summand\x12\x12\n\x05\x65poch\x18\r \x01(\x03H\x01\x88\x01\x01\x42\t\n\x07_weightB\x08\n\x06_epoch\"\xb7\x01\n\x0cPushResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x13\n\x0bnum_updates\x18\x04 \x01(\x03\x12\x11\n\tstaleness\x18\x05 \x01(\x03\x12\x0e\n\x06weight\x18\x06 \x01(\x01\x12\r\n\x05round\x18\x07 \x01(\x03\x12\x12\n\nnum_rounds\x18\x08 \x01(\x03\"\xd8\x03\n\x19PushPullParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12/\n\x06update\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x12\x17\n\x0funread_contents\x18\t \x01(\x08\x12*\n\tplacement\x18\n \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x06sum_of\x18\x0c \x03(\x0b\x32\x15.gradserve.v1.Summand\x12\x16\n\x0ewithout_values\x18\r \x01(\x08\x12\x12\n\x05\x65poch\x18\x0e \x01(\x03H\x01\x88\x01\x01\x42\t\n\x07_weightB\x08\n\x06_epoch\"\xa7\x01\n\x1aPushPullParametersResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12&\n\x07version\x18\x03 \x01(\x0b\x32\x15.gradserve.v1.Version\x12\x11\n\tstaleness\x18\x04 \x01(\x03\x12\x0e\n\x06weight\x18\x05 \x01(\x01\"\x8a\x03\n\x17\x43hangeParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12*\n\toptimizer\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.Optimizer\x12(\n\x08schedule\x18\x03 \x01(\x0b\x32\x16.gradserve.v1.Schedule\x12(\n\x06rounds\x18\x04 \x01(\x0b\x32\x18.gradserve.v1.RoundRules\x12/\n\x06values\x18\x05 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x11\n\x04step\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12+\n\x05state\x18\x07 \x01(\x0b\x32\x1c.gradserve.v1.OptimizerState\x12\x17\n\x0frelease_handles\x18\x08 \x01(\x08\x12+\n\nrequest_id\x18\t \x01(\x0b\x32\x17.gradserve.v1.RequestIdB\x07\n\x05_step\"F\n\x18\x43hangeParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfo\"f\n\x11ListRoundsRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\r\n\x05since\x18\x02 \x01(\x03\x12\x11\n\tpage_size\x18\x03 \x01(\x05\"Q\n\x12ListRoundsResponse\x12)\n\x06rounds\x18\x01 \x03(\x0b\x32\x19.gradserve.v1.RoundRecord\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"\xb9\x01\n\x15\x46orkParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12)\n\x04\x66ork\x18\x03 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12(\n\x08lifetime\x18\x04 \x01(\x0b\x32\x16.gradserve.v1.LifetimeB\x07\n\x05_step\"D\n\x16\x46orkParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfo\"\xf2\x01\n\x12StageUpdateRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12/\n\x06update\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x17\n\x0frelease_handles\x18\x05 \x01(\x08\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\x12\x11\n\twithdrawn\x18\x07 \x03(\x04\"A\n\x13StageUpdateResponse\x12\x11\n\tduplicate\x18\x01 \x01(\x08\x12\x17\n\x0fhas_old_updates\x18\x02 \x01(\x08\"F\n\x13\x43ountUpdatesRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\"7\n\x14\x43ountUpdatesResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x10\n\x08part_ids\x18\x02 \x03(\x0c\"h\n\x14\x46orgetUpdatesRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x10\n\x08part_ids\x18\x03 \x03(\x0c\".\n\x15\x46orgetUpdatesResponse\x12\x15\n\rnum_forgotten\x18\x01 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&gradserve/v1/parameters_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egradserve/v1/accumulator.proto\x1a\x19gradserve/v1/codecs.proto\x1a\x18gradserve/v1/lease.proto\x1a\x1dgradserve/v1/parameters.proto\x1a\x19gradserve/v1/tensor.proto\"\xd0\x02\n\x17\x43reateParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12*\n\x04spec\x18\x02 \x01(\x0b\x32\x1c.gradserve.v1.ParametersSpec\x12(\n\x08lifetime\x18\x03 \x01(\x0b\x32\x16.gradserve.v1.Lifetime\x12/\n\x06values\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x17\n\x0frelease_handles\x18\x05 \x01(\x08\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12+\n\x05state\x18\x07 \x01(\x0b\x32\x1c.gradserve.v1.OptimizerState\x12\x0f\n\x07\x63reator\x18\x08 \x01(\t\x12\x18\n\x10home_incarnation\x18\t \x01(\t\"q\n\x18\x43reateParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfo\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\x12\x18\n\x10home_incarnation\x18\x03 \x01(\t\"G\n\x14GetParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\"C\n\x15GetParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfo\"Q\n\x15ListParametersRequest\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"c\n\x16ListParametersResponse\x12\x30\n\nparameters\x18\x01 \x03(\x0b\x32\x1c.gradserve.v1.ParametersInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"d\n\x17\x44\x65leteParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\x18\n\x10home_incarnation\x18\x02 \x01(\t\"E\n\x18\x44\x65leteParametersResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\x12\x18\n\x10home_incarnation\x18\x02 \x01(\t\"\x98\x03\n\x15ReadParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12*\n\tplacement\x18\x03 \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nwith_state\x18\x05 \x01(\x08\x12\x16\n\x0ewithout_values\x18\x06 \x01(\x08\x12+\n\x07\x64\x65\x63ided\x18\x07 \x03(\x0b\x32\x1a.gradserve.v1.DecidedRound\x12+\n\nrequest_id\x18\x08 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x30\n\x0fstate_optimizer\x18\t \x01(\x0b\x32\x17.gradserve.v1.Optimizer\x12\"\n\x05\x63odec\x18\r \x01(\x0e\x32\x13.gradserve.v1.CodecB\x07\n\x05_step\"@\n\x16ReadParametersResponse\x12&\n\x07version\x18\x01 \x01(\x0b\x32\x15.gradserve.v1.Version\"\xf3\x02\n\x0bPushRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12/\n\x06update\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x12\x17\n\x0f\x61\x63\x63\x65pted_before\x18\x08 \x01(\x08\x12\x17\n\x0funread_contents\x18\t \x01(\x08\x12%\n\x06sum_of\x18\x0c \x03(\x0b\x32\x15.gradserve.v1.Summand\x12\x12\n\x05\x65poch\x18\r \x01(\x03H\x01\x88\x01\x01\x42\t\n\x07_weightB\x08\n\x06_epoch\"\xb7\x01\n\x0cPushResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x13\n\x0bnum_updates\x18\x04 \x01(\x03\x12\x11\n\tstaleness\x18\x05 \x01(\x03\x12\x0e\n\x06weight\x18\x06 \x01(\x01\x12\r\n\x05round\x18\x07 \x01(\x03\x12\x12\n\nnum_rounds\x18\x08 \x01(\x03\"\xfc\x03\n\x19PushPullParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12/\n\x06update\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x13\n\x06weight\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x17\n\x0frelease_handles\x18\x07 \x01(\x08\x12\x17\n\x0funread_contents\x18\t \x01(\x08\x12*\n\tplacement\x18\n \x01(\x0b\x32\x17.gradserve.v1.Placement\x12*\n\x07timeout\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x06sum_of\x18\x0c \x03(\x0b\x32\x15.gradserve.v1.Summand\x12\x16\n\x0ewithout_values\x18\r \x01(\x08\x12\x12\n\x05\x65poch\x18\x0e \x01(\x03H\x01\x88\x01\x01\x12\"\n\x05\x63odec\x18\x12 \x01(\x0e\x32\x13.gradserve.v1.CodecB\t\n\x07_weightB\x08\n\x06_epoch\"\xa7\x01\n\x1aPushPullParametersResponse\x12+\n\x07outcome\x18\x01 \x01(\x0e\x32\x1a.gradserve.v1.ApplyOutcome\x12\x11\n\tduplicate\x18\x02 \x01(\x08\x12&\n\x07version\x18\x03 \x01(\x0b\x32\x15.gradserve.v1.Version\x12\x11\n\tstaleness\x18\x04 \x01(\x03\x12\x0e\n\x06weight\x18\x05 \x01(\x01\"\x8a\x03\n\x17\x43hangeParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12*\n\toptimizer\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.Optimizer\x12(\n\x08schedule\x18\x03 \x01(\x0b\x32\x16.gradserve.v1.Schedule\x12(\n\x06rounds\x18\x04 \x01(\x0b\x32\x18.gradserve.v1.RoundRules\x12/\n\x06values\x18\x05 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x11\n\x04step\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12+\n\x05state\x18\x07 \x01(\x0b\x32\x1c.gradserve.v1.OptimizerState\x12\x17\n\x0frelease_handles\x18\x08 \x01(\x08\x12+\n\nrequest_id\x18\t \x01(\x0b\x32\x17.gradserve.v1.RequestIdB\x07\n\x05_step\"F\n\x18\x43hangeParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfo\"f\n\x11ListRoundsRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\r\n\x05since\x18\x02 \x01(\x03\x12\x11\n\tpage_size\x18\x03 \x01(\x05\"Q\n\x12ListRoundsResponse\x12)\n\x06rounds\x18\x01 \x03(\x0b\x32\x19.gradserve.v1.RoundRecord\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"\xb9\x01\n\x15\x46orkParametersRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\x11\n\x04step\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12)\n\x04\x66ork\x18\x03 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12(\n\x08lifetime\x18\x04 \x01(\x0b\x32\x16.gradserve.v1.LifetimeB\x07\n\x05_step\"D\n\x16\x46orkParametersResponse\x12*\n\x04info\x18\x01 \x01(\x0b\x32\x1c.gradserve.v1.ParametersInfo\"\xf2\x01\n\x12StageUpdateRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12+\n\nrequest_id\x18\x02 \x01(\x0b\x32\x17.gradserve.v1.RequestId\x12\x12\n\nlocal_step\x18\x03 \x01(\x03\x12/\n\x06update\x18\x04 \x03(\x0b\x32\x1f.gradserve.v1.ComponentGradient\x12\x17\n\x0frelease_handles\x18\x05 \x01(\x08\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\x12\x11\n\twithdrawn\x18\x07 \x03(\x04\"A\n\x13StageUpdateResponse\x12\x11\n\tduplicate\x18\x01 \x01(\x08\x12\x17\n\x0fhas_old_updates\x18\x02 \x01(\x08\"F\n\x13\x43ountUpdatesRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\"7\n\x14\x43ountUpdatesResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x10\n\x08part_ids\x18\x02 \x03(\x0c\"h\n\x14\x46orgetUpdatesRequest\x12/\n\nparameters\x18\x01 \x01(\x0b\x32\x1b.gradserve.v1.ParametersRef\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x10\n\x08part_ids\x18\x03 \x03(\x0c\".\n\x15\x46orgetUpdatesResponse\x12\x15\n\rnum_forgotten\x18\x01 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradserve_protocol.v1.parameters_messages_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CREATEPARAMETERSREQUEST']._serialized_start=205
-  _globals['_CREATEPARAMETERSREQUEST']._serialized_end=541
-  _globals['_CREATEPARAMETERSRESPONSE']._serialized_start=543
-  _globals['_CREATEPARAMETERSRESPONSE']._serialized_end=656
-  _globals['_GETPARAMETERSREQUEST']._serialized_start=658
-  _globals['_GETPARAMETERSREQUEST']._serialized_end=729
-  _globals['_GETPARAMETERSRESPONSE']._serialized_start=731
-  _globals['_GETPARAMETERSRESPONSE']._serialized_end=798
-  _globals['_LISTPARAMETERSREQUEST']._serialized_start=800
-  _globals['_LISTPARAMETERSREQUEST']._serialized_end=881
-  _globals['_LISTPARAMETERSRESPONSE']._serialized_start=883
-  _globals['_LISTPARAMETERSRESPONSE']._serialized_end=982
-  _globals['_DELETEPARAMETERSREQUEST']._serialized_start=984
-  _globals['_DELETEPARAMETERSREQUEST']._serialized_end=1084
-  _globals['_DELETEPARAMETERSRESPONSE']._serialized_start=1086
-  _globals['_DELETEPARAMETERSRESPONSE']._serialized_end=1155
-  _globals['_READPARAMETERSREQUEST']._serialized_start=1158
-  _globals['_READPARAMETERSREQUEST']._serialized_end=1530
-  _globals['_READPARAMETERSRESPONSE']._serialized_start=1532
-  _globals['_READPARAMETERSRESPONSE']._serialized_end=1596
-  _globals['_PUSHREQUEST']._serialized_start=1599
-  _globals['_PUSHREQUEST']._serialized_end=1970
-  _globals['_PUSHRESPONSE']._serialized_start=1973
-  _globals['_PUSHRESPONSE']._serialized_end=2156
-  _globals['_PUSHPULLPARAMETERSREQUEST']._serialized_start=2159
-  _globals['_PUSHPULLPARAMETERSREQUEST']._serialized_end=2631
-  _globals['_PUSHPULLPARAMETERSRESPONSE']._serialized_start=2634
-  _globals['_PUSHPULLPARAMETERSRESPONSE']._serialized_end=2801
-  _globals['_CHANGEPARAMETERSREQUEST']._serialized_start=2804
-  _globals['_CHANGEPARAMETERSREQUEST']._serialized_end=3198
-  _globals['_CHANGEPARAMETERSRESPONSE']._serialized_start=3200
-  _globals['_CHANGEPARAMETERSRESPONSE']._serialized_end=3270
-  _globals['_LISTROUNDSREQUEST']._serialized_start=3272
-  _globals['_LISTROUNDSREQUEST']._serialized_end=3374
-  _globals['_LISTROUNDSRESPONSE']._serialized_start=3376
-  _globals['_LISTROUNDSRESPONSE']._serialized_end=3457
-  _globals['_FORKPARAMETERSREQUEST']._serialized_start=3460
-  _globals['_FORKPARAMETERSREQUEST']._serialized_end=3645
-  _globals['_FORKPARAMETERSRESPONSE']._serialized_start=3647
-  _globals['_FORKPARAMETERSRESPONSE']._serialized_end=3715
-  _globals['_STAGEUPDATEREQUEST']._serialized_start=3718
-  _globals['_STAGEUPDATEREQUEST']._serialized_end=3960
-  _globals['_STAGEUPDATERESPONSE']._serialized_start=3962
-  _globals['_STAGEUPDATERESPONSE']._serialized_end=4027
-  _globals['_COUNTUPDATESREQUEST']._serialized_start=4029
-  _globals['_COUNTUPDATESREQUEST']._serialized_end=4099
-  _globals['_COUNTUPDATESRESPONSE']._serialized_start=4101
-  _globals['_COUNTUPDATESRESPONSE']._serialized_end=4156
-  _globals['_FORGETUPDATESREQUEST']._serialized_start=4158
-  _globals['_FORGETUPDATESREQUEST']._serialized_end=4262
-  _globals['_FORGETUPDATESRESPONSE']._serialized_start=4264
-  _globals['_FORGETUPDATESRESPONSE']._serialized_end=4310
+  _globals['_CREATEPARAMETERSREQUEST']._serialized_start=232
+  _globals['_CREATEPARAMETERSREQUEST']._serialized_end=568
+  _globals['_CREATEPARAMETERSRESPONSE']._serialized_start=570
+  _globals['_CREATEPARAMETERSRESPONSE']._serialized_end=683
+  _globals['_GETPARAMETERSREQUEST']._serialized_start=685
+  _globals['_GETPARAMETERSREQUEST']._serialized_end=756
+  _globals['_GETPARAMETERSRESPONSE']._serialized_start=758
+  _globals['_GETPARAMETERSRESPONSE']._serialized_end=825
+  _globals['_LISTPARAMETERSREQUEST']._serialized_start=827
+  _globals['_LISTPARAMETERSREQUEST']._serialized_end=908
+  _globals['_LISTPARAMETERSRESPONSE']._serialized_start=910
+  _globals['_LISTPARAMETERSRESPONSE']._serialized_end=1009
+  _globals['_DELETEPARAMETERSREQUEST']._serialized_start=1011
+  _globals['_DELETEPARAMETERSREQUEST']._serialized_end=1111
+  _globals['_DELETEPARAMETERSRESPONSE']._serialized_start=1113
+  _globals['_DELETEPARAMETERSRESPONSE']._serialized_end=1182
+  _globals['_READPARAMETERSREQUEST']._serialized_start=1185
+  _globals['_READPARAMETERSREQUEST']._serialized_end=1593
+  _globals['_READPARAMETERSRESPONSE']._serialized_start=1595
+  _globals['_READPARAMETERSRESPONSE']._serialized_end=1659
+  _globals['_PUSHREQUEST']._serialized_start=1662
+  _globals['_PUSHREQUEST']._serialized_end=2033
+  _globals['_PUSHRESPONSE']._serialized_start=2036
+  _globals['_PUSHRESPONSE']._serialized_end=2219
+  _globals['_PUSHPULLPARAMETERSREQUEST']._serialized_start=2222
+  _globals['_PUSHPULLPARAMETERSREQUEST']._serialized_end=2730
+  _globals['_PUSHPULLPARAMETERSRESPONSE']._serialized_start=2733
+  _globals['_PUSHPULLPARAMETERSRESPONSE']._serialized_end=2900
+  _globals['_CHANGEPARAMETERSREQUEST']._serialized_start=2903
+  _globals['_CHANGEPARAMETERSREQUEST']._serialized_end=3297
+  _globals['_CHANGEPARAMETERSRESPONSE']._serialized_start=3299
+  _globals['_CHANGEPARAMETERSRESPONSE']._serialized_end=3369
+  _globals['_LISTROUNDSREQUEST']._serialized_start=3371
+  _globals['_LISTROUNDSREQUEST']._serialized_end=3473
+  _globals['_LISTROUNDSRESPONSE']._serialized_start=3475
+  _globals['_LISTROUNDSRESPONSE']._serialized_end=3556
+  _globals['_FORKPARAMETERSREQUEST']._serialized_start=3559
+  _globals['_FORKPARAMETERSREQUEST']._serialized_end=3744
+  _globals['_FORKPARAMETERSRESPONSE']._serialized_start=3746
+  _globals['_FORKPARAMETERSRESPONSE']._serialized_end=3814
+  _globals['_STAGEUPDATEREQUEST']._serialized_start=3817
+  _globals['_STAGEUPDATEREQUEST']._serialized_end=4059
+  _globals['_STAGEUPDATERESPONSE']._serialized_start=4061
+  _globals['_STAGEUPDATERESPONSE']._serialized_end=4126
+  _globals['_COUNTUPDATESREQUEST']._serialized_start=4128
+  _globals['_COUNTUPDATESREQUEST']._serialized_end=4198
+  _globals['_COUNTUPDATESRESPONSE']._serialized_start=4200
+  _globals['_COUNTUPDATESRESPONSE']._serialized_end=4255
+  _globals['_FORGETUPDATESREQUEST']._serialized_start=4257
+  _globals['_FORGETUPDATESREQUEST']._serialized_end=4361
+  _globals['_FORGETUPDATESRESPONSE']._serialized_start=4363
+  _globals['_FORGETUPDATESRESPONSE']._serialized_end=4409
 # @@protoc_insertion_point(module_scope)

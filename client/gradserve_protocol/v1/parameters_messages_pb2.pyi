@@ -2,6 +2,7 @@ import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
 from gradserve_protocol.v1 import accumulator_pb2 as _accumulator_pb2
+from gradserve_protocol.v1 import codecs_pb2 as _codecs_pb2
 from gradserve_protocol.v1 import lease_pb2 as _lease_pb2
 from gradserve_protocol.v1 import parameters_pb2 as _parameters_pb2
 from gradserve_protocol.v1 import tensor_pb2 as _tensor_pb2
@@ -92,7 +93,7 @@ class DeleteParametersResponse(_message.Message):
     def __init__(self, deleted: bool = ..., home_incarnation: _Optional[str] = ...) -> None: ...
 
 class ReadParametersRequest(_message.Message):
-    __slots__ = ("parameters", "step", "placement", "timeout", "with_state", "without_values", "decided", "request_id", "state_optimizer")
+    __slots__ = ("parameters", "step", "placement", "timeout", "with_state", "without_values", "decided", "request_id", "state_optimizer", "codec")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +103,7 @@ class ReadParametersRequest(_message.Message):
     DECIDED_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     step: int
     placement: _tensor_pb2.Placement
@@ -111,7 +113,8 @@ class ReadParametersRequest(_message.Message):
     decided: _containers.RepeatedCompositeFieldContainer[_parameters_pb2.DecidedRound]
     request_id: _accumulator_pb2.RequestId
     state_optimizer: _parameters_pb2.Optimizer
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., step: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., with_state: bool = ..., without_values: bool = ..., decided: _Optional[_Iterable[_Union[_parameters_pb2.DecidedRound, _Mapping]]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., state_optimizer: _Optional[_Union[_parameters_pb2.Optimizer, _Mapping]] = ...) -> None: ...
+    codec: _codecs_pb2.Codec
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., step: _Optional[int] = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., with_state: bool = ..., without_values: bool = ..., decided: _Optional[_Iterable[_Union[_parameters_pb2.DecidedRound, _Mapping]]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., state_optimizer: _Optional[_Union[_parameters_pb2.Optimizer, _Mapping]] = ..., codec: _Optional[_Union[_codecs_pb2.Codec, str]] = ...) -> None: ...
 
 class ReadParametersResponse(_message.Message):
     __slots__ = ("version",)
@@ -166,7 +169,7 @@ class PushResponse(_message.Message):
     def __init__(self, outcome: _Optional[_Union[_accumulator_pb2.ApplyOutcome, str]] = ..., duplicate: bool = ..., step: _Optional[int] = ..., num_updates: _Optional[int] = ..., staleness: _Optional[int] = ..., weight: _Optional[float] = ..., round: _Optional[int] = ..., num_rounds: _Optional[int] = ...) -> None: ...
 
 class PushPullParametersRequest(_message.Message):
-    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "unread_contents", "placement", "timeout", "sum_of", "without_values", "epoch")
+    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "unread_contents", "placement", "timeout", "sum_of", "without_values", "epoch", "codec")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +183,7 @@ class PushPullParametersRequest(_message.Message):
     SUM_OF_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_VALUES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -193,7 +197,8 @@ class PushPullParametersRequest(_message.Message):
     sum_of: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.Summand]
     without_values: bool
     epoch: int
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., unread_contents: bool = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., without_values: bool = ..., epoch: _Optional[int] = ...) -> None: ...
+    codec: _codecs_pb2.Codec
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., unread_contents: bool = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., without_values: bool = ..., epoch: _Optional[int] = ..., codec: _Optional[_Union[_codecs_pb2.Codec, str]] = ...) -> None: ...
 
 class PushPullParametersResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "version", "staleness", "weight")

@@ -3,6 +3,7 @@ import datetime
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from gradserve_protocol.v1 import accumulator_pb2 as _accumulator_pb2
+from gradserve_protocol.v1 import codecs_pb2 as _codecs_pb2
 from gradserve_protocol.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -412,7 +413,7 @@ class WeightLedger(_message.Message):
     def __init__(self, accepted: _Optional[float] = ..., applied: _Optional[float] = ..., pending: _Optional[float] = ..., refused: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Version(_message.Message):
-    __slots__ = ("components", "step", "num_updates", "total_weight", "worker_ids", "digest", "state", "decided")
+    __slots__ = ("components", "step", "num_updates", "total_weight", "worker_ids", "digest", "state", "decided", "codec")
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_UPDATES_FIELD_NUMBER: _ClassVar[int]
@@ -421,6 +422,7 @@ class Version(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DECIDED_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
     components: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.ComponentGradient]
     step: int
     num_updates: int
@@ -429,7 +431,8 @@ class Version(_message.Message):
     digest: bytes
     state: OptimizerState
     decided: DecidedRound
-    def __init__(self, components: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., step: _Optional[int] = ..., num_updates: _Optional[int] = ..., total_weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ..., digest: _Optional[bytes] = ..., state: _Optional[_Union[OptimizerState, _Mapping]] = ..., decided: _Optional[_Union[DecidedRound, _Mapping]] = ...) -> None: ...
+    codec: _codecs_pb2.Codec
+    def __init__(self, components: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., step: _Optional[int] = ..., num_updates: _Optional[int] = ..., total_weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ..., digest: _Optional[bytes] = ..., state: _Optional[_Union[OptimizerState, _Mapping]] = ..., decided: _Optional[_Union[DecidedRound, _Mapping]] = ..., codec: _Optional[_Union[_codecs_pb2.Codec, str]] = ...) -> None: ...
 
 class DecidedRound(_message.Message):
     __slots__ = ("step", "optimizer", "schedule", "part_ids", "weights", "loaded", "oldest_version")

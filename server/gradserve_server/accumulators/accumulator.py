@@ -284,6 +284,9 @@ class Accumulator:
         Raises:
             ResourceExhaustedError: There is not enough memory.
         """
+        by_name = self._sum.spec.by_name
+        if any(value.dtype != by_name[name].dtype for name, value in gradient.dense.items()):
+            gradient = replace(gradient, is_wide=True)  # it came packed, or as a sum
         await self._sum.commit(await self._sum.stage(gradient, contribution))
         await self._sum.finish()
 

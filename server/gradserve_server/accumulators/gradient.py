@@ -1,5 +1,6 @@
 """Gradients and averages: what goes into an accumulator, and what comes out."""
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -8,6 +9,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve_protocol.codecs import Codec
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.resources.budget import Reservation
 from gradserve_server.security.identity import Identity
@@ -39,6 +41,31 @@ class SparseSlices:
 Value: TypeAlias = Array | SparseSlices
 
 
+@dataclass(frozen=True)
+class Packed:
+    """The packed form of a dense component.
+
+    Attributes:
+        codec: How it is packed.
+        data: The bytes, aligned to 4, in memory that nobody changes.
+        shape: The shape of the component.
+    """
+
+    codec: Codec
+    data: NDArray[np.uint8]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the bytes."""
+        return self.data.nbytes
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        return math.prod(self.shape)
+
+
 class Lender(Protocol):
     """The owner of memory in which values of a gradient are, or were until they were copied."""
 
@@ -57,16 +84,19 @@ _MERGE_WORK = 64
 
 @dataclass(frozen=True)
 class Gradient:
-    """A value for every component, by name.
+    """A value for every component, by name: an array, rows, or the packed form of an array.
 
     Attributes:
-        values: Arrays that only the accumulator may change, if `owned`, and clients, if `live`.
+        values: Arrays that only the accumulator may change, if `owned`, and clients, if `live`. Without the components
+            that are `packed`.
         owned: Whether the accumulator may take over the memory of the arrays, unless they are live.
         memory: The reservations of that memory.
         live: Whether some dense values are in memory of a client, which can change them at any time and gets the memory
             back after the call. They are read once, for the addition or a checked copy, and once more for the disk.
         finite: The components whose values are known to be finite.
         lenders: The owners of the memory that the values are in or were copied from.
+        packed: The packed components.
+        is_wide: Whether the values are in the dtypes of the sums rather than those of the components.
         nbytes: The memory of all values.
         sparse_nbytes: The memory of the sparse values, whose indices are read one by one.
     """
@@ -77,6 +107,8 @@ class Gradient:
     live: bool = False
     finite: frozenset[str] = frozenset()
     lenders: tuple[Lender, ...] = ()
+    packed: Mapping[str, Packed] = field(default_factory=dict)
+    is_wide: bool = False
     nbytes: int = field(init=False)
     sparse_nbytes: int = field(init=False)
 
@@ -100,6 +132,7 @@ class Gradient:
             total += value.nbytes
             if isinstance(value, SparseSlices):
                 sparse += value.nbytes
+        total += sum([each.nbytes for each in self.packed.values()])
         object.__setattr__(self, "nbytes", total)
         object.__setattr__(self, "sparse_nbytes", sparse)
 
@@ -120,7 +153,7 @@ class Gradient:
 
     @property
     def dense_nbytes(self) -> int:
-        """The memory of the dense values."""
+        """The memory of the dense values, packed ones included."""
         return self.nbytes - self.sparse_nbytes
 
 

@@ -8,11 +8,13 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from gradserve_protocol.codecs import Codec
 from gradserve_server.accumulators.gradient import (
     Array,
     Contribution,
     Gradient,
     OpenGradient,
+    Packed,
     SparseSlices,
     Value,
 )
@@ -161,12 +163,19 @@ class IncomingComponent:
         value: A dense value, or the rows of a sparse one; None is a mistake.
         indices: The row numbers of a sparse value; None for a dense one.
         dense_shape: The shape of the whole tensor of a sparse value, if it is given; see `SparseSlices`.
+        codec: How the value is packed; None if it is not.
     """
 
     name: str
     value: IncomingTensor | None
     indices: IncomingTensor | None = None
     dense_shape: tuple[int, ...] | None = None
+    codec: Codec | None = None
+
+    @property
+    def is_dense(self) -> bool:
+        """True for a dense value that is not packed."""
+        return self.value is not None and self.indices is None and self.codec is None
 
 
 @dataclass(slots=True)
@@ -218,7 +227,7 @@ class GradientReceiver:
         if spec.refuse_non_finite:
             for component in gradient.components:
                 value = component.value
-                if value is None or component.indices is not None or not value.is_own:
+                if value is None or not component.is_dense or not value.is_own:
                     continue
                 if not await self._is_finite(value.array, payload):
                     break
@@ -259,7 +268,7 @@ class GradientReceiver:
         if "" in finite:  # the only one
             finite = frozenset([spec.components[0].name])
         work = PIECE_BYTES * len(components)
-        # Checked indices must not change, and rows are read twice.
+        # Checked indices and packed values must not change, and rows are read twice.
         in_place = await self._compute.run(work, _dense_fields, components)
         opening = self._opener.open(
             incoming, release=gradient.release, on_host=not place.takes_from_anywhere, in_place=in_place
@@ -272,7 +281,7 @@ class GradientReceiver:
 
 
 def _dense_fields(components: Sequence[IncomingComponent]) -> frozenset[str]:
-    return frozenset([each.value.field for each in components if each.value is not None and each.indices is None])
+    return frozenset([each.value.field for each in components if each.value is not None and each.is_dense])
 
 
 def _gradient(
@@ -282,10 +291,14 @@ def _gradient(
     tensors: IncomingTensors,
     finite: frozenset[str],
 ) -> Gradient:
-    values = _values(spec, components, path)
+    found = _values(spec, components, path)
+    values = {name: value for name, value in found.items() if not isinstance(value, Packed)}
+    packed = {name: value for name, value in found.items() if isinstance(value, Packed)}
     exclusive = tensors.exclusive
     memory = tensors.memory if exclusive else ()
-    return Gradient(values, exclusive, memory, live=tensors.is_live, finite=finite, lenders=tensors.lenders)
+    return Gradient(
+        values, exclusive, memory, live=tensors.is_live, finite=finite, lenders=tensors.lenders, packed=packed
+    )
 
 
 def _component_paths(spec: AccumulatorSpec, components: Sequence[IncomingComponent], path: str) -> Mapping[str, str]:
@@ -296,9 +309,9 @@ def _component_paths(spec: AccumulatorSpec, components: Sequence[IncomingCompone
     return {fields[given.name]: f"{path}[{index}]" for index, given in enumerate(components)}
 
 
-def _values(spec: AccumulatorSpec, components: Sequence[IncomingComponent], path: str) -> dict[str, Value]:
+def _values(spec: AccumulatorSpec, components: Sequence[IncomingComponent], path: str) -> dict[str, Value | Packed]:
     by_name = spec.by_name
-    values: dict[str, Value] = {}
+    values: dict[str, Value | Packed] = {}
     for index, given in enumerate(components):
         name = given.name
         if not name and len(spec.components) == 1:
@@ -319,7 +332,7 @@ def _values(spec: AccumulatorSpec, components: Sequence[IncomingComponent], path
     return values
 
 
-def _value(component: ComponentSpec, given: IncomingComponent, path: str) -> Value:
+def _value(component: ComponentSpec, given: IncomingComponent, path: str) -> Value | Packed:
     value, indices = given.value, given.indices
     is_sparse = component.layout is Layout.SPARSE
     if value is None or (indices is not None) is not is_sparse:
@@ -328,6 +341,8 @@ def _value(component: ComponentSpec, given: IncomingComponent, path: str) -> Val
         raise InvalidArgumentError(
             f"expected a {expected} value for component {component.name!r}, got {kind}", field=path
         )
+    if given.codec is not None:
+        return _packed(component, value, given.codec)
     if indices is None:
         if value.fault is not None:
             raise value.error(value.fault)
@@ -340,6 +355,19 @@ def _value(component: ComponentSpec, given: IncomingComponent, path: str) -> Val
     return SparseSlices(rows.astype(np.int64, copy=False), values, given.dense_shape)
 
 
+def _packed(component: ComponentSpec, tensor: IncomingTensor, codec: Codec) -> Packed:
+    data = tensor.read()
+    _check_dtype(tensor, (np.dtype(np.uint8),))
+    if data.ndim != 1:
+        raise InvalidArgumentError(
+            f"expected one dimension, got shape {list(data.shape)}", field=f"{tensor.field}.shape"
+        )
+    if data.ctypes.data % _ALIGNMENT:  # inline contents lie anywhere in their message
+        data = data.copy()
+    return Packed(codec, data, component.shape.dims or ())
+
+
+_ALIGNMENT = 4
 _INDEX_DTYPES = (np.dtype(np.int64), np.dtype(np.int32))
 
 

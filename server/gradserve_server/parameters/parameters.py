@@ -14,6 +14,7 @@ from gradserve_server.errors import InvalidArgumentError, ServiceError
 from gradserve_server.parameters.changes import Changer, Changes, Machine
 from gradserve_server.parameters.ledger import UpdateLedger, WeightLedger
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
+from gradserve_server.parameters.packing import PackedVersions
 from gradserve_server.parameters.record import DecidedRound, RoundRecord
 from gradserve_server.parameters.sharding import Follower
 from gradserve_server.parameters.spec import ParametersSpec
@@ -62,6 +63,10 @@ class Parameters:
         """Holds the updates of sharded parameters until they count; None if they are on this server alone."""
         self._forgotten_at = 0
         """The step at which staged updates were last forgotten."""
+        self.packed = PackedVersions(
+            machine.changes.sum.place.compute, machine.memory, machine.variables.stepper.run_all
+        )
+        """The versions as they are read with a codec."""
         self._follower = None
         if self.shard is not None and spec.follows:
             self._follower = Follower(name, incarnation, machine, self._changer, self.shard)
@@ -287,6 +292,7 @@ class Parameters:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""
         self._changes.close(error)
         self._parts.records.close()
+        self.packed.close()
         if self._follower is not None:
             self._follower.close()
 

@@ -4,13 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, Value
+from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, Packed, Value
 from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.spec import DType
+from gradserve_server.accumulators.sums.packed import unpacked_bytes
 from gradserve_server.accumulators.sums.summation import HeldGradients, Staged, worker_order
 from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.parameters.reductions.reduce import clipped_factor, reduce_updates
 from gradserve_server.parameters.reductions.spec import Sum
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules
+from gradserve_server.parameters.unpacking.adder import Addition
 from gradserve_server.parameters.variables import ReducedUpdate, Variables
 
 
@@ -19,6 +22,7 @@ class _Addition:
     """An addition that is decided, but not carried out yet."""
 
     values: Mapping[str, Array]
+    packed: Mapping[str, Packed]
     factor: float
 
 
@@ -39,6 +43,7 @@ class RunningUpdates:
     """Adds each update to the sum when it arrives, as a `Summation`. Each component has the updates that have it.
 
     The latest update is added by `finish`, or together with the division and the optimizer's step if it ends the round.
+    Packed components are unpacked block by block as they are added, unless they have to be clipped before.
     """
 
     def __init__(self, variables: Variables, rules: Callable[[], Rules], place: Place) -> None:
@@ -57,6 +62,11 @@ class RunningUpdates:
     divides_in_place = False
 
     @property
+    def takes_packed(self) -> bool:
+        """True unless updates are clipped, by their norms."""
+        return self._spec.clip_norm is None
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each component."""
         return self._spec.shapes
@@ -73,7 +83,8 @@ class RunningUpdates:
 
     def growth(self, gradient: Gradient) -> int:
         """Returns the most bytes of the memory budget that adding an update takes."""
-        return sum(
+        packed = {name: value for name, value in gradient.packed.items() if name not in self._sums}
+        return unpacked_bytes(packed, self._spec.masters) + sum(
             [
                 value.size * self._spec.masters[name].itemsize
                 for name, value in gradient.dense.items()
@@ -108,6 +119,10 @@ class RunningUpdates:
             if name not in self._sums:
                 is_adopted = self._is_adoptable(name, value, owned=gradient.is_adoptable)
                 begun[name] = value if is_adopted else self._place.allocate(value.shape, masters[name])
+        packed = gradient.packed
+        for name, packed_value in packed.items():
+            if name not in self._sums:
+                begun[name] = self._place.allocate(packed_value.shape, masters[name])
         factor = contribution.factor
         if self._spec.clip_norm is not None:
             factor *= clipped_factor(values, self._spec.clip_norm, self._variables.stepper.map)
@@ -117,8 +132,8 @@ class RunningUpdates:
         def commit() -> None:
             self._sums |= begun
             self._nbytes += sum([each.nbytes for each in begun.values()])
-            self._pending, self._first = _Addition(values, factor), frozenset(begun)
-            for name in values:
+            self._pending, self._first = _Addition(values, packed, factor), frozenset(begun)
+            for name in (*values, *packed):
                 divisor = self._divisors.setdefault(name, _Divisor())
                 divisor.weight += contribution.weight
                 divisor.count += contribution.num_gradients
@@ -128,13 +143,17 @@ class RunningUpdates:
     @property
     def pending_work(self) -> int:
         """The number of bytes that `finish` processes."""
-        return 0 if self._pending is None else sum([self._sums[name].nbytes for name in self._pending.values])
+        addition = self._pending
+        return (
+            0 if addition is None else sum([self._sums[name].nbytes for name in (*addition.values, *addition.packed)])
+        )
 
     def finish(self) -> None:
         """Adds the latest update to the sums, unless the end of the round did. Cannot fail."""
         addition, self._pending = self._pending, None
         if addition is None:
             return
+        self._add_packed(addition)
         reducer = self._place.reducer
         for is_first in (True, False):
             names = [name for name in addition.values if (name in self._first) is is_first]
@@ -145,6 +164,13 @@ class RunningUpdates:
                 reducer.scale(values, addition.factor, sums)
             else:
                 reducer.add_scaled(sums, values, addition.factor)
+
+    def _add_packed(self, addition: _Addition) -> None:
+        """Adds the packed components of an update, of which the step of an optimizer knows nothing."""
+        additions = [
+            Addition(value, self._sums[name], is_first=name in self._first) for name, value in addition.packed.items()
+        ]
+        self._variables.stepper.packed.add(additions, addition.factor)
 
     @property
     def averaging_work(self) -> int:
@@ -162,6 +188,8 @@ class RunningUpdates:
         def end() -> dict[str, Value]:
             addition, self._pending = self._pending, None
             rules, variables = self._rules(), self._variables
+            if addition is not None:
+                self._add_packed(addition)
             updates = {}
             for name, begun in self._sums.items():
                 addend = None if addition is None else addition.values.get(name)
@@ -240,7 +268,7 @@ class HeldUpdates(HeldGradients):
         reduced, report = reduce_updates(
             spec.reduction,
             tuple(spec.by_name),
-            [update.dense for _, update in held],
+            _of_one_dtype([update.dense for _, update in held], spec.masters),
             [contribution.weight for contribution, _ in held],
             by_count=spec.normalization is Normalization.COUNT,
             clip_norm=spec.clip_norm,
@@ -262,6 +290,21 @@ class HeldUpdates(HeldGradients):
     def drop(self) -> None:
         """Drops the updates, as other values were loaded."""
         self._clear()
+
+
+def _of_one_dtype(updates: Sequence[dict[str, Array]], masters: Mapping[str, DType]) -> Sequence[Mapping[str, Array]]:
+    """Returns updates with each component in one dtype: that of its master if some came packed, and others did not."""
+    dtypes: dict[str, set[DType]] = {}
+    for update in updates:
+        for name, value in update.items():
+            dtypes.setdefault(name, set()).add(value.dtype)
+    mixed = {name for name, found in dtypes.items() if len(found) > 1}
+    if not mixed:
+        return updates
+    return [
+        {name: value.astype(masters[name], copy=False) if name in mixed else value for name, value in update.items()}
+        for update in updates
+    ]
 
 
 def update_sum(variables: Variables, rules: Callable[[], Rules], place: Place) -> RunningUpdates | HeldUpdates:

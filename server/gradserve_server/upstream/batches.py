@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from gradserve_server.accumulators.gradient import Array, Contribution, Gradient
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.accumulators.sums.packed import unpacked, unpacked_bytes
 from gradserve_server.errors import AbortedError, ServiceError
 from gradserve_server.runtime.event_loop import retrieve
 
@@ -279,9 +280,12 @@ def in_order(contributions: Sequence[Contribution]) -> list[int]:
     return sorted(range(len(contributions)), key=lambda at: (contributions[at].worker_id, contributions[at].sequence))
 
 
-def sum_bytes(spec: AccumulatorSpec, gradient: Gradient) -> int:
-    """Returns the memory of a sum of gradients like this one."""
-    return sum([value.size * spec.dense_sum_dtypes[name].itemsize for name, value in gradient.dense.items()])
+def sum_bytes(spec: AccumulatorSpec, gradients: Sequence[Gradient]) -> int:
+    """Returns the memory that `summed` takes: that of the sum, and of one gradient if some are packed."""
+    dtypes, first = spec.dense_sum_dtypes, gradients[0]
+    total = sum([value.size * dtypes[name].itemsize for name, value in first.dense.items()])
+    total += unpacked_bytes(first.packed, dtypes)
+    return total + max([unpacked_bytes(each.packed, dtypes) for each in gradients])
 
 
 def summed(
@@ -300,12 +304,15 @@ def summed(
     Raises:
         MemoryError: There is not enough memory.
     """
-    names = list(gradients[0][1].values)
-    lists: list[list[Any]] = [[gradient.values[name] for name in names] for _, gradient in gradients]
-    factors = [contribution.factor for contribution, _ in gradients]
     dtypes = spec.dense_sum_dtypes
-    totals = [place.allocate(value.shape, dtypes[name]) for name, value in zip(names, lists[0], strict=True)]
-    place.reducer.scale(lists[0], factors[0], totals)
-    for values, factor in zip(lists[1:], factors[1:], strict=True):
-        place.reducer.add_scaled(totals, values, factor)
-    return dict(zip(names, totals, strict=True))
+    totals: dict[str, Array] = {}
+    for contribution, gradient in gradients:
+        # One at a time, so that only one is unpacked.
+        values: dict[str, Any] = dict((unpacked(gradient, dtypes, place) if gradient.packed else gradient).values)
+        if not totals:
+            totals = {name: place.allocate(value.shape, dtypes[name]) for name, value in values.items()}
+            place.reducer.scale(list(values.values()), contribution.factor, list(totals.values()))
+        else:
+            in_order = [values[name] for name in totals]
+            place.reducer.add_scaled(list(totals.values()), in_order, contribution.factor)
+    return totals

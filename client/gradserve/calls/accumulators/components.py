@@ -15,14 +15,44 @@ from gradserve.conversion.tensors import as_array_of, as_slices, as_tensor_of
 from gradserve.conversion.trees import Structure, Tree, leaves_of, taken_apart
 from gradserve.results import DenseSpec, IndexedSlices, SparseSpec, TensorHandle, Value
 from gradserve_protocol.argument import Argument
-from gradserve_protocol.arrays import AnyArray, DType
-from gradserve_protocol.errors import InvalidArgumentError
+from gradserve_protocol.arrays import AnyArray, Array, DType
+from gradserve_protocol.codecs import CODECS_BY_NUMBER, Codec
+from gradserve_protocol.errors import InternalError, InvalidArgumentError
 from gradserve_protocol.gpu import GpuArray
+from gradserve_protocol.messages import encode_codec
 from gradserve_protocol.printing import first_items
 from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 
 ComponentSpec: TypeAlias = DenseSpec | SparseSpec
-Sent: TypeAlias = Value | GpuArray | TensorHandle
+
+
+@dataclass(frozen=True, eq=False)
+class PackedArray:
+    """An array as a codec has packed it.
+
+    Attributes:
+        codec: The codec.
+        data: The bytes, uint8.
+    """
+
+    codec: Codec
+    data: Array
+
+
+@dataclass(frozen=True, eq=False)
+class PackedPieces:
+    """The rows of an array for each server, packed.
+
+    Attributes:
+        shape: The shape of the array.
+        pieces: The packed rows by server.
+    """
+
+    shape: tuple[int, ...]
+    pieces: Mapping[int, PackedArray]
+
+
+Sent: TypeAlias = Value | GpuArray | TensorHandle | PackedArray | PackedPieces
 """A gradient of a component, as it is sent."""
 Missing: TypeAlias = Literal["error", "zeros", "skip"]
 """The treatment of a component without a gradient: an error, zeros, or no value at all."""
@@ -233,6 +263,10 @@ def arrays_of(values: Mapping[str, Sent]) -> tuple[list[AnyArray], bool]:
             arrays.append(value)
         elif isinstance(value, IndexedSlices):
             arrays += [value.indices, value.values]
+        elif isinstance(value, PackedArray):
+            arrays.append(value.data)
+        elif isinstance(value, PackedPieces):
+            arrays += [each.data for each in value.pieces.values()]
         else:
             has_handles = True
     return arrays, has_handles
@@ -245,6 +279,8 @@ def without_arrays(values: Mapping[str, Sent]) -> dict[str, Sent]:
         if isinstance(value, TensorHandle)
         else IndexedSlices(_NOTHING, _NOTHING, value.dense_shape)
         if isinstance(value, IndexedSlices)
+        else PackedArray(value.codec, _NOTHING)
+        if isinstance(value, PackedArray)
         else _NOTHING
         for name, value in values.items()
     }
@@ -263,7 +299,11 @@ def add_values(field: Any, values: Mapping[str, Sent], tensors: Sequence[tensor_
             if value.dense_shape is not None:
                 part.sparse.dense_shape.dims.extend(value.dense_shape)
                 part.sparse.dense_shape.SetInParent()
+        elif isinstance(value, PackedArray):
+            part.packed.codec = encode_codec(value.codec)
+            part.packed.data.CopyFrom(next(supply))
         else:
+            assert isinstance(value, TensorHandle), "pieces go to their servers one by one"
             part.dense.handle = value.handle
 
 
@@ -273,22 +313,33 @@ def receive_values(
     progress: Progress | None,
     *,
     in_place: bool,
-) -> Operation[dict[str, Value]]:
-    """Returns the components in a reply, by name; read-only ones if they may be memory of the server."""
+) -> Operation[dict[str, Any]]:
+    """Returns the components in a reply, by name; read-only ones if they may be memory of the server.
+
+    Those that were asked for with a codec are packed.
+    """
     tensors: list[tensor_pb2.Tensor] = []
     for part in parts:
-        tensors += [part.sparse.indices, part.sparse.values] if part.HasField("sparse") else [part.dense]
+        if part.HasField("sparse"):
+            tensors += [part.sparse.indices, part.sparse.values]
+        else:
+            tensors.append(part.packed.data if part.HasField("packed") else part.dense)
     received = yield from receive_results(reply, tensors, progress)
     if in_place:
         # Whichever way they came, so that programs do not depend on it.
         for array in received:
             array.flags.writeable = False
     arrays = iter(received)
-    components: dict[str, Value] = {}
+    components: dict[str, Any] = {}
     for part in parts:
         if part.HasField("sparse"):
             indices = next(arrays)
             components[part.name] = IndexedSlices(next(arrays), indices, tuple(part.sparse.dense_shape.dims))
+        elif part.HasField("packed"):
+            codec = CODECS_BY_NUMBER.get(part.packed.codec)
+            if codec is None:
+                raise InternalError(f"the server sent component {part.name!r} with unknown codec {part.packed.codec}")
+            components[part.name] = PackedArray(codec, next(arrays))
         else:
             components[part.name] = next(arrays)
     return components

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from gradserve.calls.accumulators.components import Component, Components, Sent, component_like
+from gradserve.calls.parameters.compression import PackedUpdate
 from gradserve.conversion.tensors import as_slices
 from gradserve.conversion.trees import Structure, Tree, leaves_of, taken_apart
 from gradserve.parameter_records import Version
@@ -42,11 +43,13 @@ class ParameterComponents(Components):
         self._tied = tied
 
     def gradient(self, tree: Tree) -> dict[str, Sent]:
-        """Converts an update to what is sent for each component that it has.
+        """Converts an update to what is sent for each component that it has; a packed one is that already.
 
         Raises:
             InvalidArgumentError: It has no component, an unknown one, one that cannot be sent, or two values for one.
         """
+        if isinstance(tree, PackedUpdate):
+            return tree.values
         values = super().gradient(self._untied(tree) if self._tied else tree)
         if not values:
             raise InvalidArgumentError("expected an update of at least one component, got none", field=_UPDATE)

@@ -17,6 +17,7 @@ from gradserve.calls.exchange import Operation, Progress, Work, check_timeout, t
 from gradserve.calls.parameters.creation import ParametersCache
 from gradserve.calls.parameters.spec import changed_properties
 from gradserve.calls.parameters.wire import ParametersWire
+from gradserve.codecs import Codec, as_codec
 from gradserve.conversion.plain import as_flag
 from gradserve.conversion.trees import Tree
 from gradserve.parameter_records import (
@@ -59,6 +60,7 @@ class ParametersCalls:
         timeout: float | None = None,
         *,
         copy: bool = True,
+        codec: Codec | str | None = None,
         progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[Version]:
         """Returns a version: all components as they were at one step. Changes nothing.
@@ -68,6 +70,8 @@ class ParametersCalls:
             timeout: Seconds to wait for a future step. None: the client's timeout. math.inf: no limit.
             copy: Whether the arrays returned are new. False: they are read-only, and may be memory that a server on the
                 same machine shares with all who read the version, which saves copying it.
+            codec: How the version travels, of `gradserve.codecs`, or its name: with fewer bytes and some error. None:
+                as it is.
             progress: Told how far the transfer is, as by `Client.put`, once it begins.
 
         Returns:
@@ -75,13 +79,15 @@ class ParametersCalls:
             tree (`values`).
 
         Raises:
+            InvalidArgumentError: The codec is for updates only, or a value of the version does not fit into it.
             OutOfRangeError: The version is no longer kept (`keep_versions`).
             DeadlineExceededError: The step was not reached in time.
             AbortedError: The parameters were deleted while the call waited.
             NotFoundError: The parameters were deleted before the call.
             LostError: The server was started again, and has lost the parameters, because their durability is "none".
         """
-        read = partial(self._wire.read, step, self._wait(timeout), copy=copy)
+        packing = as_codec(codec, Argument("codec"), of_version=True)
+        read = partial(self._wire.read, step, self._wait(timeout), copy=copy, codec=packing)
         return tracked(progress, self._at_home(read))
 
     def push(
@@ -92,6 +98,7 @@ class ParametersCalls:
         weight: float = 1.0,
         worker_id: str | None = None,
         request_id: int | None = None,
+        codec: Codec | str | None = None,
         progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[PushResult]:
         """Adds an update to the round, or drops it if it is too stale. Never waits for other workers.
@@ -110,6 +117,8 @@ class ParametersCalls:
                 id if sums are deterministic.
             request_id: The `request_id` of a failed attempt's error, to send the same update again; it still counts
                 once. None: a new update.
+            codec: How the update travels, of `gradserve.codecs`, or its name: with fewer bytes and some error, which
+                these parameters keep below 8 bits, and add to the next update of the worker. None: as it is.
             progress: Told how far the transfer of the update is, as by `Client.put`. An exception from the callback
                 before the last call means that the update does not count.
 
@@ -126,7 +135,8 @@ class ParametersCalls:
             UnavailableError: The server cannot be reached. It may have counted the update: try again with `request_id`.
         """
         how = Contribution(_step_of(local_step), weight, worker_id)
-        return tracked(progress, self._at_home(partial(self._wire.push, update, how, request_id)))
+        packing = as_codec(codec, Argument("codec"))
+        return tracked(progress, self._at_home(partial(self._wire.push, update, how, request_id, codec=packing)))
 
     def push_pull(
         self,
@@ -138,6 +148,8 @@ class ParametersCalls:
         timeout: float | None = None,
         request_id: int | None = None,
         copy: bool = True,
+        codec: Codec | str | None = None,
+        codec_down: Codec | str | None = None,
         progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[PushPull]:
         """Adds an update to the round, waits for the end of the round, and returns the version that it made.
@@ -157,6 +169,8 @@ class ParametersCalls:
                 round. None: a new update.
             copy: Whether the arrays returned are new. False: they are read-only, and may be memory that a server on the
                 same machine shares with all who read the version, which saves copying it.
+            codec: How the update travels; see `push`.
+            codec_down: How the version travels; see `read`.
             progress: Told how far the transfer is, as by `Client.put`: first of the update, then, with its size added
                 to the total, of the version.
 
@@ -175,7 +189,8 @@ class ParametersCalls:
         """
         how = Contribution(_step_of(local_step), weight, worker_id)
         push_pull = partial(self._wire.push_pull, update, how, self._wait(timeout), request_id)
-        return tracked(progress, self._at_home(partial(push_pull, copy=copy)))
+        up, down = as_codec(codec, Argument("codec")), as_codec(codec_down, Argument("codec_down"), of_version=True)
+        return tracked(progress, self._at_home(partial(push_pull, copy=copy, codec=up, codec_down=down)))
 
     def wait(self, step: int, timeout: float | None = None) -> Operation[None]:
         """Waits until a step is reached, also if its version is no longer kept then.

@@ -21,11 +21,13 @@ from gradserve.calls.accumulators.sharding.staging import (
 )
 from gradserve.calls.combinators import all_ended, at_target, together
 from gradserve.calls.exchange import Operation, Progress, Reply, Unary, Whole, Work
+from gradserve.calls.parameters.compression import Packer, unpacked
 from gradserve.calls.parameters.fields import fields_named
 from gradserve.calls.parameters.model import check_saved
 from gradserve.calls.parameters.spec import info_of, update_of
 from gradserve.calls.parameters.wire import PARAMETERS, ParametersWire, ReadState, add_saved, version_of
 from gradserve.calls.tensors import call_with_arrays, placement_of, receive_results
+from gradserve.codecs import Codec
 from gradserve.parameter_records import ParametersInfo, Version
 from gradserve.results import Value
 from gradserve.saved.parameters import SavedParameters, SavedState
@@ -39,8 +41,8 @@ from gradserve_protocol.errors import (
     OutOfRangeError,
     UnavailableError,
 )
+from gradserve_protocol.v1 import codecs_pb2, parameters_pb2, tensor_pb2
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
-from gradserve_protocol.v1 import parameters_pb2, tensor_pb2
 
 NOT_STAGED_FIELD = "update"
 """The field of the error of a home that does not hold the update of a call."""
@@ -73,6 +75,7 @@ class ShardedParametersWire(StagingWire, ParametersWire):
         self._members = members
         self._create_shard = create_shard
         self._plain = {"without_values": True}
+        self._packer = Packer(self.ref.name, self.components, self._parts.rows_of)
 
     def aimed(self, operation: Operation[Any]) -> Operation[Any]:
         """Returns the operation itself, whose calls go to several servers."""
@@ -215,20 +218,28 @@ class ShardedParametersWire(StagingWire, ParametersWire):
     # Versions
 
     def read(
-        self, step: int | None, timeout: float, progress: Progress | None = None, *, copy: bool = True
+        self,
+        step: int | None,
+        timeout: float,
+        progress: Progress | None = None,
+        *,
+        copy: bool = True,
+        codec: Codec | None = None,
     ) -> Operation[Version]:
         """Returns a version; waits for a future one, but not for the newest."""
         in_place = is_in_place(copy)
         # Its number keeps the version at the home until all servers have sent their pieces.
         with self._ids.open_calls.opened(self._key, self._ids.new_call, may_come_again=False) as call:
-            request = self._read_request(step, timeout)
+            request = self._read_request(step, timeout, codec)
             self._address(request, call)
             asked = self._unary("ReadParameters", request, 0.0 if step is None else timeout)
             reply = yield from self._waited(Whole(asked))
             return (yield from self._receive_version(request, reply, progress, in_place=in_place))
 
-    def _read_request(self, step: int | None, timeout: float) -> messages_pb2.ReadParametersRequest:
-        request = super()._read_request(step, timeout)
+    def _read_request(
+        self, step: int | None, timeout: float, codec: Codec | None = None
+    ) -> messages_pb2.ReadParametersRequest:
+        request = super()._read_request(step, timeout, codec)
         request.without_values = True
         return request
 
@@ -237,25 +248,45 @@ class ShardedParametersWire(StagingWire, ParametersWire):
     ) -> Operation[Version]:
         message: parameters_pb2.Version = reply.message.version
         self._learn(request, message)
-        values = yield from self._receive_parts(message, progress, in_place=in_place)
-        in_order = [cast("Array", values[each.name]) for each in self.components]
-        message.digest = yield Work(lambda: digest_of(in_order))  # instead of that of the home's pieces
+        codec: codecs_pb2.Codec = request.codec
+        values = yield from self._receive_parts(message, progress, in_place=in_place, codec=codec)
+        message.codec = codec
+        if codec:  # only servers have the values that the version's digest is of
+            message.ClearField("digest")
+        else:
+            in_order = [cast("Array", values[each.name]) for each in self.components]
+            message.digest = yield Work(lambda: digest_of(in_order))  # instead of that of the home's pieces
         return version_of(message, *self.components.average(values))
 
     def _receive_parts(
-        self, version: parameters_pb2.Version, progress: Progress | None, *, in_place: bool
+        self,
+        version: parameters_pb2.Version,
+        progress: Progress | None,
+        *,
+        in_place: bool,
+        codec: codecs_pb2.Codec = codecs_pb2.CODEC_UNSPECIFIED,
     ) -> Operation[dict[str, Value]]:
-        read = partial(self._read_shard, version, in_place=in_place)
+        read = partial(self._read_shard, version, in_place=in_place, codec=codec)
         received = yield from received_together(progress, [partial(read, each) for each in self._parts.servers])
         return self._parts.put_together(dict(zip(self._parts.servers, received, strict=True)), read_only=in_place)
 
     def _read_shard(
-        self, version: parameters_pb2.Version, target: int, progress: Progress | None, *, in_place: bool
+        self,
+        version: parameters_pb2.Version,
+        target: int,
+        progress: Progress | None,
+        *,
+        in_place: bool,
+        codec: codecs_pb2.Codec,
     ) -> Operation[dict[str, Value]]:
         decided = [version.decided] if version.HasField("decided") else []
-        read = partial(self._read_call_of, target, version.step, in_place=in_place, progress=progress)
+        read = partial(self._read_call_of, target, version.step, in_place=in_place, progress=progress, codec=codec)
         reply = yield from self._following(target, version.step, decided, read)
-        return (yield from receive_values(reply, reply.message.version.components, progress, in_place=in_place))
+        values = yield from receive_values(reply, reply.message.version.components, progress, in_place=in_place)
+        if codec:
+            shapes = self._parts.shapes_at(target)
+            values = yield from unpacked(self.components, values, shapes, read_only=in_place)
+        return values
 
     def _read_call_of(
         self,
@@ -267,9 +298,10 @@ class ShardedParametersWire(StagingWire, ParametersWire):
         progress: Progress | None = None,
         with_state: bool = False,
         optimizer: parameters_pb2.Optimizer | None = None,
+        codec: codecs_pb2.Codec = codecs_pb2.CODEC_UNSPECIFIED,
     ) -> Operation[Reply]:
         request = messages_pb2.ReadParametersRequest(
-            parameters=self._shard_ref(target), placement=placement_of(keep=False), with_state=with_state
+            parameters=self._shard_ref(target), placement=placement_of(keep=False), with_state=with_state, codec=codec
         )
         if step is not None:
             request.step = step

@@ -19,16 +19,21 @@ from gradserve.calls.accumulators.session import RoundSession
 from gradserve.calls.combinators import at_target
 from gradserve.calls.exchange import Operation, Progress, Reply, Whole, encode_timeout
 from gradserve.calls.identity import RequestIds
+from gradserve.calls.parameters.compression import Packer, unpacked
 from gradserve.calls.parameters.fields import fields_named
 from gradserve.calls.parameters.model import ParameterComponents, check_saved
 from gradserve.calls.parameters.spec import changed_rules, info_of, record_of, rules_message, rules_of, update_of
 from gradserve.calls.tensors import call_with_arrays, placement_of, receive_results
+from gradserve.codecs import Codec, packing_of
 from gradserve.conversion.plain import INT64, as_integer
 from gradserve.conversion.trees import Tree
 from gradserve.parameter_records import ParametersInfo, PushPull, PushResult, RoundRecord, Version
+from gradserve.results import Outcome
 from gradserve.saved.parameters import SavedParameters, SavedState
 from gradserve_protocol.argument import Argument
+from gradserve_protocol.codecs import CODECS_BY_NUMBER
 from gradserve_protocol.errors import GradserveError, InternalError, InvalidArgumentError, OutOfRangeError
+from gradserve_protocol.messages import encode_codec
 from gradserve_protocol.printing import first_items
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2, tensor_pb2
@@ -107,17 +112,28 @@ class ParametersWire(ContributionWire):
         self._one_per_worker = not spec.many_per_worker
         self._plain: dict[str, object] = {}
         """Other fields of a push_pull."""
+        self._packer = Packer(session.ref.name, components)
 
     def aimed(self, operation: Operation[T]) -> Operation[T]:
         """Returns an operation whose calls go to the server that has the parameters."""
         return at_target(self.target, operation) if self.target else operation
 
     def push(
-        self, update: Tree, how: Contribution, request_id: int | None, progress: Progress | None = None
+        self,
+        update: Tree,
+        how: Contribution,
+        request_id: int | None,
+        progress: Progress | None = None,
+        *,
+        codec: Codec | None = None,
     ) -> Operation[PushResult]:
         """Adds an update to the round: a tree of components, or a dict by component name."""
+
+        def send(update: Tree) -> Operation[messages_pb2.PushResponse]:
+            return self._apply(update, how, request_id, progress)
+
         with fields_named(lambda: self.components.gradient(update)):
-            answer: messages_pb2.PushResponse = yield from self._apply(update, how, request_id, progress)
+            answer = yield from self._sent(send, update, how, request_id, codec, lambda each: OUTCOMES[each.outcome])
         return PushResult(
             outcome=OUTCOMES[answer.outcome],
             step=answer.step,
@@ -136,6 +152,8 @@ class ParametersWire(ContributionWire):
         progress: Progress | None = None,
         *,
         copy: bool = True,
+        codec: Codec | None = None,
+        codec_down: Codec | None = None,
     ) -> Operation[PushPull]:
         """Adds an update, and waits for the version that its round makes."""
         in_place = is_in_place(copy)
@@ -145,27 +163,57 @@ class ParametersWire(ContributionWire):
             version = yield from self._receive_version(request, reply, progress, in_place=in_place)
             return PushPull(OUTCOMES[answer.outcome], version, answer.weight, answer.staleness, answer.duplicate)
 
-        with fields_named(lambda: self.components.gradient(update)):
-            return (
-                yield from self._push_pull(
-                    update,
-                    how,
-                    timeout,
-                    request_id,
-                    progress,
-                    receive,
-                    plain=self._plain,
-                    one_per_worker=self._one_per_worker,
-                    in_place=in_place,
-                )
+        plain = self._plain if codec_down is None else self._plain | {"codec": packing_of(codec_down).number}
+
+        def send(update: Tree) -> Operation[PushPull]:
+            return self._push_pull(
+                update,
+                how,
+                timeout,
+                request_id,
+                progress,
+                receive,
+                plain=plain,
+                one_per_worker=self._one_per_worker,
+                in_place=in_place,
             )
 
+        with fields_named(lambda: self.components.gradient(update), codec="codec_down"):
+            return (yield from self._sent(send, update, how, request_id, codec, lambda each: each.outcome))
+
+    def _sent(
+        self,
+        send: Callable[[Tree], Operation[T]],
+        update: Tree,
+        how: Contribution,
+        request_id: int | None,
+        codec: Codec | None,
+        outcome: Callable[[T], Outcome],
+    ) -> Operation[T]:
+        """Sends an update, packed if there is a codec, and notes what becomes of its error."""
+        if codec is None:
+            return (yield from send(update))
+        call = None if request_id is None else self._ids.call(request_id)
+        worker_id = str(self._worker_id(how))
+        values = self.components.gradient(update)
+        packed = yield from self._packer.pack(values, codec, worker_id, how.local_step, call)
+        with self._packer.sent(packed, call, self._ids.call) as settle:
+            answer = yield from send(packed)
+            settle(outcome(answer))
+        return answer
+
     def read(
-        self, step: int | None, timeout: float, progress: Progress | None = None, *, copy: bool = True
+        self,
+        step: int | None,
+        timeout: float,
+        progress: Progress | None = None,
+        *,
+        copy: bool = True,
+        codec: Codec | None = None,
     ) -> Operation[Version]:
         """Returns a version; waits for a future one, but not for the newest."""
         in_place = is_in_place(copy)
-        request = self._read_request(step, timeout)
+        request = self._read_request(step, timeout, codec)
         call = self._unary(_READ.name, request, 0.0 if step is None else timeout, in_place=in_place)
         reply = yield from self._waited(Whole(call, progress=progress))
         return (yield from self._receive_version(request, reply, progress, in_place=in_place))
@@ -297,8 +345,12 @@ class ParametersWire(ContributionWire):
         reply: messages_pb2.GetParametersResponse = yield self._unary(_GET.name, self._request(_GET))
         return reply.info
 
-    def _read_request(self, step: int | None, timeout: float) -> messages_pb2.ReadParametersRequest:
+    def _read_request(
+        self, step: int | None, timeout: float, codec: Codec | None = None
+    ) -> messages_pb2.ReadParametersRequest:
         request: messages_pb2.ReadParametersRequest = self._request(_READ)
+        if codec is not None:
+            request.codec = encode_codec(packing_of(codec))
         request.placement.CopyFrom(placement_of(keep=False))
         if step is not None:
             request.step = as_integer(step, Argument("step"), _STEPS)
@@ -312,6 +364,9 @@ class ParametersWire(ContributionWire):
         message: parameters_pb2.Version = reply.message.version
         self._learn(request, message)
         values = yield from receive_values(reply, message.components, progress, in_place=in_place)
+        if message.codec:
+            shapes = {each.name: each.shape or () for each in self.components}
+            values = yield from unpacked(self.components, values, shapes, read_only=in_place)
         missing = [each.name for each in self.components if each.name not in values]
         if missing:
             raise InternalError(f"the server sent a version without {first_items(map(repr, missing), len(missing))}")
@@ -370,4 +425,5 @@ def version_of(message: parameters_pb2.Version, components: Mapping[str, Any], t
         num_updates=message.num_updates,
         total_weight=message.total_weight,
         worker_ids=tuple(message.worker_ids),
+        codec=Codec(CODECS_BY_NUMBER[message.codec].name) if message.codec else None,
     )

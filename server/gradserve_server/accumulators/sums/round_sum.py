@@ -8,11 +8,13 @@ from gradserve_server.accumulators.gradient import Array, Contribution, Gradient
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.spec import AccumulatorSpec, DType
 from gradserve_server.accumulators.sums.checking import Check
+from gradserve_server.accumulators.sums.packed import WORK, check_packed, unpacked, unpacked_bytes
 from gradserve_server.accumulators.sums.summation import Staged, Summation, WorkerOrderSum, make_summation
 from gradserve_server.devices.compute import INLINE_BYTES, PIECE_BYTES
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.resources.budget import Reservation
 from gradserve_server.security.identity import ANONYMOUS, Identity
+from gradserve_server.storage.journal import Durability
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -145,17 +147,34 @@ class RoundSum:
             InvalidArgumentError: The shapes or values do not fit.
             ResourceExhaustedError: There is not enough memory.
         """
-        spec = self.spec.of_sums if contribution.sum_of else self.spec
+        is_wide = bool(contribution.sum_of or gradient.packed or gradient.is_wide)
+        spec = self.spec.of_sums if is_wide else self.spec
+        memory, packed = gradient.memory, gradient.packed
+        if packed:
+            await self._run(WORK * gradient.nbytes, check_packed, self.spec, packed)
+            if not self.summation.takes_packed or self.spec.durability is Durability.GRADIENT:
+                gradient = await self._unpacked(gradient)
+                memory, packed = (*memory, self._copied), {}
         if len(gradient.values) < len(spec.components):
             spec = spec.only(gradient.values)
         check = await self._pass(Check.of, spec, gradient, self.place)
         num_bytes = check.copied_bytes
         if num_bytes:
             await self._make_room_for(lambda: self.place.grow(self._copied, num_bytes, self.owner))
+            memory = (self._copied,)
         checked = await self._run(check.work, check.checked, self._shapes if joins else None)
         if checked.lenders:
             checked = replace(checked, lenders=())
-        return replace(checked, memory=(self._copied,)) if num_bytes else checked
+        if is_wide:
+            checked = replace(checked, packed=packed, is_wide=True)
+        return checked if memory is gradient.memory else replace(checked, memory=memory)
+
+    async def _unpacked(self, gradient: Gradient) -> Gradient:
+        """Returns a gradient whose packed components were checked as arrays, whose memory counts until `finish`."""
+        dtypes = self.spec.dense_sum_dtypes
+        num_bytes = unpacked_bytes(gradient.packed, dtypes)
+        await self._make_room_for(lambda: self.place.grow(self._copied, num_bytes, self.owner))
+        return await self._run(num_bytes, unpacked, gradient, dtypes, self.place)
 
     async def stage(self, gradient: Gradient, contribution: Contribution) -> StagedGradient:
         """Checks a gradient and prepares its addition: reserves memory, and does the part that can fail.

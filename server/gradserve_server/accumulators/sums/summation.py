@@ -27,6 +27,11 @@ class Summation(Protocol):
         ...
 
     @property
+    def takes_packed(self) -> bool:
+        """True if packed components can be added as they are; otherwise they come as arrays."""
+        ...
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]] | None:
         """The shape of the values of each component; None if the first gradient of a round decides about it."""
         ...
@@ -118,6 +123,8 @@ class ArrivalOrderSum:
 
     Dense values are added by `finish`, or together with the division if the gradient ends the round.
     """
+
+    takes_packed = False
 
     def __init__(self, spec: AccumulatorSpec, place: Place) -> None:
         self._spec = spec
@@ -276,6 +283,7 @@ class HeldGradients:
     """Holds the gradients of a round until its end: the part of a `Summation` that says how they come and stay."""
 
     divides_in_place = False
+    takes_packed = False
 
     def __init__(self, place: Place) -> None:
         self._place = place

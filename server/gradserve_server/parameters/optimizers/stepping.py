@@ -33,6 +33,7 @@ from gradserve_server.parameters.optimizers.optimizer import (
     Array,
     Optimizer,
 )
+from gradserve_server.parameters.unpacking.adder import PackedAdder
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -100,13 +101,18 @@ _NUMPY_BLOCK = 1 << 14
 
 
 class Stepper:
-    """Takes the steps of optimizers on all cores. Safe to use from several threads."""
+    """Takes the steps of optimizers on all cores. Safe to use from several threads.
+
+    Attributes:
+        packed: Adds up packed updates before.
+    """
 
     def __init__(self, parallel: ForkJoin, *, chunk_elements: int = _CHUNK_ELEMENTS) -> None:
         """Shares steps among the threads of `parallel`, each of which computes `chunk_elements` at a time."""
         self._parallel = parallel
         self._chunk_elements = chunk_elements
         self._kernels = PreparedKernels(OPTIMIZER_STEPS)
+        self.packed = PackedAdder(parallel)
 
     def run_all(self, pieces: Sequence[Callable[[], object]]) -> None:
         """Calls independent functions on all cores, and returns when all have returned."""
@@ -126,6 +132,7 @@ class Stepper:
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles the kernels, or loads them from a cache; ends early, between two kernels, once `stop()` is true."""
         self._kernels.prepare(stop)
+        self.packed.prepare(stop)
 
     def step(self, optimizer: Optimizer, lr_factor: float, steps: Sequence[ComponentStep]) -> None:
         """Fills the results and updates the slots of components. Blocks until that is done.

@@ -9,8 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
+from gradserve_protocol.codecs import CODECS_BY_NUMBER, Codec
 from gradserve_protocol.tensors import to_data_type
-from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_pb2, codecs_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Contribution, Summand, sum_of_weights
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import IncomingComponent, IncomingGradient
@@ -164,6 +165,7 @@ def incoming_gradient(
     *,
     release: bool = False,
     path: str = "gradient",
+    may_be_packed: bool = False,
 ) -> IncomingGradient:
     """Reads the components of a gradient.
 
@@ -173,15 +175,16 @@ def incoming_gradient(
         user: The caller, who can only refer to tensors within reach.
         release: Whether to delete its stored tensors once it is accepted or dropped.
         path: The field of the components in the request.
+        may_be_packed: Whether components may be packed with a codec.
 
     Raises:
-        InvalidArgumentError: They are too many, or one has too many dimensions.
+        InvalidArgumentError: They are too many, one has too many dimensions, or is packed as none may be.
     """
     check_count(parts, MAX_COMPONENTS, "components", path)
     described: list[tuple[str, tensor_pb2.Tensor]] = []
-    kinds: list[tuple[str, str | None, tuple[int, ...] | None]] = []
+    kinds: list[tuple[str, str | None, tuple[int, ...] | None, Codec | None]] = []
     for index, part in enumerate(parts):
-        kind, dense_shape = part.WhichOneof("value"), None
+        kind, dense_shape, codec = part.WhichOneof("value"), None, None
         if kind == "dense":
             described.append((f"{path}[{index}].dense", part.dense))
         elif kind == "sparse":
@@ -191,7 +194,10 @@ def incoming_gradient(
                 dims = sparse.dense_shape.dims
                 check_count(dims, MAX_DIMENSIONS, "dimensions", f"{field}.dense_shape.dims")
                 dense_shape = tuple(dims)
-        kinds.append((part.name, kind, dense_shape))
+        elif kind == "packed":
+            codec = _codec_of(part.packed, f"{path}[{index}].packed", may_be_packed=may_be_packed)
+            described.append((f"{path}[{index}].packed.data", part.packed.data))
+        kinds.append((part.name, kind, dense_shape, codec))
     tensors = decode_tensors(described, payload, user)
     rest = iter(tensors)
     components = [
@@ -200,10 +206,28 @@ def incoming_gradient(
             indices=next(rest) if kind == "sparse" else None,
             value=None if kind is None else next(rest),
             dense_shape=dense_shape,
+            codec=codec,
         )
-        for name, kind, dense_shape in kinds
+        for name, kind, dense_shape, codec in kinds
     ]
     return IncomingGradient(components, tensors, release, path)
+
+
+def _codec_of(packed: codecs_pb2.PackedTensor, field: str, *, may_be_packed: bool) -> Codec:
+    """Returns the codec of a packed component.
+
+    Raises:
+        InvalidArgumentError: It may not be packed, or the codec is not known.
+    """
+    if not may_be_packed:
+        raise InvalidArgumentError(
+            "expected a dense or a sparse value, got a packed one: only single updates of parameters may be packed",
+            field=field,
+        )
+    codec = CODECS_BY_NUMBER.get(packed.codec)
+    if codec is None:
+        raise InvalidArgumentError(f"expected a known codec, got {packed.codec}", field=f"{field}.codec")
+    return codec
 
 
 # Ids of calls
@@ -247,6 +271,8 @@ def _add_gradient(digest: blake2b, gradient: IncomingGradient, *, unread: bool) 
     by_contents = not unread and num_bytes <= _LONGEST_CONTENTS
     for component in gradient.components:
         digest.update(component.name.encode() + b"\0")
+        if component.codec is not None:
+            digest.update(component.codec.name.encode() + b"\0")
         if component.indices is not None:
             _add_tensor(digest, component.indices, by_contents=by_contents)
         if component.value is not None:

@@ -1,15 +1,19 @@
 """Encodes replies of ParameterService: outcomes, versions, records of rounds, and descriptions of parameters."""
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from gradserve_protocol.codecs import Codec
+from gradserve_protocol.messages import encode_codec
 from gradserve_protocol.tensors import Contents, WithContents
+from gradserve_protocol.v1 import accumulator_pb2, codecs_pb2, parameters_pb2, tensor_pb2
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
-from gradserve_protocol.v1 import parameters_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.rounds import Outcome, Pushed
 from gradserve_server.devices.compute import PIECE_BYTES
+from gradserve_server.parameters.packing import PackedValues, PackedVersions
 from gradserve_server.parameters.parameters import Parameters, ParametersState
 from gradserve_server.parameters.record import DecidedRound, RoundRecord
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, UpdateKind
@@ -27,7 +31,7 @@ from gradserve_server.rpc.accumulators.replies import (
     encode_component,
     round_of,
 )
-from gradserve_server.rpc.boundary.chain import Codec
+from gradserve_server.rpc.boundary.chain import Codec as MessageCodec
 from gradserve_server.rpc.boundary.fields import encode_durability, encode_idle_lease
 from gradserve_server.rpc.boundary.messages import Entries, Piece
 from gradserve_server.rpc.parameters.rules import (
@@ -40,6 +44,13 @@ from gradserve_server.rpc.parameters.rules import (
 from gradserve_server.rpc.tensors.messages import OutgoingTensors
 
 # Outcomes and versions
+
+
+class PackedVersion(NamedTuple):
+    """The components of a version, packed."""
+
+    codec: Codec
+    values: PackedValues
 
 
 def encode_pushed(pushed: Pushed, *, duplicate: bool, num_rounds: int) -> messages_pb2.PushResponse:
@@ -65,17 +76,33 @@ async def encode_pulled(
     weight: float,
     duplicate: bool,
     with_values: bool,
+    packed: PackedVersion | None = None,
 ) -> WithContents:
-    """Returns the response of a push_pull, with the version that it waited for."""
+    """Returns the response of a push_pull, with the version that it waited for, packed if that is given."""
     response = messages_pb2.PushPullParametersResponse(
         outcome=OUTCOMES[outcome], duplicate=duplicate, staleness=staleness, weight=weight
     )
-    return await _with_version(response, version, outgoing, with_values=with_values)
+    return await _with_version(response, version, outgoing, with_values=with_values, packed=packed)
 
 
-async def encode_read(version: Version, outgoing: OutgoingTensors, *, with_values: bool) -> WithContents:
-    """Returns the response with a version."""
-    return await _with_version(messages_pb2.ReadParametersResponse(), version, outgoing, with_values=with_values)
+async def encode_read(
+    version: Version, outgoing: OutgoingTensors, *, with_values: bool, packed: PackedVersion | None = None
+) -> WithContents:
+    """Returns the response with a version, packed if that is given."""
+    response = messages_pb2.ReadParametersResponse()
+    return await _with_version(response, version, outgoing, with_values=with_values, packed=packed)
+
+
+async def packed_version(
+    versions: PackedVersions, version: Version, codec: Codec | None, *, with_values: bool
+) -> PackedVersion | None:
+    """Returns a version as a request asks for it; None if not packed.
+
+    Raises:
+        InvalidArgumentError: A value does not fit into the codec.
+        ResourceExhaustedError: There is not enough memory.
+    """
+    return None if codec is None or not with_values else PackedVersion(codec, await versions.of(version, codec))
 
 
 async def encode_read_state(
@@ -126,16 +153,44 @@ async def _with_version(
     outgoing: OutgoingTensors,
     *,
     with_values: bool,
+    packed: PackedVersion | None,
 ) -> WithContents:
     if not with_values:
         response.version.CopyFrom(encode_version(version))
         return WithContents(response, Contents())
     contents = ContentsOfAverage(average=version)
+    if packed is not None:
+        return await _with_packed(response, version, packed, outgoing, contents)
     added = await add_average(version, outgoing)
 
     def pieces(tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[Piece]:
         yield encode_version(version)
         yield component_values(added.values, tensors)
+
+    return await outgoing.reply(response, lambda tensors: [("version", pieces(tensors))], contents)
+
+
+async def _with_packed(
+    response: messages_pb2.ReadParametersResponse | messages_pb2.PushPullParametersResponse,
+    version: Version,
+    packed: PackedVersion,
+    outgoing: OutgoingTensors,
+    contents: Contents,
+) -> WithContents:
+    await outgoing.add(list(packed.values.values()), shared=True)
+    codec = encode_codec(packed.codec)
+
+    def pieces(tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[Piece]:
+        head = encode_version(version)
+        head.codec = codec
+        yield head
+        components = (
+            accumulator_pb2.ComponentGradient(
+                name=name, packed=codecs_pb2.PackedTensor(codec=codec, data=next(tensors))
+            )
+            for name in packed.values
+        )
+        yield Entries("components", components)
 
     return await outgoing.reply(response, lambda tensors: [("version", pieces(tensors))], contents)
 
@@ -160,9 +215,9 @@ def _slots(state: OptimizerState) -> Iterator[tuple[str, str, Array]]:
                 yield name, component, values[component]
 
 
-def reply_codecs() -> Mapping[str, Codec]:
+def reply_codecs() -> Mapping[str, MessageCodec]:
     """Returns the serializers of the methods whose replies several calls may get."""
-    return {method: Codec(encode=ReplyEncoder()) for method in ("PushPullParameters", "ReadParameters")}
+    return {method: MessageCodec(encode=ReplyEncoder()) for method in ("PushPullParameters", "ReadParameters")}
 
 
 # Descriptions of parameters

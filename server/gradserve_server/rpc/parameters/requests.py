@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from gradserve_protocol.codecs import CODECS_BY_NUMBER, Codec
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Array, Contribution
@@ -140,7 +141,14 @@ def decode_update(
         raise InvalidArgumentError("expected at least one component, got none", field="update")
     is_again = isinstance(request, messages_pb2.PushRequest) and request.accepted_before
     contribution = contribution_of(request, was_accepted=is_again, sum_of=summands_of(request, user))
-    given = incoming_gradient(request.update, payload, user, release=request.release_handles, path="update")
+    given = incoming_gradient(
+        request.update,
+        payload,
+        user,
+        release=request.release_handles,
+        path="update",
+        may_be_packed=not request.sum_of,
+    )
     call = None
     if request.HasField("request_id"):
         what = (type(request).__name__, request.local_step, contribution.weight, request.worker_id)
@@ -197,7 +205,9 @@ def decode_staged(
         PartKey(request.parameters.incarnation, part_id(RequestId(call.client_id, sequence)))
         for sequence in (call.sequence, *request.withdrawn)
     ]
-    given = incoming_gradient(request.update, payload, user, release=request.release_handles, path="update")
+    given = incoming_gradient(
+        request.update, payload, user, release=request.release_handles, path="update", may_be_packed=True
+    )
     return key, withdrawn, given
 
 
@@ -422,6 +432,26 @@ def decode_state_optimizer(request: messages_pb2.ReadParametersRequest) -> Optim
     if not request.with_state:
         raise InvalidArgumentError("expected none without with_state", field="state_optimizer")
     return decode_optimizer(request.state_optimizer, "state_optimizer")
+
+
+def decode_codec(
+    request: messages_pb2.ReadParametersRequest | messages_pb2.PushPullParametersRequest,
+) -> Codec | None:
+    """Returns the codec of the version that a call asks for; None for none.
+
+    Raises:
+        InvalidArgumentError: It is not known, or not for versions, or also asks for the state of the optimizer.
+    """
+    if not request.codec:
+        return None
+    codec = CODECS_BY_NUMBER.get(request.codec)
+    if codec is None or not codec.packs_versions:
+        known = ", ".join([each.name for each in CODECS_BY_NUMBER.values() if each.packs_versions])
+        got = request.codec if codec is None else f"{codec.name}, which is for updates only"
+        raise InvalidArgumentError(f"expected a codec for versions, {known}, got {got}", field="codec")
+    if isinstance(request, messages_pb2.ReadParametersRequest) and request.with_state:
+        raise InvalidArgumentError(f"expected none with with_state, got {codec.name}", field="codec")
+    return codec
 
 
 def decode_step(request: messages_pb2.ReadParametersRequest) -> int | None:

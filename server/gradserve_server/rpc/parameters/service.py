@@ -36,12 +36,14 @@ from gradserve_server.rpc.parameters.replies import (
     encode_record,
     info_pieces,
     num_parts,
+    packed_version,
 )
 from gradserve_server.rpc.parameters.requests import (
     IncomingVersion,
     UpdateRequest,
     decode_change_id,
     decode_changes,
+    decode_codec,
     decode_decided,
     decode_key,
     decode_parameters_spec,
@@ -164,7 +166,7 @@ class ParameterServicer:
         return messages_pb2.DeleteParametersResponse(deleted=deleted, home_incarnation=gone)
 
     async def ReadParameters(self, request: messages_pb2.ReadParametersRequest, call: Call) -> WithContents:
-        step, optimizer = decode_step(request), decode_state_optimizer(request)
+        step, optimizer, codec = decode_step(request), decode_state_optimizer(request), decode_codec(request)
         work = PIECE_BYTES * sum([1 + len(each.part_ids) for each in request.decided])
         decided = await self._compute.run(work, decode_decided, request.decided)
         with (
@@ -179,7 +181,9 @@ class ParameterServicer:
                     return await encode_read_state(version, state, outgoing, with_values=not request.without_values)
             read = decode_read_id(request, call.identity)
             version = await parameters.read(step, wait_timeout(request, call), read)
-            return await encode_read(version, outgoing, with_values=not request.without_values)
+            with_values = not request.without_values
+            packed = await packed_version(parameters.packed, version, codec, with_values=with_values)
+            return await encode_read(version, outgoing, with_values=with_values, packed=packed)
 
     async def Push(self, request: messages_pb2.PushRequest, call: Call) -> messages_pb2.PushResponse:
         with self._using(request.parameters, call) as parameters:
@@ -188,6 +192,7 @@ class ParameterServicer:
             return encode_pushed(pushed, duplicate=duplicate, num_rounds=parameters.rounds.current.number)
 
     async def PushPullParameters(self, request: messages_pb2.PushPullParametersRequest, call: Call) -> WithContents:
+        codec, with_values = decode_codec(request), not request.without_values
         with (
             self._using(request.parameters, call) as parameters,
             self._registry.factory.waiting(call.identity),
@@ -204,7 +209,8 @@ class ParameterServicer:
                 staleness=pushed.staleness,
                 weight=pushed.weight,
                 duplicate=duplicate,
-                with_values=not request.without_values,
+                with_values=with_values,
+                packed=await packed_version(parameters.packed, version, codec, with_values=with_values),
             )
 
     async def StageUpdate(

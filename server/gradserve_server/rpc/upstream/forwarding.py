@@ -6,17 +6,19 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from gradserve.calls.identity import RequestIds
 from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
-from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient, Value
+from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient, Packed, Value
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import GradientReceiver, IncomingGradient, check_contribution
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.accumulators.sums.checking import Check
+from gradserve_server.accumulators.sums.packed import WORK, check_packed
 from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.errors import (
     AbortedError,
@@ -127,7 +129,7 @@ class Forwarding:
         try:
             async with AsyncExitStack() as reading:
                 gradients = [await reading.enter_async_context(each.borrowed()) for each in ordered]
-                reservation.grow(sum_bytes(accumulator.spec, gradients[0]))
+                reservation.grow(sum_bytes(accumulator.spec, gradients))
                 given = [(each.contribution, gradient) for each, gradient in zip(ordered, gradients, strict=True)]
                 num_bytes = sum([gradient.nbytes for gradient in gradients])
                 values = await self.place.compute.run(num_bytes, summed, accumulator.spec, self.place, given)
@@ -155,7 +157,7 @@ class Forwarding:
                 if accumulator.shards is not None and not leaf.request.HasField("request_id"):
                     # By which the servers hold it.
                     leaf.request.request_id.CopyFrom(self._new_id(ref_of(leaf.request)))
-                send = partial(self._send, accumulator, [leaf], gradient.values)
+                send = partial(self._send, accumulator, [leaf], {**gradient.values, **gradient.packed})
                 whole = partial(alone, leaf.request)
                 sent = partial(whole, without_values=True) if accumulator.leaves_values(leaf) else whole
                 answer = await accumulator.complete(leaf, await send(sent), lambda: send(whole))
@@ -169,7 +171,7 @@ class Forwarding:
         self,
         accumulator: Aggregated,
         leaves: Sequence[GradientLeaf],
-        values: Mapping[str, Value],
+        values: Mapping[str, Value | Packed],
         request: _MakeRequest,
     ) -> Answer:
         if not waits_for_round(leaves[0].request):
@@ -185,7 +187,7 @@ class Forwarding:
         self,
         accumulator: Aggregated,
         leaves: Sequence[GradientLeaf],
-        values: Mapping[str, Value],
+        values: Mapping[str, Value | Packed],
         request: _MakeRequest,
     ) -> tuple[Any, Average | None]:
         """Makes a call that waits upstream; makes it again while somebody waits here who came after it was made."""
@@ -211,13 +213,14 @@ class Forwarding:
         self,
         accumulator: Aggregated,
         first: GradientLeaf,
-        values: Mapping[str, Value],
+        values: Mapping[str, Value | Packed],
         request: _MakeRequest,
         timeout: float | None,
         wait: float,
     ) -> tuple[Any, Average | None]:
         if accumulator.shards is not None:
-            return await accumulator.shards.send(method_of(first.request), request({}, (), timeout), values, wait)
+            plain = cast("Mapping[str, Value]", values)  # only updates of parameters are packed
+            return await accumulator.shards.send(method_of(first.request), request({}, (), timeout), plain, wait)
         return await self.link.send(
             method_of(first.request),
             ref_of(first.request),
@@ -234,7 +237,7 @@ class Forwarding:
 
 class _MakeRequest(Protocol):
     def __call__(
-        self, values: Mapping[str, Value], tensors: Sequence[tensor_pb2.Tensor], timeout: float | None, /
+        self, values: Mapping[str, Value | Packed], tensors: Sequence[tensor_pb2.Tensor], timeout: float | None, /
     ) -> Contributed:
         """Returns a request with values and the messages of their arrays; it waits for `timeout` seconds."""
         ...
@@ -266,7 +269,10 @@ def _alike(leaves: Sequence[GradientLeaf]) -> list[list[GradientLeaf]]:
     groups: dict[object, list[GradientLeaf]] = {}
     for each in leaves:
         if each.gradient is not None:
-            shapes = tuple((name, value.shape) for name, value in sorted(each.gradient.dense.items()))
+            gradient = each.gradient
+            dense = {name: value.shape for name, value in gradient.dense.items()}
+            dense |= {name: value.shape for name, value in gradient.packed.items()}
+            shapes = tuple(sorted(dense.items()))
             groups.setdefault(shapes, []).append(each)
     return list(groups.values())
 
@@ -333,9 +339,13 @@ class Arrivals:
         """Holds a gradient open while it is needed, and forwards it unless an earlier call has done so."""
 
         async def lend(gradient: Gradient) -> None:
-            check = Check.of(spec, gradient, self._place)
+            dense = spec.only(gradient.values) if gradient.packed else spec
+            check = Check.of(dense, gradient, self._place)
             work = max(check.work, PIECE_BYTES * len(spec.components))
             checked = await self._compute.run(work, check.checked, None)
+            if gradient.packed:
+                await self._compute.run(WORK * gradient.nbytes, check_packed, spec, gradient.packed)
+                checked = replace(checked, packed=gradient.packed)
             returned = leaf.lend(checked)
             if not is_repeated:
                 self._pass_on(resource, leaf)

@@ -10,7 +10,7 @@ import gradserve.errors as client
 import gradserve_server.errors as server
 from gradserve.calls.exchange import Operation, Reply
 from gradserve.calls.tensors import placement_of, receive_results
-from gradserve_protocol.messages import encode_duration
+from gradserve_protocol.messages import encode_codec, encode_duration
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import (
     accumulator_pb2,
@@ -20,7 +20,7 @@ from gradserve_protocol.v1 import (
     parameters_service_pb2,
     tensor_pb2,
 )
-from gradserve_server.accumulators.gradient import Array, Average, DifferentWorker, SparseSlices, Value
+from gradserve_server.accumulators.gradient import Array, Average, DifferentWorker, Packed, SparseSlices, Value
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.parameters.versions import Version
 from gradserve_server.rpc.accumulators.requests import GradientRequest, counts_one_per_worker
@@ -135,8 +135,8 @@ _Waits = TypeVar(
     parameters_messages_pb2.ReadParametersRequest,
 )
 
-_LEFT_OUT = ("gradient", "update", "placement", "timeout", "release_handles", "without_values")
-"""Fields that concern only the aggregator: the place of the tensors, and the time that it waits."""
+_LEFT_OUT = ("gradient", "update", "placement", "timeout", "release_handles", "without_values", "codec")
+"""Fields that concern only the aggregator: the place and the form of tensors, and the time that it waits."""
 
 
 def without_tensors(request: Contributed, user: Identity) -> Contributed:
@@ -172,7 +172,7 @@ def waiting_request(request: _Waits, user: Identity, timeout: float | None) -> _
 
 def alone(
     bare: Contributed,
-    values: Mapping[str, Value],
+    values: Mapping[str, Value | Packed],
     tensors: Sequence[tensor_pb2.Tensor],
     timeout: float | None,
     *,
@@ -197,7 +197,7 @@ def alone(
 def of_sum(
     summands: Sequence[Contributed],
     request_id: accumulator_pb2.RequestId,
-    values: Mapping[str, Value],
+    values: Mapping[str, Value | Packed],
     tensors: Sequence[tensor_pb2.Tensor],
     timeout: float | None,
 ) -> Contributed:
@@ -222,17 +222,20 @@ def of_sum(
     return _with_gradient(sent, values, tensors, timeout)
 
 
-def arrays_of(values: Mapping[str, Value]) -> list[Array]:
+def arrays_of(values: Mapping[str, Value | Packed]) -> list[Array]:
     """Returns the arrays of a gradient in the order in which requests take their messages."""
     arrays: list[Array] = []
     for value in values.values():
-        arrays += [value.indices, value.values] if isinstance(value, SparseSlices) else [value]
+        if isinstance(value, SparseSlices):
+            arrays += [value.indices, value.values]
+        else:
+            arrays.append(value.data if isinstance(value, Packed) else value)
     return arrays
 
 
 def _with_gradient(
     sent: Contributed,
-    values: Mapping[str, Value],
+    values: Mapping[str, Value | Packed],
     tensors: Sequence[tensor_pb2.Tensor],
     timeout: float | None,
 ) -> Contributed:
@@ -244,6 +247,10 @@ def _with_gradient(
     parts = sent.update if isinstance(sent, UpdateRequest) else sent.gradient
     for name, value in values.items():
         part = parts.add(name=name)
+        if isinstance(value, Packed):
+            part.packed.codec = encode_codec(value.codec)
+            part.packed.data.CopyFrom(next(supply))
+            continue
         if not isinstance(value, SparseSlices):
             part.dense.CopyFrom(next(supply))
             continue

@@ -18,13 +18,16 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
+from gradserve_server.parameters.packing import PackedVersions
 from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.parameters.versions import Version
+from gradserve_server.resources.budget import Purpose
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import wait_timeout
-from gradserve_server.rpc.parameters.replies import encode_pulled, encode_read, encode_read_state
+from gradserve_server.rpc.parameters.replies import encode_pulled, encode_read, encode_read_state, packed_version
 from gradserve_server.rpc.parameters.requests import (
     UpdateRequest,
+    decode_codec,
     decode_key,
     decode_parameters_spec,
     decode_state_optimizer,
@@ -167,7 +170,7 @@ class AggregatingParameters:
     async def ReadParameters(self, request: messages_pb2.ReadParametersRequest, call: Call) -> WithContents:
         if self._is_local(request.parameters, call):
             return await self._local.ReadParameters(request, call)
-        step = decode_step(request)
+        step, codec = decode_step(request), decode_codec(request)
         if decode_state_optimizer(request) is not None:
             raise InvalidArgumentError(
                 f"expected none at the home of parameters {request.parameters.name!r}, which aggregators stand for",
@@ -182,7 +185,8 @@ class AggregatingParameters:
                 version, state = await parameters.read_state(request.parameters, with_values=with_values)
                 return await encode_read_state(version, state, outgoing, with_values=with_values)
             version = await self._read(parameters, request, step, wait_timeout(request, call))
-            return await encode_read(version, outgoing, with_values=with_values)
+            packed = await packed_version(parameters.packed, version, codec, with_values=with_values)
+            return await encode_read(version, outgoing, with_values=with_values, packed=packed)
 
     async def _read(
         self,
@@ -226,6 +230,7 @@ class AggregatingParameters:
     async def PushPullParameters(self, request: messages_pb2.PushPullParametersRequest, call: Call) -> WithContents:
         if self._is_local(request.parameters, call):
             return await self._local.PushPullParameters(request, call)
+        codec, with_values = decode_codec(request), not request.without_values
         waiting = self._registry.factory.waiting(call.identity)
         with waiting, self._deliverer.begin(request.placement, call) as outgoing:
             parameters = await self.known.find(request.parameters)
@@ -246,7 +251,8 @@ class AggregatingParameters:
                 staleness=answer.staleness,
                 weight=answer.weight,
                 duplicate=answer.duplicate or is_repeated,
-                with_values=not request.without_values,
+                with_values=with_values,
+                packed=await packed_version(parameters.packed, answer.average, codec, with_values=with_values),
             )
 
     async def _answered(
@@ -300,6 +306,7 @@ class AggregatingParameters:
             LatestAverage(self._latest, forwarding.tasks),
             self._link,
             forwarding.counts,
+            PackedVersions(self._compute, forwarding.memory.reserve(purpose=Purpose.COMPUTING)),
             is_shared=forwarding.rule.num_gradients > 1,
         )
 

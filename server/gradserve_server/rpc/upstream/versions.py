@@ -15,6 +15,7 @@ from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.errors import OutOfRangeError
+from gradserve_server.parameters.packing import PackedVersions
 from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.variables import OptimizerState
 from gradserve_server.parameters.versions import Version
@@ -46,6 +47,7 @@ class AggregatedParameters(Aggregated):
 
     Attributes:
         properties: Their properties. The rules are those of the latest description.
+        packed: Their versions as they are read here with a codec.
     """
 
     def __init__(
@@ -56,12 +58,14 @@ class AggregatedParameters(Aggregated):
         latest: LatestAverage,
         link: UpstreamLink,
         counts: Counts,
+        packed: PackedVersions,
         *,
         is_shared: bool,
     ) -> None:
         """Takes, among others, whether several workers here wait for the same versions."""
         super().__init__(ref, spec.updates, new_batches, latest)
         self.properties = spec
+        self.packed = packed
         self._rules = parameters_pb2.RoundRules()
         self._link = link
         self._counts = counts
@@ -78,6 +82,11 @@ class AggregatedParameters(Aggregated):
             self._rules = info.spec.rounds
             rounds = decode_rules(info.spec.rounds, "spec.rounds")
             self.properties = self.properties.with_rules(replace(self.properties.rules, rounds=rounds))
+
+    def end(self) -> list[GradientLeaf]:
+        """Notes that they are gone; see `Aggregated.end`."""
+        self.packed.close()
+        return super().end()
 
     # Versions
 

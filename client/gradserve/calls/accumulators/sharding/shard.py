@@ -6,7 +6,14 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 from google.protobuf.message import Message
 
-from gradserve.calls.accumulators.components import Component, Sent, add_values, arrays_of, receive_values
+from gradserve.calls.accumulators.components import (
+    Component,
+    PackedPieces,
+    Sent,
+    add_values,
+    arrays_of,
+    receive_values,
+)
 from gradserve.calls.combinators import at_target
 from gradserve.calls.exchange import Operation, Pause, Progress, Reply, Unary, Whole
 from gradserve.calls.identity import AccumulatorKey, CallId
@@ -14,7 +21,7 @@ from gradserve.calls.tensors import call_with_arrays, placement_of
 from gradserve.conversion.plain import as_flag
 from gradserve.results import Value
 from gradserve_protocol.argument import Argument
-from gradserve_protocol.arrays import AnyArray, host_array
+from gradserve_protocol.arrays import AnyArray, Array, host_array
 from gradserve_protocol.errors import AbortedError, GradserveError, InvalidArgumentError, NotFoundError
 from gradserve_protocol.placement import Plan, dense_bytes
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
@@ -139,15 +146,38 @@ class Parts:
             InvalidArgumentError: An array has not the shape of its component.
         """
         self._check_shapes(values)
-        on_host = {name: host_array(cast("AnyArray", values[name])) for name in self._divided if name in values}
+        on_host = {
+            name: host_array(cast("AnyArray", values[name]))
+            for name in self._divided
+            if name in values and not isinstance(values[name], PackedPieces)
+        }
+
+        def part(name: str, server: int, start: int, stop: int | None) -> Sent:
+            value = values[name]
+            if isinstance(value, PackedPieces):
+                return value.pieces[server]
+            return value if stop is None else on_host[name][start:stop]
+
         return {
-            server: {
-                name: values[name] if stop is None else on_host[name][start:stop]
-                for name, (start, stop) in rows.items()
-                if name in values
-            }
+            server: {name: part(name, server, *of_server) for name, of_server in rows.items() if name in values}
             for server, rows in self._rows.items()
         }
+
+    def rows_of(self, name: str, array: Array) -> dict[int, Array]:
+        """Returns the rows of a component that each server has, in their order."""
+        return {
+            server: array if rows[name].stop is None else array[rows[name].start : rows[name].stop]
+            for server, rows in self._rows.items()
+            if name in rows
+        }
+
+    def shapes_at(self, server: int) -> dict[str, tuple[int, ...]]:
+        """Returns the shape of what a server has of each of its components."""
+        shapes = {}
+        for name, (start, stop) in self._rows[server].items():
+            shape = self._components[name].shape or ()
+            shapes[name] = shape if stop is None else (stop - start, *shape[1:])
+        return shapes
 
     def put_together(self, received: Mapping[int, Mapping[str, Value]], *, read_only: bool) -> dict[str, Value]:
         """Returns a whole average.
