@@ -6,7 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_pb2, codecs_pb2, tensor_pb2
 from tests.bad_input.requests import (
     DENSE,
     F32,
@@ -47,6 +47,12 @@ MALFORMED_TENSORS = [
         "expected 24 bytes for shape [2, 3] of float32, got 23",
         f"{DENSE}.content",
         dense_of(content=bytes(23)),
+    ),
+    *bad_gradient(
+        "matrix",
+        "only single updates of parameters may be packed",
+        "gradient[0].packed",
+        accumulator_pb2.ComponentGradient(packed=codecs_pb2.PackedTensor(codec=1, data=zeros(2, 3))),
     ),
     *bad_gradient("matrix", "got 25", f"{DENSE}.content", dense_of(content=bytes(25))),
     *bad_gradient("matrix", "got 0", f"{DENSE}.content", dense_of(content=b"")),

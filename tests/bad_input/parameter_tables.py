@@ -6,7 +6,7 @@ import grpc
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
-from gradserve_protocol.v1 import accumulator_pb2, lease_pb2, parameters_pb2, tensor_pb2
+from gradserve_protocol.v1 import accumulator_pb2, codecs_pb2, lease_pb2, parameters_pb2, tensor_pb2
 from tests.bad_input.requests import (
     F32,
     INT64_MAX,
@@ -76,6 +76,12 @@ def bad_spec(message: str, field: str, *components: accumulator_pb2.ComponentSpe
 def unknown(field: str) -> Any:
     """Returns an enum field with a value that there is not."""
     return {field: 99}
+
+
+def packed_component(codec: Any = 2, data: tensor_pb2.Tensor | None = None) -> accumulator_pb2.ComponentGradient:
+    """Returns component "w" as int8, with these changes."""
+    right = tensor(np.zeros(4 + 6), np.uint8) if data is None else data
+    return accumulator_pb2.ComponentGradient(name="w", packed=codecs_pb2.PackedTensor(codec=codec, data=right))
 
 
 BAD_SPECS = [
@@ -295,6 +301,29 @@ def of_nobody(method: str, request: Any) -> list[Bad]:
 
 
 UNKNOWN = [
+    *[
+        Bad(method, request(parameters=ref(), update=[packed_component(**how)]), message, f"update[0].packed.{field}")
+        for method, request in (("Push", Push), ("PushPullParameters", PushPull))
+        for how, message, field in (
+            ({"codec": 99}, "expected a known codec, got 99", "codec"),
+            ({"codec": 0}, "expected a known codec, got 0", "codec"),
+            ({"data": tensor([1.0, 2.0])}, "expected dtype uint8, got float32", "data.dtype"),
+            ({"data": tensor(np.zeros((2, 2)), np.uint8)}, "expected one dimension", "data.shape"),
+            ({"data": tensor_pb2.Tensor()}, "expected content or a handle", "data"),
+            ({"data": tensor(np.zeros(5), np.uint8)}, "values as int8, got 5", "data"),
+            ({"codec": 1, "data": tensor([0x80, 0x7F] * 6, np.uint8)}, "expected finite values", "data"),
+        )
+    ],
+    Bad(
+        "Push",
+        Push(parameters=ref(), update=[packed_component()], sum_of=[accumulator_pb2.Summand()]),
+        "expected a dense or a sparse value, got a packed one",
+        "update[0].packed",
+    ),
+    Bad("ReadParameters", Read(parameters=ref(), **unknown("codec")), "expected a codec for versions", "codec"),
+    Bad("ReadParameters", Read(parameters=ref(), codec=5), "topk, which is for updates only", "codec"),
+    Bad("ReadParameters", Read(parameters=ref(), codec=1, with_state=True), "none with with_state, got bf16", "codec"),
+    Bad("PushPullParameters", PushPull(parameters=ref(), update=values(), codec=5), "for updates only", "codec"),
     *of_nobody("GetParameters", Get()),
     *of_nobody("ReadParameters", Read()),
     *of_nobody("Push", Push(update=values())),

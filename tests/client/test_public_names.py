@@ -30,6 +30,7 @@ KNOWN = {
     *(*dir(builtins), *typing.__all__, *numpy.typing.__all__, *gradserve.__all__),
     *(f"optim.{name}" for name in gradserve.optim.__all__),
     *(f"reductions.{name}" for name in gradserve.reductions.__all__),
+    *(f"codecs.{name}" for name in gradserve.codecs.__all__),
     *("np.int32", "os.PathLike", "..."),
 }
 

@@ -9,9 +9,11 @@ its own module.
 * `closing` decides when a round ends, by `round_rules`. It reads no clock. `queue` asks it after each change, and at
   the time that it names.
 * `ledger` decides which updates count, with which weight (`staleness`), and remembers it all as events.
-* `update_sum` adds updates up or holds them; `reductions` make one of them. `variables` has the masters and the state
-  of the optimizer, and makes the next version; `optimizers` has the equations, fused with the mean.
-* `versions` keeps versions, and `record` what each round was made of, in a chain of hashes.
+* `update_sum` adds updates up or holds them, `unpacking` adds packed ones; `reductions` make one of them. `variables`
+  has the masters and the state of the optimizer, and makes the next version; `optimizers` has the equations, fused with
+  the mean.
+* `versions` keeps versions, `packing` packs them for readers, and `record` has what each round was made of, in a chain
+  of hashes.
 * `journal` writes all that, and `restoring` reads it.
 * `sharding` has followers: of parameters on several servers, all but the home follow its rounds.
 

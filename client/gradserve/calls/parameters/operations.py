@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from gradserve import optim
+from gradserve import codecs, optim
 from gradserve.calls.accumulators.contributions import Contribution
 from gradserve.calls.exchange import Operation, Progress, Work, check_timeout, tracked
 from gradserve.calls.parameters.creation import ParametersCache
 from gradserve.calls.parameters.spec import changed_properties
 from gradserve.calls.parameters.wire import ParametersWire
-from gradserve.codecs import Codec, as_codec
+from gradserve.codecs import as_codec
 from gradserve.conversion.plain import as_flag
 from gradserve.conversion.trees import Tree
 from gradserve.parameter_records import (
@@ -60,7 +60,7 @@ class ParametersCalls:
         timeout: float | None = None,
         *,
         copy: bool = True,
-        codec: Codec | str | None = None,
+        codec: codecs.Codec | str | None = None,
         progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[Version]:
         """Returns a version: all components as they were at one step. Changes nothing.
@@ -98,7 +98,7 @@ class ParametersCalls:
         weight: float = 1.0,
         worker_id: str | None = None,
         request_id: int | None = None,
-        codec: Codec | str | None = None,
+        codec: codecs.Codec | str | None = None,
         progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[PushResult]:
         """Adds an update to the round, or drops it if it is too stale. Never waits for other workers.
@@ -148,8 +148,8 @@ class ParametersCalls:
         timeout: float | None = None,
         request_id: int | None = None,
         copy: bool = True,
-        codec: Codec | str | None = None,
-        codec_down: Codec | str | None = None,
+        codec: codecs.Codec | str | None = None,
+        codec_down: codecs.Codec | str | None = None,
         progress: Callable[[int, int], object] | bool | None = None,
     ) -> Operation[PushPull]:
         """Adds an update to the round, waits for the end of the round, and returns the version that it made.

@@ -56,6 +56,7 @@ _PAGES = (
             ("gradserve.optim", _all),
             ("gradserve.optim.flower", _all),
             ("gradserve.reductions", _all),
+            ("gradserve.codecs", _all),
         ),
     ),
     _Page("batch_norm", "Batch normalization layer", "`import gradserve`", (("gradserve", _from(*_LAYERS)),)),
