@@ -36,10 +36,18 @@ function describe(tensors) {
   ));
 }
 
-/** Converts tensors to the components of a request; large ones are uploaded first. */
-async function send(caller, tensors) {
-  const values = await toWire(caller.server, Object.values(tensors), caller.inlineLimit);
-  return Object.keys(tensors).map((name, index) => ({ name, dense: values[index] }));
+/**
+ * Converts tensors to the components of a request; large ones are uploaded first.
+ * @param caller The caller.
+ * @param tensors Tensors by name.
+ * @param packing One of CODECS; undefined to send them as they are.
+ */
+async function send(caller, tensors, packing) {
+  const sent = packing ? Object.values(tensors).map(packing.pack) : Object.values(tensors);
+  const values = await toWire(caller.server, sent, caller.inlineLimit);
+  return Object.keys(tensors).map((name, index) => (
+    packing ? { name, packed: { codec: packing.codec, data: values[index] } } : { name, dense: values[index] }
+  ));
 }
 
 /** Converts the components of a reply to tensors by name; large ones are downloaded. */

@@ -18,6 +18,7 @@ async function runWorker(train) {
       steps: { type: 'string', default: '40' },
       words: { type: 'string', default: '50' },
       output: { type: 'string' }, // a file for the parameters
+      codec: { type: 'string' }, // of gradients, for parameters_worker alone
     },
   });
   if (positionals.length !== 1) {

@@ -19,8 +19,9 @@ class Parameters {
    * @param values Tensors by name.
    * @param optimizer An Optimizer as the protos have it. All of its numbers are taken as they are sent.
    * @param numRequired The number of gradients that end a round.
+   * @param packing One of CODECS, in which gradients take fewer bytes; undefined to send them as they are.
    */
-  static async open(caller, name, values, { optimizer, numRequired }) {
+  static async open(caller, name, values, { optimizer, numRequired, packing }) {
     const request = {
       parameters: { name },
       spec: {
@@ -42,12 +43,13 @@ class Parameters {
       }
       reply = await create({ values: await send(caller, values) }); // which only the first worker needs to do
     }
-    return new Parameters(caller, reply.info.parameters);
+    return new Parameters(caller, reply.info.parameters, packing);
   }
 
-  constructor(caller, ref) {
+  constructor(caller, ref, packing) {
     this.caller = caller;
     this.ref = ref;
+    this.packing = packing;
   }
 
   /** Returns the newest version. That is all there is to joining late. */
@@ -63,7 +65,7 @@ class Parameters {
     const request = {
       request_id: this.caller.nextId(),
       local_step: localStep,
-      update: await send(this.caller, gradient),
+      update: await send(this.caller, gradient, this.packing),
       worker_id: this.caller.workerId,
       release_handles: true,
       timeout: { seconds: ROUND_SECONDS },

@@ -6,10 +6,12 @@
 //   node examples/javascript/parameters_worker.js localhost:50051 --run words --worker js-2 --required 2
 //
 // The model is a logistic regression that sorts out messages by the words in them. Every worker has messages of its own.
+// With `--codec int8`, gradients take a quarter of the bytes.
 
 'use strict';
 
 const { Caller } = require('./calls');
+const { CODECS } = require('./codecs');
 const { run, save } = require('./options');
 const { Parameters, adam } = require('./parameters');
 const {
@@ -17,11 +19,15 @@ const {
 } = require('./words');
 
 run(async (server, {
-  run: name, worker, required, steps, words, output,
+  run: name, worker, required, steps, words, output, codec,
 }) => {
+  const packing = codec && CODECS[codec];
+  if (codec && !packing) {
+    throw new Error(`expected a codec out of ${Object.keys(CODECS)}, got ${codec}`);
+  }
   const messages = makeMessages(worker, words);
   const caller = await Caller.make(server, worker);
-  const rules = { optimizer: adam(0.1), numRequired: required };
+  const rules = { optimizer: adam(0.1), numRequired: required, packing };
   const parameters = await Parameters.open(caller, name, zeros(words), rules);
   let version = await parameters.read();
   console.log(`${worker}: begins at step ${version.step}`);

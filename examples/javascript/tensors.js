@@ -9,7 +9,11 @@ const { once } = require('node:events');
 const { CALL_SECONDS, withRetries } = require('./server');
 
 const CHUNK_BYTES = 1 << 20;
-const DTYPES = new Map([[Float32Array, 'DATA_TYPE_FLOAT32'], [Float64Array, 'DATA_TYPE_FLOAT64']]);
+const DTYPES = new Map([
+  [Float32Array, 'DATA_TYPE_FLOAT32'],
+  [Float64Array, 'DATA_TYPE_FLOAT64'],
+  [Uint8Array, 'DATA_TYPE_UINT8'], // of packed tensors
+]);
 const TYPES = new Map([...DTYPES].map(([type, dtype]) => [dtype, type]));
 
 const dtypeOf = (elements) => DTYPES.get(elements.constructor);

@@ -52,7 +52,7 @@ MALFORMED_TENSORS = [
         "matrix",
         "only single updates of parameters may be packed",
         "gradient[0].packed",
-        accumulator_pb2.ComponentGradient(packed=codecs_pb2.PackedTensor(codec=1, data=zeros(2, 3))),
+        accumulator_pb2.ComponentGradient(packed=codecs_pb2.PackedTensor(codec="CODEC_BF16", data=zeros(2, 3))),
     ),
     *bad_gradient("matrix", "got 25", f"{DENSE}.content", dense_of(content=bytes(25))),
     *bad_gradient("matrix", "got 0", f"{DENSE}.content", dense_of(content=b"")),

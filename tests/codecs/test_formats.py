@@ -95,7 +95,7 @@ FINITE = arrays.arrays(
     strategies.integers(0, 600),
     elements=strategies.floats(-60000, 60000, width=32, allow_subnormal=True) | strategies.just(-0.0),
 )
-BOUNDS = {
+BOUNDS: dict[str, Any] = {
     "bf16": lambda x, scale: np.abs(x) * 2.0**-8 + 1e-38,
     "int8": lambda x, scale: np.full(x.shape, scale * 0.502 / 127 + 1e-44),
     "int4": lambda x, scale: np.full(x.shape, scale * (0.502 / 7 + 2.0**-10) + 2.0**-24),

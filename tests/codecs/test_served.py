@@ -22,8 +22,8 @@ from tests.trees.workers import clients_of
 
 WAYS: tuple[TransportName, ...] = ("shared_memory", "bulk", "grpc")
 RANDOM = np.random.default_rng(3)
-SHAPES = {"w": (40, 130), "b": (7,), "one": ()}
-VALUES = {
+SHAPES: dict[str, tuple[int, ...]] = {"w": (40, 130), "b": (7,), "one": ()}
+VALUES: dict[str, Any] = {
     "w": np.zeros(SHAPES["w"], np.float32),
     "b": np.zeros(SHAPES["b"], np.float64),
     "one": np.zeros(SHAPES["one"], BFLOAT16),
@@ -78,7 +78,7 @@ def test_packed_updates_give_the_bits_of_unpacked_ones(
     plain = client.parameters(wide(VALUES), shared_name=f"{name}-plain", **options)
     updates = [an_update() for _ in range(3)]
     for index, update in enumerate(updates):
-        how = {"weight": 1.0 + index, "worker_id": f"worker {index}"}
+        how: dict[str, Any] = {"weight": 1.0 + index, "worker_id": f"worker {index}"}
         is_packed = index != 1 or spec == "krum"
         packed.push(update, 0, codec=codec if is_packed else None, **how)
         plain.push(unpacked(update, codec) if is_packed else wide(update), 0, **how)
@@ -125,7 +125,10 @@ def test_bytes_on_the_wire(server_address: str, name: str, codec: str, part: flo
 
 
 def test_versions_are_packed_once_for_all_readers(client: gradserve.Client, name: str) -> None:
-    values = {"w": RANDOM.normal(size=100_000).astype(np.float32), "half": RANDOM.normal(size=300).astype(np.float16)}
+    values: dict[str, Any] = {
+        "w": RANDOM.normal(size=100_000).astype(np.float32),
+        "half": RANDOM.normal(size=300).astype(np.float16),
+    }
     made = client.parameters(values, shared_name=name)
     before = made.info().num_bytes
     for codec in ("int8", codecs.int8(), codecs.bf16(), codecs.int4(), codecs.e3m0()):

@@ -1,5 +1,6 @@
 """Workers in several languages whose parameters the server holds: each is a loop, and all end with the same ones."""
 
+import json
 import os
 import re
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import gradserve
@@ -18,6 +20,7 @@ from gradserve.testing.fixtures import (
     gradserve_process,
     gradserve_server,
 )
+from gradserve_protocol.codecs import CODECS
 from tests.languages.programs import EXAMPLES, built, command
 from tests.languages.runs import MANY_WORDS, WORDS, ParametersRun
 from tests.servers.polling import PATIENCE_SECONDS
@@ -65,6 +68,30 @@ def test_beside_python(run: ParametersRun, language: str, words: int, steps: int
     assert (ended.begins_at, ended.step, ended.num_counted) == (0, steps, steps)
     assert len(ended.parameters) == 4 * (words + 1)
     assert any(ended.parameters)
+
+
+@pytest.mark.parametrize("words", [WORDS, MANY_WORDS], ids=["inside of messages", "in streams"])
+def test_packed_gradients(run: ParametersRun, words: int) -> None:
+    packed = run.start("javascript", "a", "--words", words, "--steps", 4, "--codec", "int8")
+    plain = run.start("python", "b", "--words", words, "--steps", 4)
+    ended = packed.result()
+    assert ended == plain.result()
+    assert (ended.step, ended.num_counted) == (4, 4)
+    assert any(ended.parameters)
+
+
+def test_packed_bytes() -> None:
+    script, *_ = command("parameters_worker", "javascript")
+    program = """
+        const { packInt8 } = require(process.argv[1]);
+        const elements = Float32Array.from(JSON.parse(process.argv[2]));
+        process.stdout.write(Buffer.from(packInt8({ elements }).elements).toString('hex'));
+    """
+    random = np.random.default_rng(0)
+    for values in (random.normal(size=700), np.zeros(3), np.arange(-127, 128) / 2, random.normal(size=256) * 1e-40):
+        arguments = [str(EXAMPLES / "javascript" / "codecs.js"), json.dumps(values.tolist())]
+        made = subprocess.run([script, "-e", program, *arguments], capture_output=True, text=True, check=True)
+        assert made.stdout == CODECS["int8"].encode(values).tobytes().hex()
 
 
 @in_each_language

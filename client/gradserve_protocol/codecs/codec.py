@@ -1,4 +1,4 @@
-"""What every codec does: packs in pieces that stay in the cache, unpacks, and refuses what it would not have packed."""
+"""The base of all codecs: packs in pieces that stay in the cache, unpacks, and refuses other bytes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

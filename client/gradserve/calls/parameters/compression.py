@@ -65,7 +65,7 @@ class Packer:
     """
 
     def __init__(self, name: str, components: Iterable[Component], pieces: Pieces | None = None) -> None:
-        """Takes the name of the parameters, their components, and what cuts components of sharded ones."""
+        """`pieces` is for sharded parameters."""
         self._name = name
         self._components = {each.name: each for each in components}
         self._pieces = pieces
@@ -100,7 +100,7 @@ class Packer:
     def sent(
         self, update: PackedUpdate, call: CallId | None, call_of: Callable[[int], CallId]
     ) -> Generator[Callable[[Outcome], None]]:
-        """Follows the call of an update, in a block that is told its outcome.
+        """Follows the call of an update, made in a block; the block passes the outcome to the function that it gets.
 
         Args:
             update: The update.
