@@ -150,10 +150,11 @@ async def test_asyncio(server_address: str, name: str) -> None:
 
 
 @by_codec
-def test_updates_survive_a_crash(tmp_path: Path, codec: str) -> None:
-    """They are recorded unpacked."""
+@pytest.mark.parametrize("durability", ["gradient", "round"])
+def test_updates_survive_a_crash(tmp_path: Path, codec: str, durability: str) -> None:
+    """They are recorded unpacked, or the client sends them again as they were."""
     with RestartingServer(tmp_path / "state") as server, gradserve.connect(server.address) as client:
-        made = client.parameters(VALUES, shared_name="p", num_required=2, durability="gradient")
+        made = client.parameters(VALUES, shared_name="p", num_required=2, durability=durability)
         updates = [an_update(), an_update()]
         made.push(updates[0], 0, worker_id="a", codec=codec)
         server.restart()

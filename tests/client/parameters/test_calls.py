@@ -28,7 +28,8 @@ def test_a_version_is_a_mapping_and_a_tree(client: gradserve.Client) -> None:
     assert (version.step, version.digest) == (0, digest_of([W, np.ones(2)]).hex())
     assert repr(version) == (
         "Version(step=0, components={'w': array([[0., 1., 2.], [3., 4., 5.]], dtype=float32), "
-        f"'layers/0': array([1., 1.])}}, digest='{version.digest}', num_updates=0, total_weight=0.0, worker_ids=())"
+        f"'layers/0': array([1., 1.])}}, digest='{version.digest}', num_updates=0, total_weight=0.0, worker_ids=(), "
+        "codec=None)"
     )
 
 
