@@ -8,7 +8,11 @@ import pytest
 
 import gradserve
 from gradserve import codecs
+from gradserve.testing import Faults
+from gradserve.testing.fixtures import gradserve_client, gradserve_faults, gradserve_server
 from gradserve_protocol.codecs import CODECS
+
+__all__ = ["gradserve_client", "gradserve_faults", "gradserve_server"]  # fixtures
 
 UPDATE = np.random.default_rng(4).normal(size=300).astype(np.float32)
 KEPT = ["int4", "e3m0", "topk"]
@@ -126,6 +130,22 @@ def test_a_call_in_vain_whose_update_counts(client: gradserve.Client, name: str,
     made.push({"w": UPDATE}, 1, worker_id="a", codec=codec)
     made.push({"w": np.zeros_like(UPDATE)}, 1, worker_id="b")
     assert np.array_equal(made.read()["w"], first + sender.sent(UPDATE) / np.float32(2))
+
+
+@by_kept
+def test_what_is_lost_or_repeated_counts_once(
+    gradserve_faults: Faults, gradserve_client: gradserve.Client, name: str, codec: str
+) -> None:
+    """Replies are lost, and requests come twice; the bytes of a call are the same each time."""
+    lost, repeated = gradserve_faults.drop_reply("Push", times=2), gradserve_faults.duplicate("Push", times=2)
+    made, sender = made_by(gradserve_client, name), Sender(codec)
+    expected = np.zeros(UPDATE.size, np.float32)
+    for step in range(10):
+        assert made.push({"w": UPDATE}, step, codec=codec).outcome is gradserve.ACCEPTED
+        expected = expected + sender.sent(UPDATE)
+    assert np.array_equal(made.read()["w"], expected)
+    assert len(lost.happened) == len(repeated.happened) == 2
+    assert made.info().weights.applied == 10
 
 
 def test_absent_components_keep_theirs(client: gradserve.Client, name: str) -> None:
