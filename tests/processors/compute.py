@@ -15,7 +15,9 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
+from gradserve_protocol.codecs import CODECS
 from gradserve_protocol.memory.pool import BufferPool
+from gradserve_server.accumulators.gradient import Packed
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.kernels import ForkJoin, PreparedKernels, flat
 from gradserve_server.ops.activation.cpu import IN_FLOAT32, CpuActivation
@@ -23,6 +25,7 @@ from gradserve_server.ops.batch_norm.cpu import FUSED_BATCH_NORM, CpuBatchNorm
 from gradserve_server.ops.gru.cpu import CONVERSIONS
 from gradserve_server.ops.layer_norm.cpu import LAYER_NORM, CpuLayerNorm
 from gradserve_server.parameters.optimizers.stepping import OPTIMIZER_STEPS, Stepper
+from gradserve_server.parameters.unpacking.adder import PACKED_SUMS, Addition, PackedAdder
 from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32
 from tests.ops.activation.cases import assert_forward, values
 from tests.ops.batch_norm import accuracy as batch_norm_accuracy
@@ -86,9 +89,34 @@ def check_activations() -> None:
             assert_forward(name, x, out)
 
 
+def packed_adder() -> PackedAdder:
+    """Returns an adder with kernels for float32."""
+    adder = PackedAdder(ForkJoin(1))
+    adder._kernels = PreparedKernels(replace(PACKED_SUMS, types={FLOAT32: PACKED_SUMS.types[FLOAT32]}))
+    return adder
+
+
+def check_packed_sums() -> None:
+    """Checks that packed updates are added with the bits of NumPy, at scales of all magnitudes."""
+    adder = packed_adder()
+    adder.prepare(lambda: False)
+    assert adder._kernels.get(FLOAT32) is not None
+    random = np.random.default_rng(0)
+    numbers = (random.normal(size=(1 << 11, 32)) * 2.0 ** random.integers(-30, 13, (1 << 11, 1))).astype(np.float32)
+    for codec in CODECS.values():
+        packed = Packed(codec, codec.encode(numbers), numbers.shape)
+        for is_first in (True, False):
+            total = random.normal(size=numbers.shape).astype(np.float32)
+            added = codec.decode(packed.data, numbers.size).reshape(numbers.shape) * np.float32(0.3)
+            expected = added if is_first else total + added
+            adder.add([Addition(packed, total, is_first)], 0.3)
+            _assert_same(total, expected)
+
+
 def check_optimizers() -> None:
     """Checks that steps have the bits of NumPy, which rounds every operation by itself on every processor."""
     stepper = Stepper(ForkJoin(1))
+    stepper.packed = packed_adder()
     stepper._kernels = PreparedKernels(replace(OPTIMIZER_STEPS, types={FLOAT32: OPTIMIZER_STEPS.types[FLOAT32]}))
     stepper.prepare(lambda: False)
     assert stepper._kernels.get(FLOAT32) is not None
@@ -116,6 +144,7 @@ if __name__ == "__main__":
     if given.lanes is None:
         check_conversions()
         check_activations()
+        check_packed_sums()
         check_optimizers()
     else:
         llvm.set_option("", f"-force-vector-width={given.lanes}")

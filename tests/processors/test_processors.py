@@ -74,6 +74,7 @@ def test_a_process_has_all_that_the_kernels_need(triple: str, processor: str, tm
         "conversions bfloat16",
         "activation functions float32",
         "sums float16",
+        "packed sums float32",
         "FusedBatchNorm float16",
         "",
     ]

@@ -161,7 +161,8 @@ class Nibbles(Blocks):
 
     def __init__(self) -> None:
         both = np.arange(256)
-        self._pairs = np.stack([self.parts[both & 15], self.parts[both >> 4]], axis=1)
+        pairs = np.stack([self.parts[both & 15], self.parts[both >> 4]], axis=1)
+        self._pairs: NDArray[np.uint64] = pairs.view(np.uint64)[:, 0]  # both values as one number: looked up faster
         self._is_used = (both & 15 != 8) & (both >> 4 != 8)
 
     def _tail_bytes(self, size: int) -> int:
@@ -170,12 +171,12 @@ class Nibbles(Blocks):
     def _encode_numbers(
         self, blocks: Floats, magnitudes: Floats, scales: Floats, out: Bytes, random: RandomBits | None
     ) -> None:
-        numbers = self._nibbles(blocks, magnitudes, scales, random)
-        np.bitwise_or(numbers[:, ::2], numbers[:, 1::2] << 4, out=out)
+        pairs = self._nibbles(blocks, magnitudes, scales, random).view("<u2")
+        out[:] = pairs | pairs >> 4
 
     def _decode_numbers(self, packed: Bytes) -> Floats:
-        pairs: Floats = np.take(self._pairs, packed, axis=0)
-        return pairs.reshape(len(packed), -1)
+        pairs: Floats = np.take(self._pairs, packed).view(np.float32)
+        return pairs
 
     def _check_numbers(self, packed: Bytes) -> None:
         if not np.take(self._is_used, packed).all():
@@ -221,8 +222,11 @@ class E3M0(Nibbles):
         bits: NDArray[np.uint32] = parts.view(np.uint32)
         if random is None:
             # The mantissa rounds the exponent up from 1.5 on; below the first level, from its half on.
-            levels = ((bits + np.uint32(1 << 22)) >> np.uint32(23)).astype(np.int32) - (127 - 7)
-            np.maximum(levels, parts >= np.float32(2.0**-7), out=levels)
+            rounded = bits + np.uint32(1 << 22)
+            np.right_shift(rounded, np.uint32(23), out=rounded)
+            levels = rounded.view(np.int32)
+            levels -= 127 - 7
+            np.maximum(levels, (parts >= np.float32(2.0**-7)).view(np.int8), out=levels)
         else:
             chance = bits & np.uint32((1 << 23) - 1)
             levels = (bits >> np.uint32(23)).astype(np.int32) - (127 - 7)

@@ -11,7 +11,7 @@ from gradserve_protocol.arrays import Array
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Floats: TypeAlias = NDArray[np.float32]
-PIECE = 1 << 16
+PIECE = 1 << 15
 """The values that are packed at a time, a multiple of every block: they and intermediate results stay in the cache."""
 
 
