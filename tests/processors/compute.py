@@ -102,7 +102,8 @@ def check_packed_sums() -> None:
     adder.prepare(lambda: False)
     assert adder._kernels.get(FLOAT32) is not None
     random = np.random.default_rng(0)
-    numbers = (random.normal(size=(1 << 11, 32)) * 2.0 ** random.integers(-30, 13, (1 << 11, 1))).astype(np.float32)
+    scales: Any = 2.0 ** random.integers(-30, 13, (1 << 11, 1)).astype(np.float64)
+    numbers = (random.normal(size=(1 << 11, 32)) * scales).astype(np.float32)
     for codec in CODECS.values():
         packed = Packed(codec, codec.encode(numbers), numbers.shape)
         for is_first in (True, False):
