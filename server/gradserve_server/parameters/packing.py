@@ -50,6 +50,12 @@ class PackedVersions:
         self._run_all = run_all
         self._tasks = BackgroundTasks()
         self._kept: dict[tuple[bytes, str], tuple[asyncio.Task[PackedValues], Reservation]] = {}
+        self._is_closed = False
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of those that are kept."""
+        return sum([memory.used for _, memory in self._kept.values()])
 
     async def of(self, version: Version, codec: Codec) -> PackedValues:
         """Returns a version packed with a codec. Goes on if the caller is cancelled, for others.
@@ -67,10 +73,15 @@ class PackedVersions:
         self._kept[key] = kept
         while len(self._kept) > _MOST_KEPT:
             self._forget(next(iter(self._kept)))
-        return await asyncio.shield(kept[0])
+        try:
+            return await asyncio.shield(kept[0])
+        finally:
+            if self._is_closed:
+                self.close()
 
     def close(self) -> None:
-        """Forgets all, and gives their memory back."""
+        """Forgets all, and gives their memory back; keeps none from now on."""
+        self._is_closed = True
         for key in list(self._kept):
             self._forget(key)
 

@@ -125,8 +125,8 @@ class Parameters:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of versions, the optimizer's state and updates."""
-        return self._accumulator.num_bytes
+        """The memory of versions, also as they are packed, the optimizer's state and updates."""
+        return self._accumulator.num_bytes + self.packed.num_bytes
 
     @property
     def newest(self) -> Version:
@@ -142,7 +142,7 @@ class Parameters:
             digest=self._variables.digest,
             num_updates=rounds.num_accumulated,
             num_waiting=self.num_waiting,
-            num_bytes=rounds.num_bytes,
+            num_bytes=self.num_bytes,
             worker_ids=rounds.worker_ids,
             kept_steps=rounds.kept_steps,
             weights=self._ledger.weights,
