@@ -359,6 +359,26 @@ def test_the_end_of_a_block_waits_for_what_is_under_way(clients: list[gradserve.
     assert clients[0].parameters(shared_name=name).info().step == 1
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("codec", ["bf16", "int8", "int4", "e3m0", "topk"])
+def test_what_a_codec_leaves_out_comes_later(client: gradserve.Client, name: str, codec: str) -> None:
+    """Every round moves by the same values, so what is not there in the end is less than some rounds have left out."""
+    rounds = 200 if codec == "topk" else 10
+    model = torch.nn.Linear(64, 64, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    speed = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    options: dict[str, Any] = {"codec": codec, "codec_down": "bf16"}
+    with LocalSGD(client, model, inner, sync_every=1, name=name, num_required=1, **options):
+        for _ in range(rounds):
+            model.weight.grad = -speed
+            inner.step()
+    version = client.parameters(shared_name=name).read()
+    left_out = torch.from_numpy(version["weight"]) / rounds - speed
+    assert left_out.norm() < {"bf16": 0.005, "int8": 0.02, "topk": 0.5}.get(codec, 0.1) * speed.norm()
+    assert 0 < (model.weight - torch.from_numpy(version["weight"])).norm() < 0.01 * model.weight.norm()
+
+
 def test_a_last_synchronization(clients: list[gradserve.Client], name: str) -> None:
     walker = Walker(clients[0], name, 1.0, num_required=1)
     with walker.diloco as diloco:
@@ -434,6 +454,8 @@ def test_a_compiled_model_with_accumulated_and_scaled_gradients(client: gradserv
         ({"fragment_update_alpha": 1.5}, "fragment_update_alpha", "a number from 0 to 1"),
         ({"weight": "size"}, "weight", "'tokens', 'steps', 'equal'"),
         ({"buffers": "max"}, "buffers", "'local' or 'mean'"),
+        ({"codec": "int3"}, "codec", "a codec of gradserve.codecs"),
+        ({"codec_down": "topk"}, "codec_down", "a codec for versions"),
         ({"on_failure": "stop"}, "on_failure", "'continue' or 'reset'"),
         ({"if_exists": "new"}, "if_exists", "'join' or 'error'"),
         ({"outer_optimizer": torch.optim.SGD}, "outer_optimizer", "an optimizer of gradserve.optim"),

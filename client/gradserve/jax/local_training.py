@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve import optim
+from gradserve import codecs, optim
 from gradserve.client import Client
 from gradserve.conversion.plain import as_flag
 from gradserve.jax.leaves import PyTree, leaves_of, placed_like, to_host
@@ -39,6 +39,8 @@ def diloco(
     fragment_sync_delay: int = 0,
     fragment_update_alpha: float = 0.0,
     weight: Weight = "steps",
+    codec: codecs.Codec | str | None = None,
+    codec_down: codecs.Codec | str | None = None,
     on_failure: OnFailure = "continue",
     if_exists: IfExists = "join",
     worker_id: str | None = None,
@@ -77,6 +79,9 @@ def diloco(
         fragment_update_alpha: The part of the local values that stays when a version is loaded, from 0 to 1.
         weight: The weight of an update in the mean: "steps", the number of its steps; "tokens", those that `count` was
             told; "equal", 1; or a function of both, tokens and steps.
+        codec: How updates travel, of `gradserve.codecs` or its name, such as "int4": with fewer bytes and some error,
+            which comes with the next updates. None: as they are.
+        codec_down: How versions travel: "bf16" or "int8" are good beginnings. None: as they are.
         on_failure: What happens when a synchronization fails: "continue", training goes on, and the work is in a later
             update; "reset", the worker goes back to the version that it had last.
         if_exists: What to do if the run has versions: "join" it, or raise an "error".
@@ -98,6 +103,8 @@ def diloco(
         alpha=fragment_update_alpha,
         weight=weight,
         on_failure=on_failure,
+        codec=codec,
+        codec_down=codec_down,
     )
 
     def begin(leaves: Mapping[str, Any]) -> DilocoWorker:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias, Unpack, get_args
 
 import torch
 
-from gradserve import optim, reductions
+from gradserve import codecs, optim, reductions
 from gradserve.client import Client
 from gradserve.conversion.plain import as_integer
 from gradserve.torch.optimizers import check_schedule, steps_of, take_steps
@@ -67,6 +67,8 @@ class DiLoCo:
         fragment_sync_delay: int = 0,
         fragment_update_alpha: float = 0.0,
         weight: Weight = "steps",
+        codec: codecs.Codec | str | None = None,
+        codec_down: codecs.Codec | str | None = None,
         buffers: Buffers = "local",
         on_failure: OnFailure = "continue",
         if_exists: IfExists = "join",
@@ -98,6 +100,9 @@ class DiLoCo:
             fragment_update_alpha: The part of the local values that stays when a version is loaded, from 0 to 1.
             weight: The weight of an update in the mean: "steps", the number of its steps; "tokens", those that `count`
                 was told; "equal", 1; or a function of both, tokens and steps.
+            codec: How updates travel, of `gradserve.codecs` or its name, such as "int4": with fewer bytes and some
+                error, which comes with the next updates. None: as they are.
+            codec_down: How versions travel: "bf16" or "int8" are good beginnings. None: as they are.
             buffers: What becomes of buffers of floats and integers, such as running means: "local", they stay each
                 worker's own; "mean", they become the weighted mean of the workers', and the maximum if they are
                 integers. Buffers that are not persistent stay.
@@ -138,7 +143,9 @@ class DiLoCo:
         check_schedule(inner_optimizer, scheduler, "DiLoCo")
         parameters = trained_parameters(model, may_be_sharded=True)
         parts = _fragments(parameters, fragments)
-        plan = Plan(sync_every, len(parts), fragment_sync_delay, fragment_update_alpha, weight, on_failure)
+        plan = Plan(
+            sync_every, len(parts), fragment_sync_delay, fragment_update_alpha, weight, on_failure, codec, codec_down
+        )
         self._ranks = ranks_of(model, parameters, process_group)
         make_values = HostValues if self._ranks is None else self._ranks.values
         begin = partial(
@@ -154,7 +161,7 @@ class DiLoCo:
         of_model = partial(begin, plan=plan, name=name, outer_optimizer=outer_optimizer, **options)
         self._parts = [_Part(make_values(parameters), parts, of_model)]
         if buffers == "mean":
-            alone = replace(plan, num_fragments=1, delay=0, alpha=0.0)
+            alone = replace(plan, num_fragments=1, delay=0, alpha=0.0, codec=None, codec_down=None)
             for title, kept, dtype, reduction in _kinds_of_buffers(model):
                 of_kind: Any = {**options, "reduction": reduction, "schedule": None, "clip_norm": None}
                 named = partial(begin, plan=alone, name=f"{name}/{title}", outer_optimizer=optim.SGD(1.0), **of_kind)
@@ -313,6 +320,8 @@ class LocalSGD(DiLoCo):
         name: str,
         num_required: int,
         weight: Weight = "steps",
+        codec: codecs.Codec | str | None = None,
+        codec_down: codecs.Codec | str | None = None,
         buffers: Buffers = "local",
         on_failure: OnFailure = "continue",
         if_exists: IfExists = "join",
@@ -333,6 +342,8 @@ class LocalSGD(DiLoCo):
             name=name,
             num_required=num_required,
             weight=weight,
+            codec=codec,
+            codec_down=codec_down,
             buffers=buffers,
             on_failure=on_failure,
             if_exists=if_exists,

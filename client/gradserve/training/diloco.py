@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradserve import optim, reductions
 from gradserve.client import Client
+from gradserve.codecs import Codec, as_codec
 from gradserve.conversion.plain import as_integer, as_number
 from gradserve.parameter_records import PushPull, Version
 from gradserve.parameters import Parameters
@@ -94,6 +95,8 @@ class Plan:
         alpha: The part of the local values that stays when a version is loaded.
         weight: The weight of an update: its tokens, its steps, 1, or what a function of both returns.
         on_failure: What happens to local values when a synchronization fails.
+        codec: How updates travel; None: as they are.
+        codec_down: How versions travel; likewise.
     """
 
     sync_every: int
@@ -102,6 +105,8 @@ class Plan:
     alpha: float = 0.0
     weight: Weight = "steps"
     on_failure: OnFailure = "continue"
+    codec: Codec | str | None = None
+    codec_down: Codec | str | None = None
 
     def __post_init__(self) -> None:
         """Checks the values.
@@ -121,6 +126,8 @@ class Plan:
             raise Argument("weight").error("'tokens', 'steps', 'equal' or a function of tokens and steps", self.weight)
         if self.on_failure not in get_args(OnFailure):
             raise Argument("on_failure").error("'continue' or 'reset'", self.on_failure)
+        as_codec(self.codec, Argument("codec"))
+        as_codec(self.codec_down, Argument("codec_down"), of_version=True)
 
     @property
     def period(self) -> int:
@@ -168,17 +175,25 @@ class _Update:
 class Fragment:
     """Components that are synchronized together: parameters on the server, and the version last loaded of them."""
 
-    def __init__(self, find: Callable[[Any], Parameters], values: Arrays, to_framework: Callable[[NDArray[Any]], Any]):
+    def __init__(
+        self,
+        find: Callable[[Any], Parameters],
+        values: Arrays,
+        plan: Plan,
+        to_framework: Callable[[NDArray[Any]], Any],
+    ) -> None:
         """Finds or creates the parameters.
 
         Args:
             find: Finds parameters, or creates them with these values.
             values: The initial values.
+            plan: The rules by which the fragment is synchronized.
             to_framework: Returns an array of a version as the framework's, in the same memory.
         """
         self.names = tuple(values)
+        self._plan = plan
         self.parameters = find(values)
-        self.base = self.parameters.read(copy=False)
+        self.base = self._newest()
         self.work = Work()
         self._find = find
         self._to_framework = to_framework
@@ -188,14 +203,14 @@ class Fragment:
         """Returns the values of a version, by default of the one last loaded. They must not be changed."""
         return {name: self._to_framework((version or self.base)[name]) for name in self.names}
 
-    def take(self, local: Local, plan: Plan) -> _Update:
+    def take(self, local: Local) -> _Update:
         """Takes what has changed since the last version; or an earlier update of which nothing is known, once more.
 
         The same update again rather than a longer one: the server may have counted it already, and then the rest must
         not count twice.
         """
         if self._update is None:
-            weight, own, base = plan.weight_of(self.work), local(self.names), self.values()
+            weight, own, base = self._plan.weight_of(self.work), local(self.names), self.values()
             delta = {name: own[name] - base[name] for name in self.names}
             self._update = _Update(delta, self.base, self.work, weight)
         return self._update
@@ -215,13 +230,15 @@ class Fragment:
                 timeout=timeout,
                 request_id=update.request_id,
                 copy=False,
+                codec=self._plan.codec,
+                codec_down=self._plan.codec_down,
             )
             # The round of an update that is sent again may have ended long ago.
-            return pulled if update.request_id is None else replace(pulled, version=self.parameters.read(copy=False))
+            return pulled if update.request_id is None else replace(pulled, version=self._newest())
         except (*_PASSING, LostError) as error:
             return error
 
-    def load(self, pulled: PushPull, local: Local, plan: Plan) -> dict[str, Any]:
+    def load(self, pulled: PushPull, local: Local) -> dict[str, Any]:
         """Takes over the version of a round; returns the values to go on from."""
         assert self._update is not None
         update, self._update, self.base = self._update, None, pulled.version
@@ -235,19 +252,20 @@ class Fragment:
             own, before = local(self.names), self.values(update.base)
             self.work = since
             return {name: common[name] + (own[name] - before[name] - update.delta[name]) for name in self.names}
-        if not plan.alpha:
+        alpha = self._plan.alpha
+        if not alpha:
             self.work = Work()
             return common
         own = local(self.names)
         self.work = since
-        return {name: plan.alpha * own[name] + (1 - plan.alpha) * common[name] for name in self.names}
+        return {name: alpha * own[name] + (1 - alpha) * common[name] for name in self.names}
 
-    def fail(self, error: GradserveError, local: Local, plan: Plan) -> dict[str, Any]:
+    def fail(self, error: GradserveError, local: Local) -> dict[str, Any]:
         """Goes on after a failed attempt; returns new local values, if they change."""
         assert self._update is not None
         if isinstance(error, LostError):
             return self._begin_again(local)
-        if plan.on_failure == "reset":
+        if self._plan.on_failure == "reset":
             self._update, self.work = None, Work()
             return self.values()
         self._update.request_id = error.request_id or self._update.request_id
@@ -257,10 +275,13 @@ class Fragment:
         """Gives the version last loaded to a server that has lost its state; keeps what was done since."""
         before = self.values()
         self.parameters = self._find(self.base)
-        self.base = self.parameters.read(copy=False)
+        self.base = self._newest()
         self._update = None
         own, common = local(self.names), self.values()
         return {name: common[name] + (own[name] - before[name]) for name in self.names}
+
+    def _newest(self) -> Version:
+        return self.parameters.read(copy=False, codec=self._plan.codec_down)
 
 
 @dataclass
@@ -296,7 +317,7 @@ class DilocoWorker:
 
         Args:
             fragments: The fragments.
-            plan: When they are synchronized.
+            plan: The rules by which they are synchronized.
             worker_id: The worker's id.
             timeout: The longest wait for other workers, in seconds; None: the client's timeout.
         """
@@ -381,7 +402,7 @@ class DilocoWorker:
         return min((each for each in self.fragments if each not in busy), key=lambda each: each.base.step)
 
     def _begin(self, fragment: Fragment, local: Local, *, inline: bool = False) -> None:
-        update = fragment.take(local, self._plan)
+        update = fragment.take(local)
         begun = _Synchronization(fragment, self._num_taken + self._plan.delay, update)
         if self._threads is not None and not inline:
             begun.result = self._threads.submit(fragment.push, update, self.worker_id, self._timeout)
@@ -396,9 +417,9 @@ class DilocoWorker:
         if isinstance(result, GradserveError):
             self.num_failed += 1
             _log.warning("no synchronization of %s, training goes on: %s", fragment.parameters.name, result)
-            return fragment.fail(result, local, self._plan)
+            return fragment.fail(result, local)
         self.num_failed = 0
-        changed = fragment.load(result, local, self._plan)
+        changed = fragment.load(result, local)
         self._step = max(self._step, self._step_of_versions())
         return changed
 
@@ -428,7 +449,7 @@ def begin_diloco(
     Args:
         client: The client.
         fragments: The initial values of each fragment.
-        plan: When they are synchronized.
+        plan: The rules by which they are synchronized.
         name: The name of the run: of the first fragment's parameters. That of fragment N is NAME/N.
         num_required: The number of updates that end a round.
         outer_optimizer: The optimizer on the server.
@@ -458,7 +479,7 @@ def begin_diloco(
             **options,
         )
 
-    found = [Fragment(finder(number), values, to_framework) for number, values in enumerate(fragments)]
+    found = [Fragment(finder(number), values, plan, to_framework) for number, values in enumerate(fragments)]
     if if_exists == "error" and any(each.base.step for each in found):
         steps = max(each.base.step for each in found)
         raise AlreadyExistsError(
