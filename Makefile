@@ -50,7 +50,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus cpp demo serve test test-all test-long coverage lint types protos check-protos dist check-pythons check-bits check-floors sbom audit face-types check-processors check-cudnn check-gpu golden bench walks tables simulate fuzz chaos soak image docs constraints locks clean
+.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus cpp demo serve test test-all test-long coverage lint types protos check-protos dist check-pythons check-bits check-floors sbom audit face-types check-processors check-cudnn check-gpu golden bench walks tables simulate fuzz chaos storm soak image docs constraints locks clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -253,6 +253,9 @@ fuzz: $(FUZZER_INSTALLED)  ## Give servers, codecs and state directories inputs 
 
 chaos: $(INSTALLED)  ## Kill, stop and cut off workers and a durable server for MINUTES, and judge what came of it
 	$(BIN)/python -m tests.endurance.chaos --minutes $(MINUTES)
+
+storm: $(INSTALLED)  ## Kill DiLoCo workers every half minute and their server three times in MINUTES, and judge what came of it
+	$(BIN)/python -m tests.endurance.storm --minutes $(MINUTES)
 
 soak: $(INSTALLED)  ## Load a server at full speed over every way for MINUTES: memory, descriptors and latencies must stay flat
 	$(BIN)/python -m tests.endurance.soak --minutes $(MINUTES)
