@@ -73,10 +73,12 @@ from gradserve.ops.recurrent import (
 )
 from gradserve.parameter_records import (
     UNCHANGED,
+    Evaluation,
     ParametersInfo,
     PushPull,
     PushResult,
     Refusal,
+    ReportResult,
     RoundRecord,
     RoundRules,
     RoundUpdate,
@@ -153,6 +155,7 @@ __all__ = [
     "DenseSpec",
     "Device",
     "DifferentWorker",
+    "Evaluation",
     "ForkedClientError",
     "FusedBatchNormGradOutputs",
     "FusedBatchNormGradV3Outputs",
@@ -187,6 +190,7 @@ __all__ = [
     "RawOps",
     "Refusal",
     "Regularizer",
+    "ReportResult",
     "ResourceExhaustedError",
     "RoundRecord",
     "RoundRules",

@@ -107,6 +107,45 @@ class PushPull:
         return self.version.step
 
 
+@abbreviated
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """What was measured of a version.
+
+    Attributes:
+        step: The step of the version.
+        metrics: The mean of each metric over the reports that have it, by their weights; NaN if one of them is.
+        weight: The sum of the weights of all reports.
+        worker_ids: The workers that have reported, in order of arrival.
+        num_reports: The number of reports.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    weight: float
+    worker_ids: tuple[str, ...]
+    num_reports: int
+
+
+@dataclass(frozen=True)
+class ReportResult:
+    """The outcome of a report on a version.
+
+    Attributes:
+        outcome: ACCEPTED; or ALREADY_COUNTED if the worker has reported on the version before.
+        step: The step of the version.
+        metrics: The means over all reports on the version so far.
+        num_reports: The number of these reports.
+        duplicate: Whether this is the answer to an earlier call with the same request_id.
+    """
+
+    outcome: Outcome
+    step: int
+    metrics: Mapping[str, float]
+    num_reports: int
+    duplicate: bool
+
+
 @dataclass(frozen=True)
 class RoundRules:
     """The rules for the end of a round; see `Client.parameters`.
@@ -236,6 +275,7 @@ class RoundUpdate:
         cosine: The cosine of the angle to the reduced update; None if it was not computed.
         num_bytes: Its size.
         dropped: Whether the reduction left it out, or would have with report_only.
+        metrics: What its worker has measured, by name.
     """
 
     worker_id: str
@@ -246,6 +286,7 @@ class RoundUpdate:
     cosine: float | None
     num_bytes: int
     dropped: bool
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -279,6 +320,9 @@ class RoundRecord:
         lr: The learning rate that counted, after the schedule.
         optimizer: The optimizer, of `gradserve.optim`; None if only newer clients know it.
         hash: The hash of this record and of the previous one's hash, 64 hexadecimal digits.
+        metrics: The mean of each metric over the updates that have it, each with the weight that counted; NaN if one of
+            them is. Of at most 32 names.
+        evaluation: What was measured of the version that the round made; None if nobody has reported.
     """
 
     step: int
@@ -291,6 +335,8 @@ class RoundRecord:
     lr: float
     optimizer: Optimizer | None
     hash: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
 
 
 class Unchanged:

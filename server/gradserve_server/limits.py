@@ -26,6 +26,10 @@ MAX_COMPONENT_DIMENSIONS = 1 << 18
 """The most dimensions of the components of an accumulator, all together."""
 MAX_AGREEMENT = 64
 """The most entries of the agreement of an accumulator."""
+MAX_METRICS = 32
+"""The most metrics of an update or a report on a version."""
+MAX_METRIC_NAME_BYTES = 64
+"""The longest name of a metric, in UTF-8."""
 MAX_STREAM_TENSORS = 2 * MAX_COMPONENTS
 """The most tensors of a stream: a sparse component has two."""
 MAX_NETWORK_PARTS = 1 << 12

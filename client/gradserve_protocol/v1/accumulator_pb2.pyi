@@ -200,16 +200,25 @@ class RequestId(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., sequence: _Optional[int] = ..., unanswered: _Optional[_Iterable[int]] = ..., unanswered_since: _Optional[int] = ...) -> None: ...
 
 class Summand(_message.Message):
-    __slots__ = ("request_id", "weight", "worker_id", "parameters_digest")
+    __slots__ = ("request_id", "weight", "worker_id", "parameters_digest", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     request_id: RequestId
     weight: float
     worker_id: str
     parameters_digest: bytes
-    def __init__(self, request_id: _Optional[_Union[RequestId, _Mapping]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., parameters_digest: _Optional[bytes] = ...) -> None: ...
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, request_id: _Optional[_Union[RequestId, _Mapping]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., parameters_digest: _Optional[bytes] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class DifferentWorker(_message.Message):
     __slots__ = ("worker_id", "equal_at")

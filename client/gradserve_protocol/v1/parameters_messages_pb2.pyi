@@ -123,7 +123,14 @@ class ReadParametersResponse(_message.Message):
     def __init__(self, version: _Optional[_Union[_parameters_pb2.Version, _Mapping]] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents", "sum_of", "epoch")
+    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents", "sum_of", "epoch", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +142,7 @@ class PushRequest(_message.Message):
     UNREAD_CONTENTS_FIELD_NUMBER: _ClassVar[int]
     SUM_OF_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -146,7 +154,8 @@ class PushRequest(_message.Message):
     unread_contents: bool
     sum_of: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.Summand]
     epoch: int
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ..., unread_contents: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ..., unread_contents: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., epoch: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class PushResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "step", "num_updates", "staleness", "weight", "round", "num_rounds")
@@ -169,7 +178,14 @@ class PushResponse(_message.Message):
     def __init__(self, outcome: _Optional[_Union[_accumulator_pb2.ApplyOutcome, str]] = ..., duplicate: bool = ..., step: _Optional[int] = ..., num_updates: _Optional[int] = ..., staleness: _Optional[int] = ..., weight: _Optional[float] = ..., round: _Optional[int] = ..., num_rounds: _Optional[int] = ...) -> None: ...
 
 class PushPullParametersRequest(_message.Message):
-    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "unread_contents", "placement", "timeout", "sum_of", "without_values", "epoch", "codec")
+    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "unread_contents", "placement", "timeout", "sum_of", "without_values", "epoch", "metrics", "codec")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +199,7 @@ class PushPullParametersRequest(_message.Message):
     SUM_OF_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_VALUES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     request_id: _accumulator_pb2.RequestId
@@ -197,8 +214,9 @@ class PushPullParametersRequest(_message.Message):
     sum_of: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.Summand]
     without_values: bool
     epoch: int
+    metrics: _containers.ScalarMap[str, float]
     codec: _codecs_pb2.Codec
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., unread_contents: bool = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., without_values: bool = ..., epoch: _Optional[int] = ..., codec: _Optional[_Union[_codecs_pb2.Codec, str]] = ...) -> None: ...
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., unread_contents: bool = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., without_values: bool = ..., epoch: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., codec: _Optional[_Union[_codecs_pb2.Codec, str]] = ...) -> None: ...
 
 class PushPullParametersResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "version", "staleness", "weight")
@@ -259,6 +277,57 @@ class ListRoundsResponse(_message.Message):
     rounds: _containers.RepeatedCompositeFieldContainer[_parameters_pb2.RoundRecord]
     has_more: bool
     def __init__(self, rounds: _Optional[_Iterable[_Union[_parameters_pb2.RoundRecord, _Mapping]]] = ..., has_more: bool = ...) -> None: ...
+
+class ReportEvaluationRequest(_message.Message):
+    __slots__ = ("parameters", "request_id", "step", "metrics", "weight", "worker_id")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    parameters: _parameters_pb2.ParametersRef
+    request_id: _accumulator_pb2.RequestId
+    step: int
+    metrics: _containers.ScalarMap[str, float]
+    weight: float
+    worker_id: str
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., step: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ...) -> None: ...
+
+class ReportEvaluationResponse(_message.Message):
+    __slots__ = ("outcome", "duplicate", "evaluation")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    outcome: _accumulator_pb2.ApplyOutcome
+    duplicate: bool
+    evaluation: _parameters_pb2.Evaluation
+    def __init__(self, outcome: _Optional[_Union[_accumulator_pb2.ApplyOutcome, str]] = ..., duplicate: bool = ..., evaluation: _Optional[_Union[_parameters_pb2.Evaluation, _Mapping]] = ...) -> None: ...
+
+class ListEvaluationsRequest(_message.Message):
+    __slots__ = ("parameters", "since", "page_size")
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    parameters: _parameters_pb2.ParametersRef
+    since: int
+    page_size: int
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., since: _Optional[int] = ..., page_size: _Optional[int] = ...) -> None: ...
+
+class ListEvaluationsResponse(_message.Message):
+    __slots__ = ("evaluations", "has_more")
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_FIELD_NUMBER: _ClassVar[int]
+    evaluations: _containers.RepeatedCompositeFieldContainer[_parameters_pb2.Evaluation]
+    has_more: bool
+    def __init__(self, evaluations: _Optional[_Iterable[_Union[_parameters_pb2.Evaluation, _Mapping]]] = ..., has_more: bool = ...) -> None: ...
 
 class ForkParametersRequest(_message.Message):
     __slots__ = ("parameters", "step", "fork", "lifetime")

@@ -475,7 +475,14 @@ class Slot(_message.Message):
     def __init__(self, name: _Optional[str] = ..., component: _Optional[str] = ..., value: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
 
 class RoundUpdate(_message.Message):
-    __slots__ = ("worker_id", "weight_asked", "weight", "staleness", "norm", "cosine", "num_bytes", "dropped")
+    __slots__ = ("worker_id", "weight_asked", "weight", "staleness", "norm", "cosine", "num_bytes", "dropped", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_ASKED_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -484,6 +491,7 @@ class RoundUpdate(_message.Message):
     COSINE_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     weight_asked: float
     weight: float
@@ -492,7 +500,8 @@ class RoundUpdate(_message.Message):
     cosine: float
     num_bytes: int
     dropped: bool
-    def __init__(self, worker_id: _Optional[str] = ..., weight_asked: _Optional[float] = ..., weight: _Optional[float] = ..., staleness: _Optional[int] = ..., norm: _Optional[float] = ..., cosine: _Optional[float] = ..., num_bytes: _Optional[int] = ..., dropped: bool = ...) -> None: ...
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, worker_id: _Optional[str] = ..., weight_asked: _Optional[float] = ..., weight: _Optional[float] = ..., staleness: _Optional[int] = ..., norm: _Optional[float] = ..., cosine: _Optional[float] = ..., num_bytes: _Optional[int] = ..., dropped: bool = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("worker_id", "weight", "reason")
@@ -505,7 +514,14 @@ class Refusal(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., weight: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
-    __slots__ = ("step", "reason", "end_time", "updates", "refusals", "digest_before", "digest_after", "lr", "optimizer", "hash", "decided")
+    __slots__ = ("step", "reason", "end_time", "updates", "refusals", "digest_before", "digest_after", "lr", "optimizer", "hash", "decided", "metrics", "evaluation")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     STEP_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     END_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -517,6 +533,8 @@ class RoundRecord(_message.Message):
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     HASH_FIELD_NUMBER: _ClassVar[int]
     DECIDED_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
     step: int
     reason: str
     end_time: _timestamp_pb2.Timestamp
@@ -528,4 +546,27 @@ class RoundRecord(_message.Message):
     optimizer: Optimizer
     hash: bytes
     decided: DecidedRound
-    def __init__(self, step: _Optional[int] = ..., reason: _Optional[str] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updates: _Optional[_Iterable[_Union[RoundUpdate, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., digest_before: _Optional[bytes] = ..., digest_after: _Optional[bytes] = ..., lr: _Optional[float] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., hash: _Optional[bytes] = ..., decided: _Optional[_Union[DecidedRound, _Mapping]] = ...) -> None: ...
+    metrics: _containers.ScalarMap[str, float]
+    evaluation: Evaluation
+    def __init__(self, step: _Optional[int] = ..., reason: _Optional[str] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updates: _Optional[_Iterable[_Union[RoundUpdate, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., digest_before: _Optional[bytes] = ..., digest_after: _Optional[bytes] = ..., lr: _Optional[float] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., hash: _Optional[bytes] = ..., decided: _Optional[_Union[DecidedRound, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ...) -> None: ...
+
+class Evaluation(_message.Message):
+    __slots__ = ("step", "metrics", "weight", "worker_ids", "num_reports")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REPORTS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    metrics: _containers.ScalarMap[str, float]
+    weight: float
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    num_reports: int
+    def __init__(self, step: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ..., num_reports: _Optional[int] = ...) -> None: ...

@@ -96,6 +96,16 @@ class ParameterServiceStub(object):
                 request_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.ListRoundsRequest.SerializeToString,
                 response_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.ListRoundsResponse.FromString,
                 _registered_method=True)
+        self.ReportEvaluation = channel.unary_unary(
+                '/gradserve.v1.ParameterService/ReportEvaluation',
+                request_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.ReportEvaluationRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.ReportEvaluationResponse.FromString,
+                _registered_method=True)
+        self.ListEvaluations = channel.unary_unary(
+                '/gradserve.v1.ParameterService/ListEvaluations',
+                request_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.ListEvaluationsRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.ListEvaluationsResponse.FromString,
+                _registered_method=True)
         self.ForkParameters = channel.unary_unary(
                 '/gradserve.v1.ParameterService/ForkParameters',
                 request_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.ForkParametersRequest.SerializeToString,
@@ -222,6 +232,30 @@ class ParameterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportEvaluation(self, request, context):
+        """Stores what was measured of a version, with the records of rounds: as durable
+        as these, from before the response. Reports of several workers on one version
+        become one evaluation. keep_rounds + 1 evaluations are kept; then those of the
+        oldest versions go.
+
+        INVALID_ARGUMENT: `step` is in the future or negative, there is no metric, or
+        a name, a weight or a worker_id is not within its limits.
+        OUT_OF_RANGE: neither the version nor the record of the round that made it, or
+        of the one after it, is kept.
+        RESOURCE_EXHAUSTED: the server's bookkeeping is used up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEvaluations(self, request, context):
+        """Returns the evaluations of versions, also of those that no round has made: the
+        first one, and loaded ones.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ForkParameters(self, request, context):
         """Creates parameters that begin with a version of these, and with their spec,
         rules, and, for the newest version, the state of the optimizer. Safe to
@@ -311,6 +345,16 @@ def add_ParameterServiceServicer_to_server(servicer, server):
                     servicer.ListRounds,
                     request_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.ListRoundsRequest.FromString,
                     response_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.ListRoundsResponse.SerializeToString,
+            ),
+            'ReportEvaluation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportEvaluation,
+                    request_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.ReportEvaluationRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.ReportEvaluationResponse.SerializeToString,
+            ),
+            'ListEvaluations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEvaluations,
+                    request_deserializer=gradserve_dot_v1_dot_parameters__messages__pb2.ListEvaluationsRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_parameters__messages__pb2.ListEvaluationsResponse.SerializeToString,
             ),
             'ForkParameters': grpc.unary_unary_rpc_method_handler(
                     servicer.ForkParameters,
@@ -593,6 +637,60 @@ class ParameterService(object):
             '/gradserve.v1.ParameterService/ListRounds',
             gradserve_dot_v1_dot_parameters__messages__pb2.ListRoundsRequest.SerializeToString,
             gradserve_dot_v1_dot_parameters__messages__pb2.ListRoundsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportEvaluation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradserve.v1.ParameterService/ReportEvaluation',
+            gradserve_dot_v1_dot_parameters__messages__pb2.ReportEvaluationRequest.SerializeToString,
+            gradserve_dot_v1_dot_parameters__messages__pb2.ReportEvaluationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEvaluations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradserve.v1.ParameterService/ListEvaluations',
+            gradserve_dot_v1_dot_parameters__messages__pb2.ListEvaluationsRequest.SerializeToString,
+            gradserve_dot_v1_dot_parameters__messages__pb2.ListEvaluationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -123,7 +123,7 @@ class AccumulatorStatus(_message.Message):
     def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., global_step: _Optional[int] = ..., num_rounds: _Optional[int] = ..., rounds_per_second: _Optional[float] = ..., num_accumulated: _Optional[int] = ..., num_required: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., accepted: _Optional[int] = ..., stale: _Optional[int] = ..., duplicate: _Optional[int] = ..., refused: _Optional[int] = ..., median_round_seconds: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., rounds: _Optional[_Iterable[_Union[RoundStatus, _Mapping]]] = ..., different: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ParametersStatus(_message.Message):
-    __slots__ = ("container", "name", "step", "num_rounds", "rounds_per_second", "num_updates", "num_required", "num_waiting", "num_bytes", "accepted", "stale", "duplicate", "refused", "median_round_seconds", "workers", "missing", "rounds", "gone", "optimizer", "learning_rate", "rules", "weights", "num_counted", "num_live", "num_ended")
+    __slots__ = ("container", "name", "step", "num_rounds", "rounds_per_second", "num_updates", "num_required", "num_waiting", "num_bytes", "accepted", "stale", "duplicate", "refused", "median_round_seconds", "workers", "missing", "rounds", "gone", "optimizer", "learning_rate", "rules", "weights", "num_counted", "num_live", "num_ended", "evaluations")
     class NumEndedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +156,7 @@ class ParametersStatus(_message.Message):
     NUM_COUNTED_FIELD_NUMBER: _ClassVar[int]
     NUM_LIVE_FIELD_NUMBER: _ClassVar[int]
     NUM_ENDED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     container: str
     name: str
     step: int
@@ -181,7 +182,23 @@ class ParametersStatus(_message.Message):
     num_counted: int
     num_live: int
     num_ended: _containers.ScalarMap[str, int]
-    def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., step: _Optional[int] = ..., num_rounds: _Optional[int] = ..., rounds_per_second: _Optional[float] = ..., num_updates: _Optional[int] = ..., num_required: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., accepted: _Optional[int] = ..., stale: _Optional[int] = ..., duplicate: _Optional[int] = ..., refused: _Optional[int] = ..., median_round_seconds: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., rounds: _Optional[_Iterable[_Union[RoundStatus, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ..., optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ..., rules: _Optional[str] = ..., weights: _Optional[_Union[WeightStatus, _Mapping]] = ..., num_counted: _Optional[int] = ..., num_live: _Optional[int] = ..., num_ended: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    evaluations: _containers.RepeatedCompositeFieldContainer[EvaluationStatus]
+    def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., step: _Optional[int] = ..., num_rounds: _Optional[int] = ..., rounds_per_second: _Optional[float] = ..., num_updates: _Optional[int] = ..., num_required: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., accepted: _Optional[int] = ..., stale: _Optional[int] = ..., duplicate: _Optional[int] = ..., refused: _Optional[int] = ..., median_round_seconds: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., rounds: _Optional[_Iterable[_Union[RoundStatus, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ..., optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ..., rules: _Optional[str] = ..., weights: _Optional[_Union[WeightStatus, _Mapping]] = ..., num_counted: _Optional[int] = ..., num_live: _Optional[int] = ..., num_ended: _Optional[_Mapping[str, int]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationStatus, _Mapping]]] = ...) -> None: ...
+
+class EvaluationStatus(_message.Message):
+    __slots__ = ("step", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, step: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class WeightStatus(_message.Message):
     __slots__ = ("accepted", "applied", "pending", "dropped", "refused")
@@ -205,7 +222,14 @@ class WeightStatus(_message.Message):
     def __init__(self, accepted: _Optional[float] = ..., applied: _Optional[float] = ..., pending: _Optional[float] = ..., dropped: _Optional[float] = ..., refused: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class RoundStatus(_message.Message):
-    __slots__ = ("step", "began", "ended", "num_required", "arrivals", "missing", "reason", "apply_seconds")
+    __slots__ = ("step", "began", "ended", "num_required", "arrivals", "missing", "reason", "apply_seconds", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     STEP_FIELD_NUMBER: _ClassVar[int]
     BEGAN_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +238,7 @@ class RoundStatus(_message.Message):
     MISSING_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     APPLY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     step: int
     began: float
     ended: float
@@ -222,7 +247,8 @@ class RoundStatus(_message.Message):
     missing: _containers.RepeatedScalarFieldContainer[str]
     reason: str
     apply_seconds: float
-    def __init__(self, step: _Optional[int] = ..., began: _Optional[float] = ..., ended: _Optional[float] = ..., num_required: _Optional[int] = ..., arrivals: _Optional[_Iterable[_Union[ArrivalStatus, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., apply_seconds: _Optional[float] = ...) -> None: ...
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, step: _Optional[int] = ..., began: _Optional[float] = ..., ended: _Optional[float] = ..., num_required: _Optional[int] = ..., arrivals: _Optional[_Iterable[_Union[ArrivalStatus, _Mapping]]] = ..., missing: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., apply_seconds: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ArrivalStatus(_message.Message):
     __slots__ = ("worker_id", "after", "stale", "staleness")

@@ -40,16 +40,25 @@ class MemberBytes:
         Raises:
             ResourceExhaustedError: There is no room for it.
         """
-        cost = _WORKER_BYTES * self._ledger.num_new(contribution)
+        cost = _WORKER_BYTES * self._ledger.num_new(contribution) + self._ledger.other_bytes_of(contribution)
         if self._held_bytes:
             cost += self._held_bytes * contribution.num_gradients
         if cost:
             self._reservation.grow(cost)
 
+    def grow_by(self, num_bytes: int) -> None:
+        """Counts something else that the ledger is about to keep; `settle` follows, whether it does or not.
+
+        Raises:
+            ResourceExhaustedError: There is no room for it.
+        """
+        self._reservation.grow(num_bytes)
+
     def settle(self) -> None:
         """Counts the members that there are; none once it is closed."""
         held = self._held_bytes * self._ledger.rounds.members.count
-        self._reservation.settle(0 if self._is_closed else _WORKER_BYTES * self._ledger.num_named + held)
+        named = _WORKER_BYTES * self._ledger.num_named
+        self._reservation.settle(0 if self._is_closed else named + held + self._ledger.other_bytes)
 
     def close(self) -> None:
         """Gives everything back."""
@@ -185,6 +194,14 @@ class RoundChanges:
                     self.ledger.replay(event)
         finally:
             self.serve_takers()
+
+    def grow_members(self, num_bytes: int) -> None:
+        """Counts what a change adds to the ledger; `settle_members` follows, whether it does or not.
+
+        Raises:
+            ResourceExhaustedError: There is no room for it.
+        """
+        self._member_bytes.grow_by(num_bytes)
 
     def settle_members(self) -> None:
         """Counts the memory of the members that there are, after a change that dropped some."""

@@ -16,6 +16,8 @@ from gradserve_server.security.identity import Identity
 
 T = TypeVar("T")
 Array: TypeAlias = NDArray[Any]
+Metrics: TypeAlias = tuple[tuple[str, float], ...]
+"""What the worker of an update has measured: names, in order, with values."""
 
 
 @dataclass(frozen=True)
@@ -174,12 +176,14 @@ class Summand:
         worker_id: The id of its sender; may be empty.
         call: The id of the call that brought it, if it had one; without a fingerprint.
         parameters_digest: See `Contribution`.
+        metrics: See `Contribution`.
     """
 
     weight: float = 1.0
     worker_id: str = ""
     call: RequestId | None = None
     parameters_digest: bytes = b""
+    metrics: Metrics = ()
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,7 @@ class Contribution:
         parameters_digest: A digest of the parameters at which the worker computed it; empty if they are not compared.
         discount: Of a sum of updates, the factor for its staleness, which `weight` has and the weights and values of
             the sum have not.
+        metrics: Of an update, what its worker has measured; of a sum, each update has its own.
     """
 
     local_step: int = 0
@@ -211,6 +216,7 @@ class Contribution:
     was_accepted: bool = False
     parameters_digest: bytes = b""
     discount: float = 1.0
+    metrics: Metrics = ()
 
     @property
     def num_gradients(self) -> int:

@@ -211,6 +211,15 @@ class Ledger:
         """The number of workers whose ids are kept."""
         return len(self.rounds.members.workers) + len(self.rounds.missing_workers)
 
+    @property
+    def other_bytes(self) -> int:
+        """The memory of what else is kept, of members and beside them."""
+        return 0
+
+    def other_bytes_of(self, contribution: Contribution) -> int:
+        """Returns by how much `other_bytes` grows if a gradient is accepted."""
+        return 0
+
     def num_new(self, contribution: Contribution) -> int:
         """Returns the number of workers whose ids would have to be kept in addition if a gradient is accepted."""
         present, missing = self.rounds.members.workers, self.rounds.missing_workers

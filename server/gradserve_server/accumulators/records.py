@@ -1,6 +1,7 @@
 """Records of an accumulator: its events, ledger, spec, averages and the layout of values, as JSON has them."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,10 @@ def contribution_record(contribution: Contribution) -> Record:
         ]
     if contribution.discount != 1.0:
         record["discount"] = contribution.discount
+    if contribution.metrics:
+        record["metrics"] = dict(contribution.metrics)
+    if any(each.metrics for each in contribution.sum_of):
+        record["metrics_of_sum"] = [dict(each.metrics) for each in contribution.sum_of]
     return record
 
 
@@ -57,11 +62,15 @@ def contribution_of(record: Record) -> Contribution:
     """
     rest = dict(record)
     digest = bytes.fromhex(rest.pop("parameters_digest", ""))
+    metrics = tuple(rest.pop("metrics", {}).items())
     sum_of = [
-        Summand(weight, worker_id, call_of(call), *map(bytes.fromhex, digests))  # earlier servers had no digests
+        # Earlier servers had no digests.
+        Summand(weight, worker_id, call_of(call), bytes.fromhex(digests[0]) if digests else b"")
         for weight, worker_id, call, *digests in rest.pop("sum_of", ())
     ]
-    return Contribution(**rest, sum_of=tuple(sum_of), parameters_digest=digest)
+    if (of_sum := rest.pop("metrics_of_sum", None)) is not None:
+        sum_of = [replace(each, metrics=tuple(found.items())) for each, found in zip(sum_of, of_sum, strict=True)]
+    return Contribution(**rest, sum_of=tuple(sum_of), parameters_digest=digest, metrics=metrics)
 
 
 def call_record(call: RequestId | None) -> Record | None:

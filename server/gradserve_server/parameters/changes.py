@@ -12,9 +12,17 @@ from gradserve_server.accumulators.changes import RoundChanges
 from gradserve_server.accumulators.gradient import Array, Average
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.ledger import Taken
-from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError, ServiceError
+from gradserve_server.accumulators.rounds import Outcome
+from gradserve_server.errors import (
+    AbortedError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    ResourceExhaustedError,
+    ServiceError,
+)
 from gradserve_server.parameters.journal import ParametersJournal
-from gradserve_server.parameters.ledger import RulesChanged, UpdateLedger, VersionLoaded
+from gradserve_server.parameters.ledger import EvaluationReported, RulesChanged, UpdateLedger, VersionLoaded
+from gradserve_server.parameters.metrics import Evaluation, Report
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import Schedule
 from gradserve_server.parameters.queue import UpdateQueue
@@ -48,6 +56,21 @@ class Changes:
     def applied_to(self, rules: Rules) -> Rules:
         """Returns the rules with these changes."""
         return Rules(self.optimizer or rules.optimizer, self.rounds or rules.rounds, self.schedule or rules.schedule)
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The outcome of a report on a version.
+
+    Attributes:
+        outcome: Whether it counts; ALREADY_COUNTED if its worker has reported on the version before.
+        evaluation: The evaluation of the version. It may change later.
+        is_duplicate: Whether an earlier call with the same id has brought the report.
+    """
+
+    outcome: Outcome
+    evaluation: Evaluation
+    is_duplicate: bool
 
 
 @dataclass(frozen=True)
@@ -151,6 +174,46 @@ class Changer:
             change()
             self._ledger.change_rules(event)
             self._changes.sum.settle()
+
+    async def report(self, call: RequestId | None, report: Report) -> "Reported":
+        """Adds what somebody has measured of a version, once for each call, and for each worker and version.
+
+        Raises:
+            InvalidArgumentError: There is no such version yet, or its reports have too many names.
+            OutOfRangeError: Neither the version nor a record that has its digest is kept.
+            ResourceExhaustedError: There is no room for it; nothing has changed.
+        """
+        ledger = self._ledger
+        known = ledger.calls.recall(call)
+        if known is not None and not isinstance(known, Taken):
+            assert call is not None, "only calls with ids are known"
+            raise call.other_content()
+        step, found = report.step, ledger.evaluations.of(report.step)
+        if known is not None or ledger.evaluations.has_counted(report):
+            outcome = Outcome.ACCEPTED if known is not None else Outcome.ALREADY_COUNTED
+            return Reported(outcome, found or Evaluation(step), is_duplicate=known is not None)
+        self._check_evaluated(step)
+        try:
+            self._changes.grow_members(ledger.evaluations.growth(report))
+            event = EvaluationReported(call, step, report.metrics, report.weight, report.worker_id)
+            await self._changes.record(event)
+            return Reported(Outcome.ACCEPTED, ledger.add_report(event), is_duplicate=False)
+        finally:
+            self._changes.settle_members()
+
+    def _check_evaluated(self, step: int) -> None:
+        newest = self._ledger.rounds.global_step
+        if not 0 <= step <= newest:
+            raise InvalidArgumentError(
+                f"expected a step of at least 0 and at most {newest}, the step of the newest version, got {step}",
+                field="step",
+            )
+        if step in self._versions.history.steps or self._ledger.evaluations.of(step) is not None:
+            return
+        if not self._records.knows(step):
+            raise OutOfRangeError(
+                f"expected the step of a version of which a record is kept, got {step}: it is too old", field="step"
+            )
 
     async def _load(self, call: RequestId | None, changes: Changes, loaded: Loaded) -> None:
         ledger, variables, sum_ = self._ledger, self._variables, self._changes.sum

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from gradserve_server.accumulators.gradient import Array, Average
@@ -22,7 +22,15 @@ from gradserve_server.accumulators.records import (
 )
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.parameters.closing import Closer
-from gradserve_server.parameters.ledger import RulesChanged, StepTaken, UpdateAnswered, UpdateLedger, VersionLoaded
+from gradserve_server.parameters.ledger import (
+    EvaluationReported,
+    RulesChanged,
+    StepTaken,
+    UpdateAnswered,
+    UpdateLedger,
+    VersionLoaded,
+)
+from gradserve_server.parameters.metrics import evaluation_of, evaluation_record, metrics_of, metrics_record
 from gradserve_server.parameters.optimizers import optimizer_of, optimizer_record
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import schedule_of, schedule_record
@@ -121,17 +129,20 @@ _UPDATE_EVENTS: EventRecords[Any] = EventRecords(
         "step_taken": StepTaken,
         "rules_changed": RulesChanged,
         "version_loaded": VersionLoaded,
+        "evaluation_reported": EvaluationReported,
     },
     {
         "call": call_record,
         "taken_by": call_record,
         "contribution": contribution_record,
+        "metrics": metrics_record,
         "rules": lambda rules: None if rules is None else all_rules_record(rules),
     },
     {
         "call": call_of,
         "taken_by": call_of,
         "contribution": contribution_of,
+        "metrics": metrics_of,
         "outcome": Outcome,
         "rules": lambda record: None if record is None else all_rules_of(record),
     },
@@ -157,10 +168,11 @@ def update_ledger_record(ledger: UpdateLedger) -> Record:
         "closer": ledger.closer.record(ledger.closer.latest),
         "round_rules": all_rules_record(ledger.round_rules),
         "next_rules": all_rules_record(ledger.next_rules),
-        "updates": [record_of(each, {}) for each in ledger.updates],
+        "updates": [record_of(each, {"metrics": metrics_record}) for each in ledger.updates],
         "refusals": [record_of(each, {}) for each in ledger.refusals],
         "weights": asdict(ledger.weights),
         "workers": dict(ledger.clients),
+        "evaluations": [evaluation_record(each) for each in ledger.evaluations],
     }
 
 
@@ -174,11 +186,13 @@ def fill_update_ledger(ledger: UpdateLedger, record: Record) -> None:
     ledger.closer = Closer.of(record["closer"], record["time"])
     ledger.round_rules = all_rules_of(record["round_rules"])
     ledger.next_rules = all_rules_of(record["next_rules"])
-    ledger.updates = [value_of(RoundUpdate, each, {}) for each in record["updates"]]
+    ledger.restore_updates([value_of(RoundUpdate, each, {"metrics": metrics_of}) for each in record["updates"]])
     ledger.refusals.extend(value_of(Refusal, each, {}) for each in record["refusals"])
     for name, value in record["weights"].items():
         setattr(ledger.weights, name, value)
     ledger.know_clients(record["workers"])
+    # Earlier servers had no metrics and no evaluations.
+    ledger.evaluations.restore([evaluation_of(each) for each in record.get("evaluations", ())])
 
 
 PARAMETERS: Recording[Any, UpdateLedger] = Recording(
@@ -203,7 +217,7 @@ def round_record_record(record: RoundRecord) -> Record:
         record,
         {
             **converters,
-            "updates": lambda updates: [list(record_of(each, {}).values()) for each in updates],
+            "updates": lambda updates: [_update_row(each) for each in updates],
             "refusals": lambda refusals: [list(record_of(each, {}).values()) for each in refusals],
             "optimizer": optimizer_record,
             "decided": _decided_record,
@@ -211,7 +225,15 @@ def round_record_record(record: RoundRecord) -> Record:
     )
     if record.decided is None:
         del converted["decided"]
+    if any(each.metrics for each in record.updates):
+        converted["metrics"] = [metrics_record(each.metrics) for each in record.updates]
     return converted
+
+
+def _update_row(update: RoundUpdate) -> list[Any]:
+    row = record_of(update, {})
+    del row["metrics"]  # which stand beside the rows, if there are any
+    return list(row.values())
 
 
 def _decided_record(decided: DecidedRound | None) -> Record | None:
@@ -227,9 +249,11 @@ def round_record_of(record: Record) -> RoundRecord:
         DAMAGES, InvalidArgumentError: It is no such record.
     """
     converters = dict.fromkeys(("digest_before", "digest_after", "hash"), bytes.fromhex)
-    return value_of(
+    rest = dict(record)
+    metrics = rest.pop("metrics", None)
+    found = value_of(
         RoundRecord,
-        record,
+        rest,
         {
             **converters,
             "updates": lambda rows: tuple([RoundUpdate(*row) for row in rows]),
@@ -240,6 +264,10 @@ def round_record_of(record: Record) -> RoundRecord:
             ),
         },
     )
+    if metrics is None:
+        return found
+    with_metrics = [replace(each, metrics=metrics_of(one)) for each, one in zip(found.updates, metrics, strict=True)]
+    return replace(found, updates=tuple(with_metrics))
 
 
 def state_record(state: OptimizerState) -> Record:
@@ -297,8 +325,8 @@ class ParametersJournal(FileJournal):
         return noted
 
     async def append(self, event: Event) -> None:
-        """Notes an event for the next write; changed rules are on disk when this returns."""
-        if not isinstance(event, RulesChanged) or self.has_ended:
+        """Notes an event for the next write; changed rules and evaluations are on disk when this returns."""
+        if not isinstance(event, RulesChanged | EvaluationReported) or self.has_ended:
             await super().append(event)
             return
         change = Change()

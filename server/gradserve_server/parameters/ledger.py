@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gradserve_server.accumulators.gradient import Contribution, Gradient
+from gradserve_server.accumulators.gradient import Contribution, Gradient, Metrics
 from gradserve_server.accumulators.identity import CallMemory, RequestId
 from gradserve_server.accumulators.incoming import check_weight
 from gradserve_server.accumulators.ledger import Answer, Event, GradientAnswered, Ledger, OtherChange, RoundEnded, Taken
 from gradserve_server.accumulators.rounds import Applied, Outcome, Pushed, Round
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.parameters.closing import Closer, Reason
+from gradserve_server.parameters.metrics import Evaluation, Evaluations, Report, mean_metrics, metrics_bytes
 from gradserve_server.parameters.record import Refusal, RoundUpdate
 from gradserve_server.parameters.spec import ParametersSpec, Rules
 
@@ -43,20 +44,22 @@ class UpdateAnswered(GradientAnswered):
         """The update, or all updates of a sum."""
         contribution = self.contribution
         if not contribution.sum_of:
-            return [SingleUpdate(self.call, contribution.worker_id, self.weight_asked, contribution.weight)]
+            one = contribution
+            return [SingleUpdate(self.call, one.worker_id, self.weight_asked, one.weight, one.metrics)]
         return [
-            SingleUpdate(each.call, each.worker_id, each.weight, each.weight * contribution.discount)
+            SingleUpdate(each.call, each.worker_id, each.weight, each.weight * contribution.discount, each.metrics)
             for each in contribution.sum_of
         ]
 
 
 class SingleUpdate(NamedTuple):
-    """An update that came by itself or in a sum: its call, its worker, and the weights asked for and given."""
+    """An update that came by itself or in a sum: its call, its worker, the weights asked for and given, and metrics."""
 
     call: RequestId | None
     worker_id: str
     weight_asked: float
     weight: float
+    metrics: Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,30 @@ class RulesChanged(OtherChange):
     call: RequestId | None
     rules: Rules
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationReported(OtherChange):
+    """What somebody has measured of a version.
+
+    Attributes:
+        call: The id of the call that brought it, if it has one.
+        step: See `Report`, as for all that follow.
+        metrics: The metrics.
+        weight: The weight in the means.
+        worker_id: The sender.
+    """
+
+    call: RequestId | None
+    step: int
+    metrics: Metrics
+    weight: float
+    worker_id: str
+
+    @property
+    def report(self) -> Report:
+        """The report."""
+        return Report(self.step, self.metrics, self.weight, self.worker_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +185,8 @@ class UpdateLedger(Ledger):
         weights: Where all weights went.
         ended: The decision that ended the latest round; None before the first.
         participation: The share of workers in that round; None before the first, and if no worker in it has an id.
+        metrics: The means of the metrics of that round; empty before the first one of this run of the server.
+        evaluations: What was measured of versions.
     """
 
     def __init__(
@@ -189,6 +218,9 @@ class UpdateLedger(Ledger):
         self.weights = WeightLedger()
         self.ended: StepTaken | None = None
         self.participation: Participation | None = None
+        self.metrics: Mapping[str, float] = {}
+        self.evaluations = Evaluations(spec.keep_rounds + 1)
+        self._metrics_bytes = 0
         self.reason: Reason = "required"
         """Why the next round ends, as the closer has decided."""
         self.apply_seconds = 0.0
@@ -298,9 +330,9 @@ class UpdateLedger(Ledger):
         for each in event.updates:
             self.weights.accepted += each.weight
             self.weights.pending += each.weight
-            self.updates.append(
-                RoundUpdate(each.worker_id, each.weight_asked, each.weight, event.staleness, event.num_bytes)
-            )
+            plain = (each.worker_id, each.weight_asked, each.weight, event.staleness, event.num_bytes)
+            self.updates.append(RoundUpdate(*plain, metrics=each.metrics))
+            self._metrics_bytes += metrics_bytes(each.metrics)
             if each.call is not None and each.worker_id:
                 self._clients[each.worker_id] = each.call.client_id
         self.closer.admit(event.at, event.contribution.workers, self.rounds.members.count)
@@ -336,13 +368,16 @@ class UpdateLedger(Ledger):
         else:
             assert isinstance(event, StepTaken)
             self.weights.applied += pending
+            self.metrics = {}
+            if self._metrics_bytes:
+                self.metrics = mean_metrics([(each.weight, each.metrics) for each in self.updates])
             self.closer.end(event.at, event.apply_seconds)
         self.weights.pending = 0.0
         ended = super().end_round(event)
         if isinstance(event, VersionLoaded):
             self.rounds.global_step = event.step
             ended.step = event.step
-        self.updates, self.round_rules = [], self.next_rules
+        self.updates, self._metrics_bytes, self.round_rules = [], 0, self.next_rules
         self.refusals.clear()
         known = {*self.rounds.missing_workers, *self.rounds.members.workers}
         if len(self._clients) > 4 * len(known) + 64:
@@ -357,10 +392,25 @@ class UpdateLedger(Ledger):
         if not self.updates:
             self.round_rules = event.rules
 
+    def add_report(self, event: EvaluationReported) -> Evaluation:
+        """Adds what somebody has measured of a version; returns the evaluation of that."""
+        self.calls.remember(event.call, Taken(self.rounds.current))
+        return self.evaluations.add(event.report)
+
     @property
     def num_named(self) -> int:
         """The number of workers whose ids are kept, and of updates without one, which are kept for the record."""
         return super().num_named + self.rounds.members.num_nameless
+
+    @property
+    def other_bytes(self) -> int:
+        """The memory of the metrics of the round, and of evaluations."""
+        return self._metrics_bytes + self.evaluations.num_bytes
+
+    def other_bytes_of(self, contribution: Contribution) -> int:
+        """Returns the memory of the metrics of an update, or of all updates of a sum."""
+        of_sum = sum([metrics_bytes(each.metrics) for each in contribution.sum_of])
+        return metrics_bytes(contribution.metrics) + of_sum
 
     def num_new(self, contribution: Contribution) -> int:
         """Returns by how much `num_named` grows if an update is accepted."""
@@ -370,6 +420,8 @@ class UpdateLedger(Ledger):
         """Applies an event, without an answer."""
         if isinstance(event, RulesChanged):
             self.change_rules(event)
+        elif isinstance(event, EvaluationReported):
+            self.add_report(event)
         else:
             super().replay(event)
 
@@ -387,6 +439,11 @@ class UpdateLedger(Ledger):
     def resume(self) -> None:
         """Goes on with the clock, after all events of an earlier run have been applied: no time has passed."""
         self._offset = self._clock() - self.closer.latest
+
+    def restore_updates(self, updates: Iterable[RoundUpdate]) -> None:
+        """Sets the updates of the round, as an earlier run of the server left them."""
+        self.updates = list(updates)
+        self._metrics_bytes = sum([metrics_bytes(each.metrics) for each in self.updates])
 
     @property
     def clients(self) -> Mapping[str, str]:

@@ -1,6 +1,6 @@
 """One server's parameters: orders the calls on them, and answers them."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -11,8 +11,9 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.rounds import Pushed, Rounds, Wording
 from gradserve_server.errors import InvalidArgumentError, ServiceError
-from gradserve_server.parameters.changes import Changer, Changes, Machine
+from gradserve_server.parameters.changes import Changer, Changes, Machine, Reported
 from gradserve_server.parameters.ledger import UpdateLedger, WeightLedger
+from gradserve_server.parameters.metrics import Evaluation, Report
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.packing import PackedVersions
 from gradserve_server.parameters.record import DecidedRound, RoundRecord
@@ -249,6 +250,26 @@ class Parameters:
         with self._ledger.calls.room_for(call):
             await self._changes.make(self._changer.change, call, changes)
 
+    async def report(self, call: RequestId | None, report: Report) -> Reported:
+        """Adds what somebody has measured of a version, once for each call, and for each worker and version.
+
+        Raises:
+            InvalidArgumentError: There is no such version yet, or its reports have too many names.
+            OutOfRangeError: Neither the version nor a record of it is kept.
+            ResourceExhaustedError: There is no room for it; nothing has changed.
+        """
+        await self._accumulator.forget_overdue(call)
+        if call is not None:
+            self._versions.acknowledge(call)
+        self._changes.check_open()
+        with self._ledger.calls.room_for(call):
+            return await self._changes.make(self._changer.report, call, report)
+
+    def evaluations(self, since: int | None, most: int) -> tuple[list[Evaluation], bool]:
+        """Returns up to `most` evaluations of versions of later steps, by step, and whether there are more."""
+        found = [each for each in self._ledger.evaluations if since is None or each.step > since]
+        return found[:most], len(found) > most
+
     async def follow(self, rounds: Sequence[DecidedRound]) -> None:
         """Makes the versions of rounds that the home of sharded parameters has ended; see `Follower.follow`.
 
@@ -287,6 +308,12 @@ class Parameters:
     def records(self, since: int, most: int) -> tuple[list[RoundRecord], bool]:
         """Returns up to `most` records of rounds that led beyond a step, oldest first, and whether there are more."""
         return self._parts.records.since(since, most)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The means of the metrics of the latest round; empty if its record is not kept."""
+        newest = self._parts.records.newest()
+        return {} if newest is None else newest.metrics
 
     def close(self, error: ServiceError) -> None:
         """Ends every wait with `error`, refuses later calls with it, and frees the memory."""

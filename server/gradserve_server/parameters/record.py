@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from sys import getsizeof
 
+from gradserve_server.accumulators.gradient import Metrics
 from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.parameters.metrics import mean_metrics, metrics_bytes
 from gradserve_server.parameters.optimizers import name_of
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import Schedule
@@ -37,6 +39,7 @@ class RoundUpdate:
         norm: Its L2 norm over all components, before clipping; None if it was not computed.
         cosine: Its cosine to the reduced update; None likewise.
         dropped: Whether the reduction left it out, or would have.
+        metrics: What its worker has measured.
     """
 
     worker_id: str
@@ -47,6 +50,7 @@ class RoundUpdate:
     norm: float | None = None
     cosine: float | None = None
     dropped: bool = False
+    metrics: Metrics = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +128,18 @@ class RoundRecord:
 
         Integers are 8 bytes, floats are IEEE doubles, texts and bytes follow their length in 4 bytes, lists their
         number of entries, all big-endian. What can be missing follows a byte that says whether it is there. An
-        optimizer is its name and its settings as floats.
+        optimizer is its name and its settings as floats. Metrics come last, and only if an update has some: records
+        of earlier servers keep their hashes.
         """
         digest = blake2b(previous, digest_size=32)
         for part in _parts(self):
             digest.update(part)
         return replace(self, hash=digest.digest())
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The means of the metrics of its updates; see `mean_metrics`."""
+        return mean_metrics([(each.weight, each.metrics) for each in self.updates])
 
 
 def _num_entries(record: RoundRecord) -> int:
@@ -143,6 +153,7 @@ def _decided_bytes(record: RoundRecord) -> int:
 def _num_bytes(record: RoundRecord) -> int:
     entries: list[RoundUpdate | Refusal] = [*record.updates, *record.refusals]
     ids = sum([getsizeof(each.worker_id) for each in entries])
+    ids += sum([metrics_bytes(each.metrics) for each in record.updates])
     return _RECORD_BYTES + _ENTRY_BYTES * _num_entries(record) + ids + _decided_bytes(record)
 
 
@@ -155,6 +166,9 @@ def _parts(record: RoundRecord) -> Iterable[bytes]:
         yield _packed(refusal.worker_id, refusal.weight, refusal.reason)
     yield _packed(record.digest_before, record.digest_after, record.lr, name_of(record.optimizer))
     yield _packed(*[float(getattr(record.optimizer, each.name)) for each in fields(record.optimizer)])
+    if any(each.metrics for each in record.updates):
+        for update in record.updates:
+            yield _packed(len(update.metrics), *[part for metric in update.metrics for part in metric])
 
 
 def _packed_update(update: RoundUpdate) -> bytes:
@@ -241,6 +255,13 @@ class RoundRecords:
         """Returns up to `most` records of rounds that led beyond a step, and whether there are later ones."""
         found = [each for each in self._records if each.step > step]
         return found[:most], len(found) > most
+
+    def knows(self, step: int) -> bool:
+        """Returns True if the record of the round that made a version is kept, or of the round that followed it."""
+        records = self._records
+        if not records or not records[0].step - 1 <= step <= records[-1].step:
+            return False
+        return any(step in (each.step, each.step - 1) for each in records)
 
     def newest(self) -> RoundRecord | None:
         """Returns the newest record; None before the first."""

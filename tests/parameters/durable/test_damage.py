@@ -29,7 +29,7 @@ async def fill(path: Path) -> None:
     disk = await Disk.open(path, Durability.GRADIENT)
     made = await disk.parameters(optimizer=adam(lr=0.5), rounds={"num_required": 2}, keep_versions=3)
     for number in range(7):
-        await push(made, {"w": [number, 1]}, worker_id=f"w{number}")
+        await push(made, {"w": [number, 1]}, worker_id=f"w{number}", metrics=(("loss", 0.5 + number),))
     await disk.parameters(key=OTHER, optimizer=adam(lr=0.5))
     disk.close()
 
@@ -118,6 +118,14 @@ DAMAGES = {
     "the weights in a record": (
         f"UPDATE parameters_round SET record = replace(record, '\"w4\", 1.0', '\"w4\", 2.0') {FIRST}",
         "the hash of the record of step 3 does not follow from the one before",
+    ),
+    "the metrics in a record": (
+        f"UPDATE parameters_round SET record = replace(record, '\"loss\": 4.5', '\"loss\": 4.25') {FIRST}",
+        "the hash of the record of step 3 does not follow from the one before",
+    ),
+    "metrics that are too few": (
+        f"UPDATE parameters_round SET record = replace(record, '{{\"loss\": 4.5}}, ', '') {FIRST}",
+        "zip() argument 2 is shorter than argument 1",
     ),
     "values that are those of another version": (
         "UPDATE parameters_version SET blob = "

@@ -42,12 +42,14 @@ class Contribution(NamedTuple):
         weight: Its weight in a mean.
         worker_id: The sender's id; None for the client's default, empty for no id.
         parameters_digest: A digest of the sender's parameters, to be compared with those of others; None for none.
+        metrics: What the sender of an update has measured, by name; None for nothing.
     """
 
     local_step: int
     weight: float
     worker_id: str | None
     parameters_digest: bytes | None = None
+    metrics: Mapping[str, float] | None = None
 
 
 class Given(NamedTuple):

@@ -6,7 +6,7 @@ The blocking and the asyncio class take their signatures and docstrings from her
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -15,16 +15,19 @@ from gradserve import codecs, optim
 from gradserve.calls.accumulators.contributions import Contribution
 from gradserve.calls.exchange import Operation, Progress, Work, check_timeout, tracked
 from gradserve.calls.parameters.creation import ParametersCache
+from gradserve.calls.parameters.evaluations import EvaluatedSteps, evaluate
 from gradserve.calls.parameters.spec import changed_properties
 from gradserve.calls.parameters.wire import ParametersWire
 from gradserve.codecs import as_codec
-from gradserve.conversion.plain import as_flag
+from gradserve.conversion.plain import as_flag, as_text
 from gradserve.conversion.trees import Tree
 from gradserve.parameter_records import (
     UNCHANGED,
+    Evaluation,
     ParametersInfo,
     PushPull,
     PushResult,
+    ReportResult,
     RoundRecord,
     Unchanged,
     Version,
@@ -97,6 +100,7 @@ class ParametersCalls:
         *,
         weight: float = 1.0,
         worker_id: str | None = None,
+        metrics: Mapping[str, float] | None = None,
         request_id: int | None = None,
         codec: codecs.Codec | str | None = None,
         progress: Callable[[int, int], object] | bool | None = None,
@@ -115,6 +119,9 @@ class ParametersCalls:
             weight: Its weight in the mean of the round: positive, such as the number of samples.
             worker_id: The sender's id: each worker counts once a round. None: an id for this client and thread, or no
                 id if sums are deterministic.
+            metrics: What the worker has measured, by name: {"loss": 0.3}. At most 32 numbers, with names of at most 64
+                bytes; NaN and infinities are allowed. They count with the update. `rounds()` has them, and their means
+                over each round by the weights that counted; so have the status page and Prometheus.
             request_id: The `request_id` of a failed attempt's error, to send the same update again; it still counts
                 once. None: a new update.
             codec: How the update travels, of `gradserve.codecs`, or its name: with fewer bytes and some error, which
@@ -134,7 +141,7 @@ class ParametersCalls:
             LostError: The server was started again, and has lost the parameters or updates.
             UnavailableError: The server cannot be reached. It may have counted the update: try again with `request_id`.
         """
-        how = Contribution(_step_of(local_step), weight, worker_id)
+        how = Contribution(_step_of(local_step), weight, worker_id, metrics=metrics)
         packing = as_codec(codec, Argument("codec"))
         return tracked(progress, self._at_home(partial(self._wire.push, update, how, request_id, codec=packing)))
 
@@ -145,6 +152,7 @@ class ParametersCalls:
         *,
         weight: float = 1.0,
         worker_id: str | None = None,
+        metrics: Mapping[str, float] | None = None,
         timeout: float | None = None,
         request_id: int | None = None,
         copy: bool = True,
@@ -164,6 +172,7 @@ class ParametersCalls:
             worker_id: The sender's id. None: an id for this client and thread, or no id if sums are deterministic. So
                 each thread with a share of the work is a worker; coroutines that share a client need worker ids of
                 their own.
+            metrics: What the worker has measured, by name, as in `push`.
             timeout: Seconds to wait. None: the client's timeout. math.inf: no limit.
             request_id: The `request_id` of a failed attempt's error, to wait on for the version of that attempt's
                 round. None: a new update.
@@ -187,7 +196,7 @@ class ParametersCalls:
             LostError: The server was started again, and has lost the parameters or updates.
             UnavailableError: The server cannot be reached. It may have counted the update: try again with `request_id`.
         """
-        how = Contribution(_step_of(local_step), weight, worker_id)
+        how = Contribution(_step_of(local_step), weight, worker_id, metrics=metrics)
         push_pull = partial(self._wire.push_pull, update, how, self._wait(timeout), request_id)
         up, down = as_codec(codec, Argument("codec")), as_codec(codec_down, Argument("codec_down"), of_version=True)
         return tracked(progress, self._at_home(partial(push_pull, copy=copy, codec=up, codec_down=down)))
@@ -230,6 +239,99 @@ class ParametersCalls:
             NotFoundError: The parameters were deleted.
         """
         return self._home(self._wire.rounds(since))
+
+    def report(
+        self,
+        metrics: Mapping[str, float],
+        step: int | Version,
+        *,
+        weight: float = 1.0,
+        worker_id: str | None = None,
+        request_id: int | None = None,
+    ) -> Operation[ReportResult]:
+        """Stores what was measured of a version, such as its loss on data that nobody trains with.
+
+        Reports of several workers on one version become one evaluation: the mean of each metric, by their weights. It
+        is as durable as the records of rounds, and is in them: `RoundRecord.evaluation`; `evaluations` returns all,
+        also that of step 0. A report counts once, even if the client has to send it again.
+
+        Args:
+            metrics: What was measured, by name, as in `push`; at least one number. All reports on one version together
+                have at most 32 names.
+            step: The step of the version, or the version.
+            weight: Its weight in the means: positive and finite, such as the number of examples.
+            worker_id: The sender's id: each worker counts once for each version. None: as in `push`.
+            request_id: The `request_id` of a failed attempt's error, to send the same report again; it still counts
+                once. None: a new report.
+
+        Returns:
+            What became of the report, and the means of all reports on the version.
+
+        Raises:
+            InvalidArgumentError: There is no such version yet, or an argument is not within its limits.
+            OutOfRangeError: The version is too old: neither it nor the record of its round is kept.
+            ResourceExhaustedError: The server has no room for it.
+            NotFoundError: The parameters were deleted.
+            UnavailableError: The server cannot be reached. It may have counted the report: try again with `request_id`.
+        """
+        how = Contribution(_step_of(step), weight, worker_id)
+        return self._home(self._wire.report(metrics, how, request_id))
+
+    def evaluations(self, since: int | None = None) -> Operation[list[Evaluation]]:
+        """Returns what was measured of versions, as far back as it is kept (`keep_rounds` + 1 versions).
+
+        Args:
+            since: The step after which evaluations are returned. None: all.
+
+        Returns:
+            The evaluations by step, also of versions that no round has made: the first one, and loaded ones.
+
+        Raises:
+            NotFoundError: The parameters were deleted.
+        """
+        return self._home(self._wire.evaluations(since))
+
+    def evaluate(
+        self,
+        fn: Callable[[Version], Mapping[str, float]],
+        *,
+        every: int = 1,
+        until: int | None = None,
+        weight: float = 1.0,
+        worker_id: str = "evaluator",
+        stop: Callable[[], bool] | None = None,
+    ) -> Operation[int]:
+        """Measures versions as rounds make them, and reports what it finds, until a step is reached.
+
+        It begins with the version of step 0, or the newest one if that is no longer kept, and goes on with each
+        `every`-th step. If a version is gone before its turn comes, the newest one takes its place: an evaluator that
+        is slower than the rounds leaves out some, and holds up nobody. Started again, it goes on after the last version
+        of which its worker_id has reported. `rounds()` and `evaluations()` have what it has found.
+
+        Args:
+            fn: Measures a version: returns numbers by name, as `report` takes them. It runs in the calling thread; with
+                `gradserve.aio` in a thread beside the event loop.
+            every: The distance between the steps of two versions.
+            until: The last step, whose version is measured whatever `every` is. None: without end.
+            weight: The weight of each report.
+            worker_id: The name of this evaluator. Several that each measure a part of the data need a name each.
+            stop: Asked before each version, and twice a second while waiting for one: True ends the loop.
+                `threading.Event().is_set`, for instance. None: never.
+
+        Returns:
+            The number of versions that it has measured.
+
+        Raises:
+            InvalidArgumentError: An argument is not valid, or `fn` returned something else than numbers by name.
+            AbortedError: The parameters were deleted while the call waited.
+            NotFoundError: The parameters were deleted before.
+            Exception: What `fn` has raised.
+        """
+        read = self._wire.read
+        if not as_text(worker_id, Argument("worker_id")):
+            raise Argument("worker_id").error("the name of an evaluator", worker_id)
+        how = Contribution(0, weight, worker_id)
+        return self._home(evaluate(self._wire, read, fn, EvaluatedSteps.of(every, until), how, stop))
 
     def change(
         self,

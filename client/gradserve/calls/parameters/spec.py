@@ -15,6 +15,7 @@ from gradserve.conversion.plain import INT32, INT64, as_choice, as_flag, as_inte
 from gradserve.optim import SGD, Optimizer, Schedule, constant
 from gradserve.optim.messages import optimizer_message, optimizer_of, schedule_message, schedule_of
 from gradserve.parameter_records import (
+    Evaluation,
     ParametersInfo,
     Refusal,
     RoundRecord,
@@ -263,6 +264,8 @@ def record_of(record: parameters_pb2.RoundRecord) -> RoundRecord:
         lr=record.lr,
         optimizer=optimizer_of(record.optimizer),
         hash=record.hash.hex(),
+        metrics=metrics_of(record.metrics),
+        evaluation=evaluation_of(record.evaluation) if record.HasField("evaluation") else None,
     )
 
 
@@ -276,7 +279,19 @@ def _update_of(update: parameters_pb2.RoundUpdate) -> RoundUpdate:
         cosine=update.cosine if update.HasField("cosine") else None,
         num_bytes=update.num_bytes,
         dropped=update.dropped,
+        metrics=metrics_of(update.metrics),
     )
+
+
+def metrics_of(message: Mapping[str, float]) -> dict[str, float]:
+    """Returns metrics in the order of their names."""
+    return dict(sorted(message.items()))
+
+
+def evaluation_of(message: parameters_pb2.Evaluation) -> Evaluation:
+    """Returns what was measured of a version."""
+    workers = tuple(message.worker_ids)
+    return Evaluation(message.step, metrics_of(message.metrics), message.weight, workers, message.num_reports)
 
 
 def _duration(value: Any, name: str, *, is_positive: bool = False) -> Duration:

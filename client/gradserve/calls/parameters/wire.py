@@ -7,19 +7,14 @@ import numpy as np
 from google.protobuf.message import Message
 
 from gradserve.calls.accumulators.components import Sent, add_values, arrays_of, receive_values
-from gradserve.calls.accumulators.contributions import (
-    OUTCOMES,
-    Contribution,
-    ContributionWire,
-    Given,
-    is_in_place,
-)
+from gradserve.calls.accumulators.contributions import OUTCOMES, Contribution, Given, is_in_place
 from gradserve.calls.accumulators.service import Accepted, Method, RoundService, without_run
 from gradserve.calls.accumulators.session import RoundSession
 from gradserve.calls.combinators import at_target
 from gradserve.calls.exchange import Operation, Progress, Reply, Whole, encode_timeout
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.parameters.compression import Packer, unpacked
+from gradserve.calls.parameters.evaluations import EvaluationsWire, as_metrics
 from gradserve.calls.parameters.fields import fields_named
 from gradserve.calls.parameters.model import ParameterComponents, check_saved
 from gradserve.calls.parameters.spec import changed_rules, info_of, record_of, rules_message, rules_of, update_of
@@ -90,7 +85,7 @@ class ReadState(NamedTuple):
     update: str
 
 
-class ParametersWire(ContributionWire):
+class ParametersWire(EvaluationsWire):
     """The operations on the parameters of one name."""
 
     components: ParameterComponents
@@ -387,6 +382,8 @@ class ParametersWire(ContributionWire):
         fields = super()._gradient_fields(request, how, values, has_handles=has_handles)
         if not 0 < fields["weight"] <= _LARGEST_WEIGHT:
             raise Argument("weight").error("a positive number that fits into a float32", how.weight)
+        if how.metrics is not None:
+            fields["metrics"] = as_metrics(how.metrics)
         return fields
 
 

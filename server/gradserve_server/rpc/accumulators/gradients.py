@@ -3,16 +3,16 @@
 Gradients of accumulators and updates of parameters come in the same messages, under other names.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from gradserve_protocol.codecs import CODECS_BY_NUMBER, Codec
 from gradserve_protocol.tensors import to_data_type
 from gradserve_protocol.v1 import accumulator_pb2, codecs_pb2, tensor_pb2
-from gradserve_server.accumulators.gradient import Contribution, Summand, sum_of_weights
+from gradserve_server.accumulators.gradient import Contribution, Metrics, Summand, sum_of_weights
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import IncomingComponent, IncomingGradient
 from gradserve_server.errors import InvalidArgumentError, request_fields
@@ -89,6 +89,7 @@ def contribution_of(
     sum_of: tuple[Summand, ...] = (),
     epoch: int | None = None,
     digest: bytes = b"",
+    metrics: Metrics = (),
 ) -> Contribution:
     """Reads the step, weight and sender of a gradient.
 
@@ -98,6 +99,7 @@ def contribution_of(
         sum_of: The gradients of a sum.
         epoch: The epoch of a gradient for a sharded accumulator, if the request says it.
         digest: The digest of the worker's parameters, if the request has it.
+        metrics: What the worker of an update has measured.
 
     Raises:
         InvalidArgumentError: The sender's id is too long.
@@ -112,11 +114,29 @@ def contribution_of(
         epoch=epoch,
         was_accepted=was_accepted,
         parameters_digest=digest,
+        metrics=metrics,
     )
 
 
-def summands_of(request: _WithSummands, user: Identity) -> tuple[Summand, ...]:
+def _no_metrics(metrics: Mapping[str, float], field: str) -> Metrics:
+    if metrics:
+        raise InvalidArgumentError("expected no metrics of a gradient, which is no update of parameters", field=field)
+    return ()
+
+
+DecodeMetrics: TypeAlias = Callable[[Mapping[str, float], str], Metrics]
+"""Reads metrics, given their field."""
+
+
+def summands_of(
+    request: _WithSummands, user: Identity, decode_metrics: DecodeMetrics = _no_metrics
+) -> tuple[Summand, ...]:
     """Reads the gradients of a sum; none of a single gradient.
+
+    Args:
+        request: The request.
+        user: The caller.
+        decode_metrics: Reads what the worker of each has measured.
 
     Raises:
         InvalidArgumentError: They are too many, an id is not valid, or there is another weight beside theirs.
@@ -126,16 +146,18 @@ def summands_of(request: _WithSummands, user: Identity) -> tuple[Summand, ...]:
     check_count(request.sum_of, MAX_SUMMANDS, "gradients", "sum_of")
     if request.HasField("weight"):
         raise InvalidArgumentError("expected no weight beside those of sum_of, got one", field="weight")
-    return tuple([_summand(each, f"sum_of[{index}]", user) for index, each in enumerate(request.sum_of)])
+    found = enumerate(request.sum_of)
+    return tuple([_summand(each, f"sum_of[{index}]", user, decode_metrics) for index, each in found])
 
 
-def _summand(message: accumulator_pb2.Summand, field: str, user: Identity) -> Summand:
+def _summand(message: accumulator_pb2.Summand, field: str, user: Identity, decode_metrics: DecodeMetrics) -> Summand:
     check_length(message.worker_id, MAX_WORKER_ID_BYTES, f"{field}.worker_id")
     return Summand(
         message.weight if message.HasField("weight") else 1.0,
         message.worker_id,
         decode_request_id(message.request_id, b"", user, field) if message.HasField("request_id") else None,
         digest_of(message, message.worker_id, f"{field}.parameters_digest"),
+        decode_metrics(message.metrics, f"{field}.metrics"),
     )
 
 

@@ -13,6 +13,8 @@ from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.rounds import Outcome, Pushed
 from gradserve_server.devices.compute import PIECE_BYTES
+from gradserve_server.parameters.changes import Reported
+from gradserve_server.parameters.metrics import Evaluation
 from gradserve_server.parameters.packing import PackedValues, PackedVersions
 from gradserve_server.parameters.parameters import Parameters, ParametersState
 from gradserve_server.parameters.record import DecidedRound, RoundRecord
@@ -294,8 +296,28 @@ def _spec_pieces(spec: ParametersSpec) -> Iterator[Piece]:
 # Records of rounds
 
 
-def encode_record(record: RoundRecord) -> parameters_pb2.RoundRecord:
-    """Returns the message of a round's record."""
+def encode_evaluation(evaluation: Evaluation, *, with_workers: bool = True) -> parameters_pb2.Evaluation:
+    """Returns the message of an evaluation. On the event loop only: it may change meanwhile."""
+    return parameters_pb2.Evaluation(
+        step=evaluation.step,
+        metrics=evaluation.metrics,
+        weight=evaluation.weight,
+        worker_ids=evaluation.worker_ids if with_workers else (),
+        num_reports=evaluation.num_reports,
+    )
+
+
+def encode_reported(reported: Reported) -> messages_pb2.ReportEvaluationResponse:
+    """Returns the response to a report on a version."""
+    return messages_pb2.ReportEvaluationResponse(
+        outcome=OUTCOMES[reported.outcome],
+        duplicate=reported.is_duplicate,
+        evaluation=encode_evaluation(reported.evaluation, with_workers=False),
+    )
+
+
+def encode_record(record: RoundRecord, evaluation: parameters_pb2.Evaluation | None) -> parameters_pb2.RoundRecord:
+    """Returns the message of a round's record, with the evaluation of the version that it made, if there is one."""
     end_time = Timestamp()
     end_time.FromNanoseconds(record.end_time)
     return parameters_pb2.RoundRecord(
@@ -312,6 +334,7 @@ def encode_record(record: RoundRecord) -> parameters_pb2.RoundRecord:
                 cosine=each.cosine,
                 num_bytes=each.num_bytes,
                 dropped=each.dropped,
+                metrics=dict(each.metrics),
             )
             for each in record.updates
         ],
@@ -325,4 +348,6 @@ def encode_record(record: RoundRecord) -> parameters_pb2.RoundRecord:
         optimizer=encode_optimizer(record.optimizer),
         hash=record.hash,
         decided=None if record.decided is None else _encode_decided(record.decided),
+        metrics=record.metrics,
+        evaluation=evaluation,
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gradserve_protocol.codecs import CODECS_BY_NUMBER, Codec
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2, tensor_pb2
-from gradserve_server.accumulators.gradient import Array, Contribution
+from gradserve_server.accumulators.gradient import Array, Contribution, Metrics
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import (
     IncomingComponent,
@@ -20,8 +20,19 @@ from gradserve_server.accumulators.journal import PartKey
 from gradserve_server.accumulators.sharding.home import part_id
 from gradserve_server.accumulators.spec import ComponentSpec, check_agreement
 from gradserve_server.errors import InvalidArgumentError
-from gradserve_server.limits import MAX_COMPONENTS, MAX_UNANSWERED, check_count, listed, quoted
+from gradserve_server.limits import (
+    MAX_COMPONENTS,
+    MAX_METRIC_NAME_BYTES,
+    MAX_METRICS,
+    MAX_UNANSWERED,
+    MAX_WORKER_ID_BYTES,
+    check_count,
+    check_length,
+    listed,
+    quoted,
+)
 from gradserve_server.parameters.changes import Changes
+from gradserve_server.parameters.metrics import Report, canonical
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.record import DecidedRound
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules, UpdateKind
@@ -35,6 +46,7 @@ from gradserve_server.rpc.accumulators.gradients import (
     incoming_gradient,
     serialized,
     summands_of,
+    weight_of,
 )
 from gradserve_server.rpc.accumulators.requests import check_component_counts, check_ids, decode_components
 from gradserve_server.rpc.boundary.fields import Page, decode_durability, page_of
@@ -140,7 +152,11 @@ def decode_update(
     if not request.update:
         raise InvalidArgumentError("expected at least one component, got none", field="update")
     is_again = isinstance(request, messages_pb2.PushRequest) and request.accepted_before
-    contribution = contribution_of(request, was_accepted=is_again, sum_of=summands_of(request, user))
+    sum_of = summands_of(request, user, decode_metrics)
+    metrics = decode_metrics(request.metrics, "metrics")
+    if metrics and sum_of:
+        raise InvalidArgumentError("expected no metrics beside those of sum_of, got some", field="metrics")
+    contribution = contribution_of(request, was_accepted=is_again, sum_of=sum_of, metrics=metrics)
     given = incoming_gradient(
         request.update,
         payload,
@@ -151,10 +167,64 @@ def decode_update(
     )
     call = None
     if request.HasField("request_id"):
-        what = (type(request).__name__, request.local_step, contribution.weight, request.worker_id)
+        what = _what_of(request, contribution)
         summands = serialized(request.sum_of)
         call = gradient_id(request.request_id, what, given, user, unread=request.unread_contents, more=summands)
     return call, contribution, given
+
+
+def _what_of(request: UpdateRequest, contribution: Contribution) -> tuple[object, ...]:
+    """Returns what the call of an update repeats; without metrics, as earlier servers have noted it."""
+    what = (type(request).__name__, request.local_step, contribution.weight, request.worker_id)
+    return (*what, contribution.metrics) if contribution.metrics else what
+
+
+def decode_metrics(metrics: Mapping[str, float], field: str) -> Metrics:
+    """Reads metrics.
+
+    Raises:
+        InvalidArgumentError: They are too many, or a name is empty or too long.
+    """
+    if not metrics:
+        return ()
+    check_count(metrics, MAX_METRICS, "metrics", field)
+    for name in metrics:
+        if not name:
+            raise InvalidArgumentError("expected names of metrics, got an empty one", field=field)
+        check_length(name, MAX_METRIC_NAME_BYTES, field)
+    return canonical(metrics)
+
+
+def decode_report(
+    request: messages_pb2.ReportEvaluationRequest, user: Identity = ANONYMOUS
+) -> tuple[RequestId | None, Report]:
+    """Reads the id of a report's call, and the report.
+
+    Raises:
+        InvalidArgumentError: There is no metric, or one, the weight or the sender is not within its limits.
+    """
+    metrics = decode_metrics(request.metrics, "metrics")
+    if not metrics:
+        raise InvalidArgumentError("expected at least one metric, got none", field="metrics")
+    weight = weight_of(request)
+    if not 0 < weight < math.inf:
+        raise InvalidArgumentError(f"expected a positive, finite weight, got {weight:g}", field="weight")
+    check_length(request.worker_id, MAX_WORKER_ID_BYTES, "worker_id")
+    call = None
+    if request.HasField("request_id"):
+        what = (type(request).__name__, request.step, metrics, weight, request.worker_id)
+        call = gradient_id(request.request_id, what, IncomingGradient([], IncomingTensors(())), user)
+    return call, Report(request.step, metrics, weight, request.worker_id)
+
+
+def decode_evaluations_page(request: messages_pb2.ListEvaluationsRequest) -> tuple[int | None, Page]:
+    """Returns the step after which evaluations are wanted, None for all, and the page of them.
+
+    Raises:
+        InvalidArgumentError: The size of the page is negative.
+    """
+    since = request.since if request.HasField("since") else None
+    return since, page_of(request.page_size, "", default_size=100)
 
 
 def decode_staged_update(
@@ -184,8 +254,9 @@ def decode_staged_update(
         raise InvalidArgumentError(
             f"expected a request_id, as parameters {request.parameters.name!r} are sharded", field="request_id"
         )
-    plain = contribution_of(request, epoch=request.epoch if request.HasField("epoch") else None)
-    what = (type(request).__name__, request.local_step, plain.weight, request.worker_id)
+    epoch = request.epoch if request.HasField("epoch") else None
+    plain = contribution_of(request, epoch=epoch, metrics=decode_metrics(request.metrics, "metrics"))
+    what = _what_of(request, plain)
     call = gradient_id(request.request_id, what, IncomingGradient([], IncomingTensors(())), user)
     contribution = replace(plain, part=part_id(call))
     return call, contribution, PartKey(incarnation, contribution.part)

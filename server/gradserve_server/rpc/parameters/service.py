@@ -17,6 +17,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.devices.compute import PIECE_BYTES, Compute
 from gradserve_server.errors import AbortedError, InvalidArgumentError, NotFoundError, request_fields
 from gradserve_server.limits import MAX_ID_BYTES, check_length
+from gradserve_server.parameters.metrics import Evaluation
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.record import RoundRecord
 from gradserve_server.parameters.registry import ParametersRegistry
@@ -29,11 +30,13 @@ from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of, time_to_wait, wait_timeout
 from gradserve_server.rpc.boundary.messages import Entries, Serialized, assembled
 from gradserve_server.rpc.parameters.replies import (
+    encode_evaluation,
     encode_pulled,
     encode_pushed,
     encode_read,
     encode_read_state,
     encode_record,
+    encode_reported,
     info_pieces,
     num_parts,
     packed_version,
@@ -45,10 +48,12 @@ from gradserve_server.rpc.parameters.requests import (
     decode_changes,
     decode_codec,
     decode_decided,
+    decode_evaluations_page,
     decode_key,
     decode_parameters_spec,
     decode_read_id,
     decode_records_page,
+    decode_report,
     decode_staged,
     decode_staged_update,
     decode_state_optimizer,
@@ -60,6 +65,8 @@ from gradserve_server.rpc.parameters.requests import (
 from gradserve_server.rpc.tensors.messages import TensorDeliverer
 from gradserve_server.tensors.incoming import TensorOpener
 
+_METRICS_OF_A_PART = 8
+"""The metrics or ids that take as long to encode as an update in a record."""
 _FIELD = "parameters"
 """The field that names the parameters of a request."""
 
@@ -269,10 +276,32 @@ class ParameterServicer:
         since, page = decode_records_page(request)
         with self._using(request.parameters, call) as parameters:
             records, has_more = parameters.records(since, page.size)
-        shown = page.filled(records, _num_entries)
+            evaluations = parameters.ledger.evaluations
+        found = [(each, evaluations.of(each.step)) for each in records]
+        shown = page.filled(found, lambda each: _num_entries(each[0]) + _num_workers(each[1]))
         response = messages_pb2.ListRoundsResponse(has_more=has_more or len(shown) < len(records))
-        parts = sum([1 + _num_entries(each) for each in shown])
-        return await assembled(self._compute, parts, response, [Entries("rounds", map(encode_record, shown))])
+        parts = sum([1 + _num_entries(record) + _num_workers(evaluation) for record, evaluation in shown])
+        evaluated = [None if evaluation is None else encode_evaluation(evaluation) for _, evaluation in shown]
+        rounds = map(encode_record, [record for record, _ in shown], evaluated)
+        return await assembled(self._compute, parts, response, [Entries("rounds", rounds)])
+
+    async def ReportEvaluation(
+        self, request: messages_pb2.ReportEvaluationRequest, call: Call
+    ) -> messages_pb2.ReportEvaluationResponse:
+        with self._using(request.parameters, call) as parameters:
+            request_id, report = decode_report(request, call.identity)
+            return encode_reported(await parameters.report(request_id, report))
+
+    async def ListEvaluations(
+        self, request: messages_pb2.ListEvaluationsRequest, call: Call
+    ) -> messages_pb2.ListEvaluationsResponse:
+        since, page = decode_evaluations_page(request)
+        with self._using(request.parameters, call) as parameters:
+            evaluations, has_more = parameters.evaluations(since, page.size)
+            shown = page.filled(evaluations, _num_workers)
+            return messages_pb2.ListEvaluationsResponse(
+                evaluations=map(encode_evaluation, shown), has_more=has_more or len(shown) < len(evaluations)
+            )
 
     async def ForkParameters(
         self, request: messages_pb2.ForkParametersRequest, call: Call
@@ -376,4 +405,9 @@ def _update_spec(parameters: Parameters, given: IncomingGradient, *, is_sum: boo
 
 
 def _num_entries(record: RoundRecord) -> int:
-    return len(record.updates) + len(record.refusals)
+    num_metrics = sum([len(each.metrics) for each in record.updates])
+    return len(record.updates) + len(record.refusals) + num_metrics // _METRICS_OF_A_PART
+
+
+def _num_workers(evaluation: Evaluation | None) -> int:
+    return 0 if evaluation is None else len(evaluation.worker_ids) // _METRICS_OF_A_PART

@@ -217,6 +217,8 @@ def of_sum(
         summand = sent.sum_of.add(worker_id=each.worker_id, parameters_digest=getattr(each, "parameters_digest", b""))
         if each.HasField("weight"):
             summand.weight = each.weight
+        if isinstance(each, UpdateRequest):
+            summand.metrics.update(each.metrics)
         if each.HasField("request_id"):
             summand.request_id.CopyFrom(each.request_id)
     return _with_gradient(sent, values, tensors, timeout)

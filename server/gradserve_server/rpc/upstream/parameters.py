@@ -134,6 +134,18 @@ class AggregatingParameters:
             return await self._local.ListRounds(request, call)
         return await self._link.call("ListRounds", copied(request))
 
+    async def ReportEvaluation(self, request: messages_pb2.ReportEvaluationRequest, call: Call) -> Any:
+        if self._is_local(request.parameters, call):
+            return await self._local.ReportEvaluation(request, call)
+        sent = copied(request)
+        own_id(sent, call.identity)
+        return await self._link.call("ReportEvaluation", sent)
+
+    async def ListEvaluations(self, request: messages_pb2.ListEvaluationsRequest, call: Call) -> Any:
+        if self._is_local(request.parameters, call):
+            return await self._local.ListEvaluations(request, call)
+        return await self._link.call("ListEvaluations", copied(request))
+
     async def ForkParameters(self, request: messages_pb2.ForkParametersRequest, call: Call) -> Any:
         is_private = bool(request.lifetime.owner_client_id)
         if is_private is not self._is_local(request.parameters, call):
