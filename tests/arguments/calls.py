@@ -80,6 +80,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "parameters.push": {"update": {"w": [1, 2]}, "local_step": 0},
     "parameters.push_pull": {"update": {"w": [1, 2]}, "local_step": 0, "worker_id": "", **NOW},
     "parameters.wait": {"step": 0, **NOW},
+    "parameters.report": {"metrics": {"loss": 1.0}, "step": 0},
+    "parameters.evaluate": {"fn": lambda _: {"loss": 1.0}, "until": 0, "stop": lambda: True},
     "parameters.change": {"num_required": 1},
     "parameters.save": {"path": _FOLDER / "saved again"},
     "layer.__call__": {"inputs": ones(2, 3)},

@@ -29,12 +29,14 @@ from tests.rpc.parameters.requests import (
     STATE,
     Change,
     Delete,
+    Evaluations,
     Fork,
     Get,
     List,
     Push,
     PushPull,
     Read,
+    Report,
     Rounds,
     W,
     create,
@@ -204,6 +206,7 @@ BAD_CHANGES = [
     ),
     Bad("ListRounds", Rounds(parameters=ref(), since=-1), "of at least 0", "since"),
     Bad("ListRounds", Rounds(parameters=ref(), page_size=-1), "of at least 0", "page_size"),
+    Bad("ListEvaluations", Evaluations(parameters=ref(), page_size=-1), "of at least 0", "page_size"),
 ]
 
 
@@ -215,7 +218,37 @@ def bad_update(message: str, field: str | None, *, code: grpc.StatusCode = INVAL
     return [Bad("Push", one, message, field, code), Bad("PushPullParameters", pull, message, field, code)]
 
 
+TOO_MANY = {f"m{number}": 1.0 for number in range(33)}
+
+
+def bad_report(message: str, field: str, **fields: Any) -> Bad:
+    """Returns a report that must be refused."""
+    return Bad("ReportEvaluation", Report(parameters=ref(), **{"metrics": {"loss": 1.0}, **fields}), message, field)
+
+
+BAD_REPORTS = [
+    bad_report("at least one metric, got none", "metrics", metrics={}),
+    bad_report("got an empty one", "metrics", metrics={"": 1.0}),
+    bad_report("at most 64 bytes, got 65", "metrics", metrics={"x" * 65: 1.0}),
+    bad_report("at most 32 metrics", "metrics", metrics=TOO_MANY),
+    bad_report("expected a positive, finite weight", "weight", weight=0.0),
+    bad_report("expected a positive, finite weight", "weight", weight=float("inf")),
+    bad_report("expected a positive, finite weight", "weight", weight=float("nan")),
+    bad_report("at most 256 bytes", "worker_id", worker_id=257 * "w"),
+    bad_report("at most 0, the step of the newest version", "step", step=1),
+    bad_report("at most 0, the step of the newest version", "step", step=INT64_MIN),
+    bad_report("got an empty one", "request_id.client_id", request_id=identity(1, "")),
+]
 BAD_UPDATES = [
+    *bad_update("got an empty one", "metrics", metrics={"": 1.0}),
+    *bad_update("at most 64 bytes, got 65", "metrics", metrics={"x" * 65: 1.0}),
+    *bad_update("at most 32 metrics", "metrics", metrics=TOO_MANY),
+    *bad_update("expected no metrics beside those of sum_of", "metrics", sum_of=summands(1.0), metrics={"loss": 1.0}),
+    *bad_update(
+        "at most 32 metrics",
+        "sum_of[0].metrics",
+        sum_of=[accumulator_pb2.Summand(metrics=TOO_MANY)],
+    ),
     *bad_update("expected at least one component", "update", update=[]),
     *bad_update("got 'x'", "update[0].name", update=[dense(zeros(3), "x")]),
     *bad_update("expected every component once", "update", update=values(1.0)[:1] * 2),
@@ -340,6 +373,8 @@ UNKNOWN = [
     *of_nobody("PushPullParameters", PushPull(update=values())),
     *of_nobody("ChangeParameters", Change()),
     *of_nobody("ListRounds", Rounds()),
+    *of_nobody("ReportEvaluation", Report(metrics={"loss": 1.0})),
+    *of_nobody("ListEvaluations", Evaluations()),
     *of_nobody("ForkParameters", Fork(fork=ref("fork"))),
     Bad("CreateParameters", create("bad", values=[]), "create them with values", "parameters.name", NOT_FOUND),
     Bad("CreateParameters", create(""), "got an empty one", "parameters.name"),
@@ -361,4 +396,4 @@ UNKNOWN = [
     Bad("ListParameters", List(page_token="?"), "next_page_token", "page_token"),
 ]
 
-BAD_PARAMETERS = [*BAD_SPECS, *BAD_VERSIONS, *BAD_CHANGES, *BAD_UPDATES, *BAD_WAITS, *UNKNOWN]
+BAD_PARAMETERS = [*BAD_SPECS, *BAD_VERSIONS, *BAD_CHANGES, *BAD_REPORTS, *BAD_UPDATES, *BAD_WAITS, *UNKNOWN]

@@ -47,6 +47,8 @@ WITH_COMPONENTS = {
     "PushPullParameters",
     "ChangeParameters",
     "ListRounds",
+    "ReportEvaluation",
+    "ListEvaluations",
     "ForkParameters",
 }
 """Methods that `test_components`, `test_parameters` and `test_sharding` call."""

@@ -2,16 +2,19 @@
 
 from typing import Any
 
+from gradserve_server.limits import MAX_METRICS
 from tests.bad_input.requests import component, dense, identity, zeros
 from tests.floods.servicers import PARTS, Servicers
 from tests.floods.test_components import KEEP, NAMES
 from tests.rpc.parameters.requests import (
     MOMENTUM,
     Change,
+    Evaluations,
     Fork,
     Get,
     List,
     Read,
+    Report,
     Rounds,
     create,
     push,
@@ -62,3 +65,21 @@ async def test_many_updates_in_records(servicers: Servicers) -> None:
     found = await call("ListRounds", Rounds(parameters=ref()))
     assert found.has_more
     assert sum([len(each.updates) for each in found.rounds]) <= 1 << 12
+
+
+async def test_many_metrics_and_reports(servicers: Servicers) -> None:
+    async def call(method: str, request: Any) -> Any:
+        return await servicers.call(method, request, "ParameterService")
+
+    metrics = {f"metric {number}": 1.0 for number in range(MAX_METRICS)}
+    await call("CreateParameters", create(spec=spec(component("w", dims=[1])), values=[dense(zeros(1), "w")]))
+    for step in range(200):
+        await call("Push", push(local_step=step, update=[dense(zeros(1))], metrics=metrics))
+        await call("ReportEvaluation", Report(parameters=ref(), step=step, metrics=metrics, worker_id="w"))
+    for number in range(PARTS // 10):
+        await call("ReportEvaluation", Report(parameters=ref(), step=200, metrics=metrics, worker_id=f"w{number}"))
+    found = await call("ListRounds", Rounds(parameters=ref()))
+    assert found.has_more
+    assert all(len(each.metrics) == MAX_METRICS for each in found.rounds)
+    listed = await call("ListEvaluations", Evaluations(parameters=ref(), since=198))
+    assert [each.num_reports for each in listed.evaluations] == [1, PARTS // 10]

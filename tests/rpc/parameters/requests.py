@@ -28,6 +28,10 @@ Fork = messages_pb2.ForkParametersRequest
 
 Rounds = messages_pb2.ListRoundsRequest
 
+Report = messages_pb2.ReportEvaluationRequest
+
+Evaluations = messages_pb2.ListEvaluationsRequest
+
 SGD = parameters_pb2.Optimizer(sgd=parameters_pb2.Sgd(lr=1.0))
 """With this optimizer, the mean of deltas is added to the parameters."""
 MOMENTUM = parameters_pb2.Optimizer(sgd=parameters_pb2.Sgd(lr=1.0, momentum=0.5))
