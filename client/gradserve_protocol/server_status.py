@@ -39,6 +39,7 @@ class RoundStatus:
         missing: The workers of the round before that are not in this one.
         reason: Why a round of parameters ended: "required", "grace", "expected" or "deadline"; empty for other rounds.
         apply_seconds: Seconds that the optimizer of parameters took.
+        metrics: The means of what the workers of parameters have measured, by name.
     """
 
     step: int = 0
@@ -49,6 +50,7 @@ class RoundStatus:
     missing: tuple[str, ...] = ()
     reason: str = ""
     apply_seconds: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,19 @@ class WeightStatus:
 
 
 @dataclass(frozen=True)
+class EvaluationStatus:
+    """What was measured of a version of parameters.
+
+    Attributes:
+        step: The step of the version.
+        metrics: The means of all reports on it, by name.
+    """
+
+    step: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ParametersStatus:
     """Parameters that the server holds. Weights are those since their creation.
 
@@ -153,6 +168,7 @@ class ParametersStatus:
         num_live: The workers that lived at its end: these, and others of the two rounds before it whose clients were
             there.
         num_ended: The rounds since the server started, by the reason of their end.
+        evaluations: The last evaluations of versions, by step; at most 20.
     """
 
     container: str = ""
@@ -180,6 +196,7 @@ class ParametersStatus:
     num_counted: int = 0
     num_live: int = 0
     num_ended: Mapping[str, int] = field(default_factory=dict)
+    evaluations: tuple[EvaluationStatus, ...] = ()
 
 
 @dataclass(frozen=True)

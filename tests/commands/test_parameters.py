@@ -1,5 +1,6 @@
 """`gradserve parameters save`, and parameters in `ls`, `show`, `rm` and `top`."""
 
+import math
 import signal
 import subprocess
 import sys
@@ -35,7 +36,8 @@ def moved(client: gradserve.Client) -> str:
     """Returns the name of parameters with two rounds: "c" was stale in the second, and "b" was refused."""
     found = made(client, "moved/net")
     for local_step, worker, weight in ((0, "a", 2.0), (0, "b", 2.0), (0, "c", 1.0), (1, "a", 1.0)):
-        found.push(UPDATE, local_step, worker_id=worker, weight=weight)
+        found.push(UPDATE, local_step, worker_id=worker, weight=weight, metrics={"loss": 4 - weight, worker: 0.5})
+    found.report({"loss": 0.25, "low": math.nan}, 1)
     found.push(UPDATE, 0, worker_id="b")
     found.push(UPDATE, 2, worker_id="b", weight=4.0)
     return "moved/net"
@@ -61,6 +63,8 @@ def test_parameters_are_shown_with_their_weights_and_rounds(command_line: Comman
     assert "rules: 2 updates" in lines
     assert "weight: 10 accepted = 6 applied + 4 pending; refused: 1 stale" in lines
     assert "latest round: updates of 2 of 3 live workers" in lines
+    assert "metrics of the latest round: a 0.5, c 0.5, loss 3" in lines
+    assert "evaluation of step 1: loss 0.25, low nan" in lines
     latest, first = lines[-2:]
     assert latest.split()[0] == "2"
     assert latest.split()[4:] == ["required", "2", "2", "up", "to", "1", "0", "c,", "a"]
@@ -72,6 +76,8 @@ def test_parameters_are_shown_as_json(command_line: CommandLine, moved: str) -> 
     assert found["info"]["rules"]["num_required"] == 2
     assert found["status"]["weights"]["pending"] == 4.0
     assert [each["step"] for each in found["rounds"]] == [1, 2]
+    assert [each["metrics"]["loss"] for each in found["rounds"]] == [2, 3]
+    assert found["rounds"][0]["evaluation"]["metrics"] == {"loss": 0.25, "low": None}
 
 
 def test_private_parameters_are_shown_without_records(command_line: CommandLine, client: gradserve.Client) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import socket
 import ssl
 from collections.abc import Iterator
@@ -99,6 +100,24 @@ def test_no_other_site_can_read_or_frame_an_answer(local: LocalServer, path: str
 @pytest.mark.parametrize("path", ["/..%2f..%2fetc/passwd", "/../config.py", "/%2e%2e/port.py", "/a/..", "/a/b"])
 def test_only_files_of_the_page_are_there(local: LocalServer, path: str) -> None:
     assert get(url_of(local), path).status == 404
+
+
+def test_metrics_that_are_no_numbers_of_json_are_texts(local: LocalServer) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    with gradserve.connect(local.address) as client:
+        parameters = client.parameters({"w": np.ones(2)}, shared_name="not finite")
+        parameters.push({"w": np.ones(2)}, 0, metrics={"loss": math.nan, "low": -math.inf, "accuracy": 0.5})
+        parameters.report({"loss": math.inf}, 0)
+        text = get(url_of(local), "/api/status?name_contains=not%20finite").text
+        (described,) = json.loads(text, parse_constant=refuse)["parameters"]
+        assert described["rounds"][0]["metrics"] == {"loss": "NaN", "low": "-Infinity", "accuracy": 0.5}
+        assert described["evaluations"] == [{"step": 0, "metrics": {"loss": "Infinity"}}]
+        (found,) = client.server_status(name_contains="not finite").parameters
+        assert found.evaluations[0].metrics == {"loss": math.inf}
+        assert math.isnan(found.rounds[0].metrics["loss"])
+        parameters.delete()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What the metrics say."""
 
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -129,8 +130,9 @@ def test_parameters_have_metrics_of_their_own_beside_an_accumulator_of_the_same_
         )  # fmt: skip
         client.conditional_accumulator("float32", (3,), shared_name="metrics/twins").apply_grad(np.ones(3, np.float32))
         for local_step, worker, weight in ((0, "a", 2.0), (0, "b", 2.0), (0, "c", 1.0), (0, "c", 1.0), (1, "a", 1.0)):
-            found.push(update, local_step, worker_id=worker, weight=weight)
+            found.push(update, local_step, worker_id=worker, weight=weight, metrics={"loss": weight})
         found.push(update, 0, worker_id="b", weight=8.0)
+        found.report({"loss": math.inf, "accuracy": 0.75}, 1)
         found.push(update, 2, worker_id="b", weight=4.0)
         after = Metrics(local)
         assert [after.of_parameters(name) for name in ("step", "learning_rate", "open_round_updates")] == [2, 0.5, 1]
@@ -143,6 +145,9 @@ def test_parameters_have_metrics_of_their_own_beside_an_accumulator_of_the_same_
         assert after.of_parameters("refused_weight_total", reason="stale") == 8
         assert after.of_parameters("refused_weight_total", reason="already counted") == 1
         assert after.of_parameters("open_round_age_seconds") > 0
+        assert after.of_parameters("round_metric", metric="loss") == found.rounds()[-1].metrics["loss"] == 1
+        evaluated = [after.of_parameters("evaluation_metric", metric=each) for each in ("loss", "accuracy")]
+        assert evaluated == [math.inf, 0.75]
         outcomes = ("accepted", "stale", "duplicate", "refused")
         assert [after.grown(before, "gradserve_parameters_updates_total", outcome=each) for each in outcomes] == [
             5, 1, 1, 0,

@@ -322,4 +322,5 @@ def test_an_aggregator_forwards_metrics_with_the_sums_and_reports() -> None:
             assert record.metrics == {"loss": 2.5, "a": 1, "b": 1}
             assert sorted([each.metrics["loss"] for each in record.updates]) == [1, 3]
             assert record.evaluation == made_by[0].evaluations()[0]
-            assert record.evaluation is not None and record.evaluation.metrics == {"loss": 5}
+            assert record.evaluation is not None
+            assert record.evaluation.metrics == {"loss": 5}

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,10 +126,20 @@ def described(
             lines.append(f"rounds by the reason of their end: {ended}")
         if status.num_live:
             lines.append(f"latest round: updates of {participation(status)} live workers")
+    if rounds and rounds[-1].metrics:
+        lines.append(f"metrics of the latest round: {metrics_text(rounds[-1].metrics)}")
+    if status is not None and status.evaluations:
+        latest = status.evaluations[-1]
+        lines.append(f"evaluation of step {latest.step}: {metrics_text(latest.metrics)}")
     if rounds:
         newest_first = [_round(each, some) for each in reversed(rounds)]
         lines += ["", *table(_ROUND_COLUMNS, newest_first, frozenset({0, 2, 4, 5, 6, 7}))]
     return lines
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Returns metrics with their names: "accuracy 0.9, loss 0.3"."""
+    return ", ".join([f"{name} {value:g}" for name, value in sorted(metrics.items())])
 
 
 def _staleness(info: "ParametersInfo") -> str:

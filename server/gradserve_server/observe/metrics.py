@@ -251,6 +251,26 @@ def _parameters_families(parameters: Sequence[ParametersFigures]) -> Iterator[Me
             if value is not None:
                 gauge.add_metric((each.container, each.name), value)
         yield gauge
+    for name, text, metrics_of in _METRICS:
+        gauge = GaugeMetricFamily(name, f"{text} {of_which}.", labels=(*labels, "metric"))
+        for each in parameters:
+            for metric, value in metrics_of(each).items():
+                gauge.add_metric((each.container, each.name, metric), value)
+        yield gauge
+
+
+_METRICS: Sequence[tuple[str, str, Callable[[ParametersFigures], Mapping[str, float]]]] = (
+    (
+        "gradserve_parameters_round_metric",
+        "The mean of what workers have measured in the latest round, by the name that they give it,",
+        lambda each: each.metrics,
+    ),
+    (
+        "gradserve_parameters_evaluation_metric",
+        "What was measured of the newest version of which somebody has reported, by name,",
+        lambda each: each.evaluation,
+    ),
+)
 
 
 _WEIGHTS: Sequence[tuple[str, str, Callable[[WeightStatus], float]]] = (

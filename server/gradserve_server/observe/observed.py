@@ -66,7 +66,8 @@ class UpdateHistory(History):
         self.reasons[ended.reason] += 1
         self._applying.observe(seconds)
         self.staleness.clear()
-        return replace(record, reason=ended.reason, apply_seconds=seconds, staleness=staleness)
+        found = self.ledger.metrics
+        return replace(record, reason=ended.reason, apply_seconds=seconds, staleness=staleness, metrics=found)
 
 
 @dataclass(frozen=True)

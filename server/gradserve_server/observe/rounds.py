@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -305,6 +305,7 @@ class RoundRecord:
         reason: Why a round of parameters ended; empty for other rounds.
         apply_seconds: The time that the optimizer of parameters took.
         staleness: How many versions had been made since the one from which each update was computed.
+        metrics: The means of what the workers of parameters have measured.
     """
 
     step: int
@@ -316,6 +317,7 @@ class RoundRecord:
     reason: str = ""
     apply_seconds: float = 0.0
     staleness: tuple[int, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def began(self) -> float:

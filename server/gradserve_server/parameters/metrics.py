@@ -149,6 +149,10 @@ class Evaluations:
         """Returns that of a step; None if there is none."""
         return self._by_step.get(step)
 
+    def latest(self, count: int) -> list[Evaluation]:
+        """Returns those of the latest steps, by step."""
+        return list(self._by_step.values())[-count:]
+
     def has_counted(self, report: Report) -> bool:
         """Returns True if the worker of a report has reported on the version before."""
         found = self._by_step.get(report.step)

@@ -7,6 +7,7 @@ from gradserve_protocol.server_status import (
     AccumulatorStatus,
     ArrivalStatus,
     ErrorStatus,
+    EvaluationStatus,
     GradientTotals,
     LayerStatus,
     MemoryStatus,
@@ -92,9 +93,11 @@ def parameters(name: str, num_workers: int, uptime: float) -> ParametersStatus:
             reason="deadline" if each.ended else "",
             apply_seconds=0.02 if each.ended else 0.0,
             arrivals=(replace(each.arrivals[0], staleness=2), *each.arrivals[1:]),
+            metrics={"accuracy": 0.9 - 0.4 / (3 + number), "loss": 2.0 / (2 + number)} if each.ended else {},
         )
-        for each in like.rounds
+        for number, each in enumerate(like.rounds)
     ]
+    evaluated = list(enumerate(rounds[:-1]))[::4]
     return ParametersStatus(
         container=like.container,
         name=name,
@@ -119,6 +122,7 @@ def parameters(name: str, num_workers: int, uptime: float) -> ParametersStatus:
         num_counted=num_workers - 1,
         num_live=num_workers,
         num_ended={"required": 7, "deadline": 12},
+        evaluations=tuple([EvaluationStatus(each.step, {"loss": 2.25 / (2 + at)}) for at, each in evaluated]),
     )
 
 

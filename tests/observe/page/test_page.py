@@ -1,5 +1,6 @@
 """What the status page shows of a document, in a browser."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from gradserve_protocol.server_status import (
     AccumulatorStatus,
     ArrivalStatus,
     ErrorStatus,
+    EvaluationStatus,
     RoundStatus,
     WeightStatus,
 )
@@ -133,6 +135,34 @@ async def test_parameters_are_described_with_their_weights_and_the_reasons_of_ro
     await expect(page.locator("#detail-title")).to_have_text("llm/outer")
     await expect(page.locator("#parameters tr.selected")).to_have_count(1)
     await expect(page.locator("#accumulators tr.selected")).to_have_count(0)
+
+
+async def test_metrics_of_parameters_are_curves_and_words(opened: OpenPage, documents: DocumentsServer) -> None:
+    whole = document(START_SECONDS)
+    (described,) = whole.parameters
+    rounds = (
+        RoundStatus(1, 1.0, 2.0, 1, (ArrivalStatus("a"),), metrics={"loss": 2.0, HOSTILE: 1.0}),
+        RoundStatus(2, 3.0, 4.0, 1, (ArrivalStatus("a"),), metrics={"loss": math.nan}),
+        RoundStatus(3, 5.0, 6.0, 1, (ArrivalStatus("a"),), metrics={"loss": 0.51239}),
+        RoundStatus(4, 7.0, 0.0, 1, (ArrivalStatus("a"),)),
+    )
+    evaluations = (EvaluationStatus(0, {"loss": 3.0}), EvaluationStatus(3, {"accuracy": 0.75, "loss": math.inf}))
+    parameters = replace(described, rounds=rounds, evaluations=evaluations)
+    documents.document = replace(whole, accumulators=(), parameters=(parameters,))
+    page = await opened.at(documents.url)
+    await expect(page.locator("#curves li")).to_have_count(3)
+    names = await page.locator("#curves .name").all_text_contents()
+    assert names == [HOSTILE, "accuracy", "loss"]
+    words = await page.locator("#curves svg").evaluate_all("all => all.map(each => each.getAttribute('aria-label'))")
+    assert words == [
+        f"{HOSTILE}: 1 in the round to step 1.",
+        "accuracy: 0.75 evaluated at step 3.",
+        "loss: 0.5124 in the round to step 3, 2 in that to step 1; Infinity evaluated at step 3.",
+    ]
+    assert await page.locator("#curves li").nth(2).locator(".evaluated").count() == 1
+    rows = await cells(page, "records")
+    assert [row[-1] for row in rows] == [NOTHING, "loss 0.5124", "loss NaN", f"{HOSTILE} 1, loss 2"]
+    assert await page.title() != "run"
 
 
 async def test_weight_that_is_lost_breaks_the_equation(opened: OpenPage, documents: DocumentsServer) -> None:

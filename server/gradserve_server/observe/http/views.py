@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import ipaddress
 import json
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib import resources
 from typing import Any, Generic, TypeVar
 
@@ -186,7 +189,22 @@ def _object(fields: Mapping[str, bytes]) -> bytes:
 
 
 def _serialized(value: object) -> bytes:
-    return json.dumps(value, default=vars, separators=(",", ":"), ensure_ascii=False).encode()
+    encode = partial(json.dumps, default=vars, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    try:
+        return encode(value).encode()
+    except ValueError:  # what workers have measured may be any number
+        return encode(_with_texts(value)).encode()
+
+
+def _with_texts(value: object) -> object:
+    """Returns a value with texts in place of NaN and infinities, which JSON has not, as protobuf writes them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if dataclasses.is_dataclass(value):
+        return _with_texts(vars(value))
+    if isinstance(value, Mapping):
+        return {name: _with_texts(each) for name, each in value.items()}
+    return [_with_texts(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 HEADERS = {

@@ -309,6 +309,7 @@ def _ended(record: RoundRecord, before: RoundRecord | None, started: float) -> R
         missing=missing,
         reason=record.reason,
         apply_seconds=record.apply_seconds,
+        metrics=record.metrics,
     )
 
 

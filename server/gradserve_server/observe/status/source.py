@@ -8,6 +8,7 @@ from itertools import islice
 
 from gradserve_protocol.server_status import (
     ErrorStatus,
+    EvaluationStatus,
     GradientTotals,
     MemoryStatus,
     MethodStatus,
@@ -19,7 +20,7 @@ from gradserve_protocol.server_status import (
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.observe.calls import Histogram, MethodCalls, Way
 from gradserve_server.observe.observed import Observed, UpdateHistory
-from gradserve_server.observe.rounds import Histories, Totals
+from gradserve_server.observe.rounds import KEPT_ROUNDS, Histories, Totals
 from gradserve_server.observe.status.snapshot import (
     MOST_WORKERS,
     LayerSnapshot,
@@ -247,6 +248,8 @@ class ParametersFigures:
         weights: Where all weight went.
         participation: The share of live workers with an update in the latest round; None if it is not known.
         learning_rate: The learning rate of the current round.
+        metrics: The means of the metrics of the latest round.
+        evaluation: What was measured of the newest version of which somebody has reported.
     """
 
     container: str
@@ -263,6 +266,8 @@ class ParametersFigures:
     weights: WeightStatus
     participation: float | None
     learning_rate: float
+    metrics: Mapping[str, float]
+    evaluation: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,6 +324,8 @@ def parameters_figures(parameters: Parameters, history: UpdateHistory) -> Parame
         weights=status.weights,
         participation=status.num_counted / status.num_live if status.num_live else None,
         learning_rate=status.learning_rate,
+        metrics=parameters.metrics,
+        evaluation=status.evaluations[-1].metrics if status.evaluations else {},
     )
 
 
@@ -350,6 +357,7 @@ def parameters_snapshot(
     ledger, rounds = parameters.ledger, parameters.rounds
     participation = ledger.participation
     missing = list(islice(ledger.closer.missing, MOST_WORKERS))
+    evaluations = ledger.evaluations.latest(KEPT_ROUNDS)
     status = ParametersStatus(
         container=key.container,
         name=key.name,
@@ -374,6 +382,7 @@ def parameters_snapshot(
         num_counted=0 if participation is None else participation.num_counted,
         num_live=0 if participation is None else participation.num_live,
         num_ended=dict(history.reasons),
+        evaluations=tuple([EvaluationStatus(each.step, each.metrics) for each in evaluations]),
     )
     current = tuple(history.workers), tuple(history.times), tuple(history.staleness)
     return RoundsSnapshot(key, owner, status, rounds.global_step, tuple(history.rounds), *current)

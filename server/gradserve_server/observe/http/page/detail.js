@@ -1,6 +1,7 @@
 // The selected accumulator: its numbers, its last rounds, and which workers the others wait for.
 
 import { openRound, titleOf } from "./accumulators.js";
+import { Curves, curvesOf, listed } from "./curves.js";
 import { byId, html, setText } from "./elements.js";
 import { bytes, count, number, plural, rate, seconds } from "./format.js";
 import { Keyed } from "./keyed.js";
@@ -41,7 +42,9 @@ export class Detail {
       { class: "number", write: (round) => count(round.numStale) },
       { class: "id", write: (round) => (round.last ? round.last.worker_id || "(no id)" : "–") },
       { class: "ids", write: (round) => (round.missing.length ? few(round.missing, 6) : "–") },
+      { class: "ids", write: (round) => listed(round.metrics) || "–" },
     ]);
+    this.curves = new Curves(byId("curves"));
     this.tooltip = new Tooltip(this.picture, (x, y) => this.cellAt?.(x, y));
     new ResizeObserver(() => this.#draw()).observe(this.picture);
     byId("worker-filter").addEventListener("input", () => this.#draw());
@@ -70,6 +73,7 @@ export class Detail {
     const key = (round) => `${round.step} ${round.open}`;
     this.table.show(isParameters ? [] : newestFirst, key);
     this.records.show(isParameters ? newestFirst : [], key);
+    this.curves.show(isParameters ? curvesOf(analysis.rounds, accumulator.evaluations ?? []) : []);
     this.#draw();
     this.onWorkers(analysis.workers, uptime);
   }

@@ -49,7 +49,7 @@ function describe(round, uptime) {
     duration: Math.max(0, (open ? uptime : number(round.ended)) - number(round.began)),
     waitedFor: last ? last.after - accepted.at(-2).after : 0,
     numCame: accepted.length, numStale: arrivals.length - accepted.length,
-    reason: round.reason ?? "", applied: number(round.apply_seconds), staleness: Math.max(0, ...accepted.map((one) => one.staleness)),
+    reason: round.reason ?? "", applied: number(round.apply_seconds), staleness: Math.max(0, ...accepted.map((one) => one.staleness)), metrics: round.metrics ?? {},
   };
 }
 
