@@ -61,6 +61,21 @@ def test_lstm_digits(server_address: str, attempt: str) -> None:
     assert accuracies[-1] > 85
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedadam", "fedbuff"])
+def test_federated_digits(server_address: str, algorithm: str) -> None:
+    output = run(sys.executable, EXAMPLES / "federated_digits.py", server_address, "--algorithm", algorithm)
+    *versions, last = output.splitlines()
+    found = [
+        re.match(r"step (\d+): (\S+)% of the test digits(, \d clients, whose loss was \S+)?", each) for each in versions
+    ]
+    steps = [int(each[1]) for each in found if each is not None]
+    accuracies = [float(each[2]) for each in found if each is not None]
+    assert (steps[0], steps[-1], len(steps)) == (0, 30, len(versions))
+    assert accuracies[0] < 30
+    assert max(accuracies[-5:]) > 75
+    assert last.startswith("30 rounds of weight ")
+
+
 @pytest.mark.parametrize("attempt", ["first", "again"])
 def test_batch_norm_layer(server_address: str, attempt: str) -> None:
     output = run(sys.executable, EXAMPLES / "batch_norm_layer.py", server_address, "--epochs", "3")
