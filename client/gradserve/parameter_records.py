@@ -110,7 +110,7 @@ class PushPull:
 @abbreviated
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """What was measured of a version.
+    """The measurements of a version.
 
     Attributes:
         step: The step of the version.

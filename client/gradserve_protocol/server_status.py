@@ -125,7 +125,7 @@ class WeightStatus:
 
 @dataclass(frozen=True)
 class EvaluationStatus:
-    """What was measured of a version of parameters.
+    """The measurements of a version of parameters.
 
     Attributes:
         step: The step of the version.

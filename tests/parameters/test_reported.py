@@ -3,8 +3,9 @@
 import asyncio
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ BAD_METRICS: list[tuple[Any, str, str]] = [
 @pytest.mark.parametrize("method", ["push", "push_pull", "report", "evaluate"])
 def test_bad_metrics(client: gradserve.Client, name: str, method: str, metrics: Any, field: str, match: str) -> None:
     parameters = made(client, name)
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "push": lambda: parameters.push({"w": W}, 0, metrics=metrics),
         "push_pull": lambda: parameters.push_pull({"w": W}, 0, metrics=metrics),
         "report": lambda: parameters.report(metrics, 0),
@@ -148,6 +149,10 @@ def test_many_evaluations_come_in_pages(client: gradserve.Client, name: str) -> 
 # Evaluators
 
 
+def is_evaluated(parameters: gradserve.Parameters, step: int) -> bool:
+    return step in [each.step for each in parameters.evaluations()]
+
+
 def push_rounds(parameters: gradserve.Parameters, count: int) -> None:
     for _ in range(count):
         parameters.push({"w": W}, parameters.info().step)
@@ -177,12 +182,12 @@ def test_an_evaluator_beside_workers_that_is_started_again(client: gradserve.Cli
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(parameters.evaluate, measure, until=2)
         for step in range(2):
-            eventually(lambda step=step: step in [each.step for each in parameters.evaluations()])
+            eventually(partial(is_evaluated, parameters, step))
             push_rounds(parameters, 1)
         assert running.result(PATIENCE_SECONDS) == 3
         again = pool.submit(parameters.evaluate, measure, until=4)
         push_rounds(parameters, 1)
-        eventually(lambda: 3 in [each.step for each in parameters.evaluations()])
+        eventually(partial(is_evaluated, parameters, 3))
         push_rounds(parameters, 1)
         assert again.result(PATIENCE_SECONDS) == 2
     assert seen == [0, 1, 2, 3, 4]
@@ -241,7 +246,7 @@ def test_bad_arguments_of_an_evaluator(
 ) -> None:
     parameters = made(client, name)
     with pytest.raises(gradserve.InvalidArgumentError) as raised:
-        parameters.evaluate(**{"fn": losses, "until": 0} | arguments)
+        parameters.evaluate(**{"fn": losses, "until": 0, **arguments})
     assert raised.value.field == field
 
 

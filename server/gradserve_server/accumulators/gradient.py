@@ -17,7 +17,7 @@ from gradserve_server.security.identity import Identity
 T = TypeVar("T")
 Array: TypeAlias = NDArray[Any]
 Metrics: TypeAlias = tuple[tuple[str, float], ...]
-"""What the worker of an update has measured: names, in order, with values."""
+"""The measurements of the worker of an update: names, in order, with values."""
 
 
 @dataclass(frozen=True)

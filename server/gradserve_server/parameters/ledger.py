@@ -96,7 +96,7 @@ class RulesChanged(OtherChange):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReported(OtherChange):
-    """What somebody has measured of a version.
+    """The report of somebody who has measured a version.
 
     Attributes:
         call: The id of the call that brought it, if it has one.

@@ -57,7 +57,7 @@ def metrics_of(record: Mapping[str, float]) -> Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What somebody has measured of a version.
+    """The measurements that somebody has made of a version.
 
     Attributes:
         step: The step of the version.

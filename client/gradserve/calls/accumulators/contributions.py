@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, SupportsFloat, TypeVar
 
 from google.protobuf.message import Message
 
@@ -49,7 +49,7 @@ class Contribution(NamedTuple):
     weight: float
     worker_id: str | None
     parameters_digest: bytes | None = None
-    metrics: Mapping[str, float] | None = None
+    metrics: Mapping[str, SupportsFloat] | None = None
 
 
 class Given(NamedTuple):

@@ -1,9 +1,9 @@
-"""What workers measure: metrics of updates, reports on versions, and the loop of an evaluator."""
+"""The metrics of updates, the reports on versions, and the loop of an evaluator."""
 
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 from gradserve.calls.accumulators.contributions import OUTCOMES, Contribution, ContributionWire
 from gradserve.calls.exchange import Operation, Work
@@ -36,7 +36,7 @@ class EvaluationsWire(ContributionWire):
     """The calls about what was measured of versions."""
 
     def report(
-        self, metrics: Mapping[str, float], how: Contribution, request_id: int | None
+        self, metrics: Mapping[str, SupportsFloat], how: Contribution, request_id: int | None
     ) -> Operation[ReportResult]:
         """Stores what the caller has measured of the version of a step."""
         call = self._call(request_id)
@@ -102,7 +102,7 @@ class EvaluatedSteps(NamedTuple):
 
 Read = Callable[[int | None, float], Operation[Version]]
 """Reads the version of a step, for which it waits for so many seconds; None for the newest."""
-Evaluate = Callable[[Version], Mapping[str, float]]
+Evaluate = Callable[[Version], Mapping[str, SupportsFloat]]
 
 
 def evaluate(

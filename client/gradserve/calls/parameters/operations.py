@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, SupportsFloat, TypeVar
 
 from gradserve import codecs, optim
 from gradserve.calls.accumulators.contributions import Contribution
@@ -100,7 +100,7 @@ class ParametersCalls:
         *,
         weight: float = 1.0,
         worker_id: str | None = None,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, SupportsFloat] | None = None,
         request_id: int | None = None,
         codec: codecs.Codec | str | None = None,
         progress: Callable[[int, int], object] | bool | None = None,
@@ -152,7 +152,7 @@ class ParametersCalls:
         *,
         weight: float = 1.0,
         worker_id: str | None = None,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, SupportsFloat] | None = None,
         timeout: float | None = None,
         request_id: int | None = None,
         copy: bool = True,
@@ -242,7 +242,7 @@ class ParametersCalls:
 
     def report(
         self,
-        metrics: Mapping[str, float],
+        metrics: Mapping[str, SupportsFloat],
         step: int | Version,
         *,
         weight: float = 1.0,
@@ -293,7 +293,7 @@ class ParametersCalls:
 
     def evaluate(
         self,
-        fn: Callable[[Version], Mapping[str, float]],
+        fn: Callable[[Version], Mapping[str, SupportsFloat]],
         *,
         every: int = 1,
         until: int | None = None,
