@@ -319,13 +319,12 @@ class ParametersCalls:
                 `threading.Event().is_set`, for instance. None: never.
 
         Returns:
-            The number of versions that it has measured.
+            The number of versions that it has measured. What `fn` or `stop` raises ends the loop, and is raised.
 
         Raises:
             InvalidArgumentError: An argument is not valid, or `fn` returned something else than numbers by name.
             AbortedError: The parameters were deleted while the call waited.
-            NotFoundError: The parameters were deleted before.
-            Exception: What `fn` has raised.
+            NotFoundError: The parameters were deleted before the call.
         """
         read = self._wire.read
         if not as_text(worker_id, Argument("worker_id")):
