@@ -44,7 +44,7 @@ MEAN, NESTEROV = optim.SGD(1.0), optim.SGD(0.7, momentum=0.9, nesterov=True)
 State: TypeAlias = dict[str, Any]
 
 
-class Characters(torch.nn.Module):
+class Characters(torch.nn.Module):  # type: ignore[misc]
     """Predicts the next character."""
 
     def __init__(self) -> None:

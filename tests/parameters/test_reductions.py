@@ -20,8 +20,8 @@ from gradserve_server.parameters.optimizers.stepping import Stepper
 from gradserve_server.parameters.reductions import (
     GeometricMedian,
     Krum,
-    Mean,
     Maximum,
+    Mean,
     Median,
     Reduction,
     Report,

@@ -12,8 +12,8 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.parameters.reductions import (
     GeometricMedian,
     Krum,
-    Mean,
     Maximum,
+    Mean,
     Median,
     Reduction,
     Sum,

@@ -217,6 +217,20 @@ def test_weights(clients: list[gradserve.Client], name: str) -> None:
     assert clients[0].parameters(shared_name=name).read().total_weight == 80
 
 
+def test_metrics_are_the_means_of_all_steps(clients: list[gradserve.Client], name: str) -> None:
+    def work(rank: int, losses: Sequence[float]) -> None:
+        walker = Walker(clients[rank], name, 1.0, num_required=2, worker_id=str(rank), weight="equal")
+        with walker.diloco as diloco:
+            for loss in losses:
+                diloco.report(loss=loss)
+                walker.walk(1)
+
+    together(lambda: work(0, [1.0, 3.0, 10.0, 20.0]), lambda: work(1, [5.0, 5.0, 0.0, 0.0]))
+    first, second = clients[0].parameters(shared_name=name).rounds()
+    assert {each.worker_id: each.metrics for each in first.updates} == {"0": {"loss": 2.0}, "1": {"loss": 5.0}}
+    assert (first.metrics, second.metrics) == ({"loss": 3.5}, {"loss": 7.5})
+
+
 def test_tokens_that_nobody_counted(clients: list[gradserve.Client], name: str) -> None:
     walker = Walker(clients[0], name, 1.0, num_required=1, weight="tokens")
     with walker.diloco, pytest.raises(gradserve.InvalidArgumentError, match=r"count\(tokens=...\)") as failure:

@@ -178,6 +178,14 @@ class DiLoCo:
         """Counts tokens of the present step, before `sync`: the weight of the update if it goes by tokens."""
         self._worker.count(tokens)
 
+    def report(self, **metrics: float) -> None:
+        """Notes what was measured in the present step, before `sync`: `report(loss=loss.item())`.
+
+        The next update has the means since the one before it, the rounds have the means of all workers, and the status
+        page and Prometheus show those; see `Parameters.push`.
+        """
+        self._worker.report(metrics)
+
     def sync(self, params: PyTree, *, now: bool = False) -> PyTree:
         """Counts a step that was taken, and returns the parameters to go on with. Outside of compiled functions.
 

@@ -204,6 +204,15 @@ class DiLoCo:
         """
         self._tokens += as_integer(tokens, Argument("tokens"), range(1 << 62))
 
+    def report(self, **metrics: float) -> None:
+        """Notes what was measured in the present step, before `optimizer.step()`: `report(loss=loss.item())`.
+
+        The next update has the means since the one before it, the rounds have the means of all workers, and the status
+        page and Prometheus show those; see `Parameters.push`. Of several ranks, those of the first one count.
+        """
+        for worker in self._workers[:1]:
+            worker.report(metrics)
+
     def sync(self) -> None:
         """Synchronizes the whole model now, with what was done since the last synchronization.
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from math import fsum
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, get_args
 
 from numpy.typing import NDArray
@@ -162,6 +163,7 @@ class _Update:
         base: The version from which it was computed.
         work: The work in it.
         weight: Its weight.
+        metrics: The means of what was reported since the update before it.
         request_id: The id of a failed attempt to push it. The server may have counted that.
     """
 
@@ -169,6 +171,7 @@ class _Update:
     base: Version
     work: Work
     weight: float
+    metrics: Mapping[str, float]
     request_id: int | None = None
 
 
@@ -195,6 +198,7 @@ class Fragment:
         self.parameters = find(values)
         self.base = self._newest()
         self.work = Work()
+        self._reported: dict[str, list[float]] = {}
         self._find = find
         self._to_framework = to_framework
         self._update: _Update | None = None
@@ -202,6 +206,11 @@ class Fragment:
     def values(self, version: Version | None = None) -> dict[str, Any]:
         """Returns the values of a version, by default of the one last loaded. They must not be changed."""
         return {name: self._to_framework((version or self.base)[name]) for name in self.names}
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """Notes what was measured in a step, for the next update."""
+        for name, number in metrics.items():
+            self._reported.setdefault(name, []).append(as_number(number, Argument(name)))
 
     def take(self, local: Local) -> _Update:
         """Takes what has changed since the last version; or an earlier update of which nothing is known, once more.
@@ -212,7 +221,9 @@ class Fragment:
         if self._update is None:
             weight, own, base = self._plan.weight_of(self.work), local(self.names), self.values()
             delta = {name: own[name] - base[name] for name in self.names}
-            self._update = _Update(delta, self.base, self.work, weight)
+            metrics = {name: fsum(numbers) / len(numbers) for name, numbers in self._reported.items()}
+            self._reported = {}
+            self._update = _Update(delta, self.base, self.work, weight, metrics)
         return self._update
 
     def push(self, update: _Update, worker_id: str, timeout: float | None) -> PushPull | GradserveError:
@@ -227,6 +238,7 @@ class Fragment:
                 update.base,
                 weight=update.weight,
                 worker_id=worker_id,
+                metrics=update.metrics or None,
                 timeout=timeout,
                 request_id=update.request_id,
                 copy=False,
@@ -350,6 +362,11 @@ class DilocoWorker:
         number = as_integer(tokens, Argument("tokens"), range(1 << 62))
         for each in self.fragments:
             each.work = each.work.plus(Work(tokens=number))
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """Notes what was measured in the present step: the next update has the means."""
+        for each in self.fragments:
+            each.report(metrics)
 
     def take_step(self, local: Local) -> dict[str, Any]:
         """Counts an inner step that was taken, and synchronizes what is due.
