@@ -41,6 +41,11 @@ _EXTRA_MODULES = ("matplotlib", "rich", "sklearn")
     help="Kill a worker in the middle of the training, and start it again: it reads the newest version and goes on.",
 )
 @click.option(
+    "--diloco",
+    is_flag=True,
+    help="Let each worker train by itself for 10 steps, and push then what has changed.",
+)
+@click.option(
     "--batch-norm",
     is_flag=True,
     help="Let the server compute the hidden layer: batch normalization and relu instead of tanh.",
@@ -66,20 +71,27 @@ _EXTRA_MODULES = ("matplotlib", "rich", "sklearn")
     help="Folder for the plot.",
 )
 def demo(
-    workers: int, backup: int, kill: bool, batch_norm: bool, epochs: int, address: str | None, output: Path
+    workers: int,
+    backup: int,
+    kill: bool,
+    diloco: bool,
+    batch_norm: bool,
+    epochs: int,
+    address: str | None,
+    output: Path,
 ) -> None:
     """Train a network on handwritten digits with several processes.
 
     The server holds the weights: the workers read them and push gradients, and the server takes the steps. Then one
     process does the same training, and the two results are compared: without backup workers the weights must be equal
-    within 1e-5, also if a worker is killed; with backup workers only the accuracy is compared. The exit code is 1 if
-    the results differ.
+    within 1e-5, also if a worker is killed; with backup workers or --diloco only the accuracy is compared. The exit
+    code is 1 if the results differ.
 
     With --batch-norm all workers share a layer on the server, while the one process normalises in NumPy. Beta, gamma
     and the moving averages must be equal too.
     """
-    if batch_norm and (backup or kill):
-        option = "--backup" if backup else "--kill"
+    if batch_norm and (backup or kill or diloco):
+        option = "--backup" if backup else "--kill" if kill else "--diloco"
         raise click.UsageError(f"--batch-norm needs every worker in every step: it cannot be used with {option}")
     silence_grpc()
     import gradserve
@@ -108,6 +120,7 @@ def demo(
         workers=workers,
         backup=backup,
         kill=kill,
+        diloco=diloco,
         batch_norm=batch_norm,
         epochs=epochs,
         address=address,

@@ -71,9 +71,10 @@ def run_demo(options: DemoOptions, *, console: Console | None = None) -> DemoRep
             options, plan, digits, lambda step, loss: progress.update(bar, completed=step, loss=loss)
         )
     plot = options.output / PLOT_NAME
-    save_plot(plot, distributed, single, num_workers=options.num_processes, num_required=options.workers)
+    save_plot(plot, distributed, single, options)
     return DemoReport(
         num_required=options.workers,
+        sync_every=options.sync_every,
         num_steps=plan.num_steps,
         distributed=distributed,
         single=single,
@@ -123,6 +124,7 @@ def _train_with_workers(
 ) -> tuple[TrainingResult, tuple[WorkerResult, ...]]:
     """Runs the workers against a server and collects their reports."""
     name = f"{options.num_processes} workers" + (f" ({options.workers} needed)" if options.backup else "")
+    name += ", by DiLoCo" if options.diloco else ""
     bar = progress.add_task(f"with {name}", total=plan.num_steps, loss=np.nan)
     run_name = f"demo-{uuid.uuid4().hex}"
     tasks = [
@@ -208,7 +210,8 @@ class _Course:
         elif isinstance(message, Stepped):
             (self._contributed if message.accepted else self._stale)[index] += 1
             if message.accepted:
-                self._add_loss(message.step - 1, message.loss)
+                for step, loss in enumerate(message.losses, message.step - len(message.losses)):
+                    self._add_loss(step, loss)
             if message.accuracy is not None:
                 self._accuracies.append(AccuracyPoint(message.step, message.accuracy))
 

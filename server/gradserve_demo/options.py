@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+_DILOCO_STEPS = 10
+
 
 class DemoError(Exception):
     """The demo could not finish; the message says why."""
@@ -20,6 +22,9 @@ class DemoOptions:
 
     kill: bool = False
     """Kill a worker in the middle of the training, and start it again."""
+
+    diloco: bool = False
+    """Let workers train by themselves for 10 steps, and synchronize then."""
 
     batch_norm: bool = False
     """Use batch normalization and relu, computed by the server, instead of tanh."""
@@ -59,6 +64,13 @@ class DemoOptions:
             raise ValueError("batch_norm needs every worker in every step, so backup must be 0")
         if self.batch_norm and self.kill:
             raise ValueError("batch_norm needs the forwards of every worker, so kill must be False")
+        if self.batch_norm and self.diloco:
+            raise ValueError("batch_norm needs a round after every step, so diloco must be False")
+
+    @property
+    def sync_every(self) -> int:
+        """The steps of a worker between two rounds."""
+        return _DILOCO_STEPS if self.diloco else 1
 
     @property
     def num_processes(self) -> int:

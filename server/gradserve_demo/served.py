@@ -19,8 +19,8 @@ def served_weights(
     return client.parameters(
         dict(weights),
         shared_name=run_name,
-        update="gradient",
-        optimizer=optim.SGD(options.learning_rate),
+        update="delta" if options.diloco else "gradient",
+        optimizer=optim.SGD(1.0 if options.diloco else options.learning_rate),
         num_required=options.workers,
         # The same gradients give the same weights, in whatever order they arrive.
         deterministic=True,

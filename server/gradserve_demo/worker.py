@@ -3,6 +3,7 @@
 import signal
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -10,7 +11,7 @@ from typing import TypeAlias
 
 import gradserve
 from gradserve_demo.digits import Batches, Digits
-from gradserve_demo.network import TANH, HiddenLayer, Weights, accuracy, loss_and_gradients
+from gradserve_demo.network import TANH, FloatArray, HiddenLayer, Weights, accuracy, descend, loss_and_gradients
 from gradserve_demo.options import DemoError, DemoOptions
 from gradserve_demo.served import ServedBatchNormLayer, served_weights
 
@@ -61,16 +62,16 @@ class Ready:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The worker has pushed a gradient, and has the newest weights."""
+    """The worker has pushed a gradient or a delta, and has the newest weights."""
 
     step: int
-    """The step of its weights: the number of rounds that led to them."""
+    """The number of steps behind its weights."""
 
-    loss: float
-    """Loss of its share of the batch, before the push."""
+    losses: tuple[float, ...]
+    """Losses of its shares of the last batches, one for each step that it took."""
 
     accepted: bool
-    """True if the gradient was part of the round; False if it was stale."""
+    """True if the push was part of the round; False if it was stale."""
 
     accuracy: float | None
     """Accuracy on the test images; set by the first worker at the end of an epoch."""
@@ -131,25 +132,42 @@ def _train(task: WorkerTask, connection: WorkerConnection) -> None:
             raise DemoError(f"no word to start within {options.timeout:g} seconds")
         connection.recv()
 
-        while version.step < task.num_steps:
-            step = version.step
-            examples = task.batches.share(step, task.index)
-            images, labels = task.digits.train_images[examples], task.digits.train_labels[examples]
-            loss, gradients = loss_and_gradients(version.values, images, labels, layer)
+        def step_of(version: gradserve.Version) -> int:
+            return min(version.step * options.sync_every, task.num_steps)
+
+        while (step := step_of(version)) < task.num_steps:
+            update, losses = _update(task, version.values, step, layer)
             if task.is_slow:
                 time.sleep(options.slow_seconds)
-            # The end of the round brings the weights to go on from; to a gradient that was too late, the newest ones.
-            pulled = parameters.push_pull(gradients, version, worker_id=task.worker_id)
+            # The end of the round brings the weights to go on from; to a push that was too late, the newest ones.
+            pulled = parameters.push_pull(update, version, worker_id=task.worker_id)
             version = pulled.version
             layer.end_step(version.values)
             steps_per_epoch = task.batches.steps_per_epoch
-            epoch_ended = version.step // steps_per_epoch > step // steps_per_epoch
+            epoch_ended = step_of(version) // steps_per_epoch > step // steps_per_epoch
             test_accuracy = None
             if task.index == 0 and epoch_ended:
                 test_accuracy = accuracy(version.values, task.digits.test_images, task.digits.test_labels, layer)
             accepted = pulled.outcome is not gradserve.STALE
-            connection.send(Stepped(version.step, loss, accepted, test_accuracy))
+            connection.send(Stepped(step_of(version), tuple(losses), accepted, test_accuracy))
         connection.send(Finished(version.values | layer.state(), version.digest))
+
+
+def _update(
+    task: WorkerTask, weights: Mapping[str, FloatArray], step: int, layer: HiddenLayer
+) -> tuple[Weights, list[float]]:
+    """Returns a gradient, or the delta of several steps that the worker takes itself; and the losses."""
+    options = task.options
+    local: Mapping[str, FloatArray] = weights
+    losses = []
+    for each in range(step, min(step + options.sync_every, task.num_steps)):
+        examples = task.batches.share(each, task.index)
+        images, labels = task.digits.train_images[examples], task.digits.train_labels[examples]
+        loss, gradients = loss_and_gradients(local, images, labels, layer)
+        losses.append(loss)
+        if options.diloco:
+            local = descend(local, gradients, options.learning_rate)
+    return {name: local[name] - weights[name] for name in weights} if options.diloco else gradients, losses
 
 
 def _hidden_layer(client: gradserve.Client, task: WorkerTask) -> HiddenLayer:

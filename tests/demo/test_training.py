@@ -189,6 +189,20 @@ class TestRun:
         assert "worker-2 (slow)" in text
         assert "stale" in text
 
+    @pytest.mark.parametrize("kill", [False, True])
+    def test_workers_that_train_by_themselves(self, server_address: str, tmp_path: Path, kill: bool) -> None:
+        """34 steps are three rounds of ten, and one of four."""
+        report = run_demo(small(server_address, tmp_path, diloco=True, kill=kill), console=quiet())
+
+        assert report.sync_every == 10
+        assert report.num_steps == len(report.distributed.losses) == 34
+        assert report.workers[0].contributed == 4
+        if not kill:
+            np.testing.assert_allclose(report.distributed.losses[0], report.single.losses[0], rtol=1e-4)
+            assert np.all(np.isfinite(report.distributed.losses))
+        assert report.distributed.final_accuracy > 0.7
+        assert report.max_weight_difference > 0
+
     def test_a_worker_that_fails_is_reported(self, server_address: str, tmp_path: Path) -> None:
         options = small(server_address, tmp_path, learning_rate="not a number")
         with pytest.raises(DemoError, match=r"worker-\d failed: "):
@@ -268,7 +282,12 @@ def training_result(accuracy: float, seconds: float = 1.0) -> TrainingResult:
 
 
 def report(
-    *, backup: bool, difference: float = 0.0, accuracy: float = 0.98, seconds: tuple[float, float] = (1.0, 1.0)
+    *,
+    backup: bool,
+    sync_every: int = 1,
+    difference: float = 0.0,
+    accuracy: float = 0.98,
+    seconds: tuple[float, float] = (1.0, 1.0),
 ) -> DemoReport:
     workers = tuple(
         WorkerResult(f"worker-{index}", slow=False, contributed=9, stale=0, killed_at=None)
@@ -276,6 +295,7 @@ def report(
     )
     return DemoReport(
         num_required=2,
+        sync_every=sync_every,
         num_steps=10,
         distributed=training_result(accuracy, seconds[0]),
         single=training_result(0.98, seconds[1]),
@@ -294,6 +314,10 @@ class TestReport:
     def test_with_backup_the_accuracy_must_be_reached(self) -> None:
         assert report(backup=True, difference=1.0, accuracy=0.96).problem is None
         assert "4.0% below" in (report(backup=True, accuracy=0.94).problem or "")
+
+    def test_by_diloco_the_accuracy_must_be_reached(self) -> None:
+        assert report(backup=False, sync_every=10, difference=1.0, accuracy=0.96).problem is None
+        assert "4.0% below" in (report(backup=False, sync_every=10, accuracy=0.94).problem or "")
 
     def test_slower_workers_are_explained(self) -> None:
         text = " ".join(shown(report(backup=False, seconds=(0.2, 0.005))).split())

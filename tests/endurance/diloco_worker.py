@@ -13,7 +13,7 @@ from gradserve import optim
 from gradserve.training.diloco import Plan, begin_diloco
 
 NUM_WORKERS, QUORUM = 4, 3
-GRACE_SECONDS = 1.0
+GRACE_SECONDS = 0.5
 NAME = "storm"
 SIZE = 10_000
 SYNC_EVERY, STEP_SECONDS = 25, 0.02
