@@ -12,6 +12,7 @@ import torch
 
 import gradserve
 from gradserve import optim
+from gradserve.testing import FaultyProxy
 from gradserve.torch import DiLoCo, LocalSGD
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.restarting import RestartingServer
@@ -295,6 +296,29 @@ def test_a_failed_synchronization_is_made_up_for_and_nothing_counts_twice(
         together(walk_when_the_other_has, other.walk)
         assert one.weight == other.weight == pytest.approx(4.0 + (4 * (2.0 + 2.0) + 2 * 6.0) / (4 + 2))
         assert parameters.info().weights.accepted == 2 + 2 + 4 + 2
+
+
+def test_work_of_a_worker_that_was_cut_off_is_not_lost(
+    server_address: str, clients: list[gradserve.Client], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its update comes too late when the network is back, and is in the next one."""
+    monkeypatch.setenv("GRADSERVE_RESTART_PATIENCE", "0")
+    with FaultyProxy(server_address) as network, gradserve.connect(network.address, transport="grpc") as client:
+        cut_off = Walker(client, name, 1000.0, num_required=1)
+        other = Walker(clients[0], name, 1.0, num_required=1)
+        with cut_off.diloco as diloco, other.diloco:
+            cut_off.walk(1)
+            network.cut()
+            cut_off.walk(1)
+            assert (cut_off.weight, diloco.num_failed) == (2000.0, 1)
+            other.walk(4)
+            network.heal()
+            cut_off.walk(2)
+            assert (cut_off.weight, diloco.num_failed, diloco.version) == (4.0 + 4000.0, 0, 2)
+            cut_off.walk(2)
+            assert (cut_off.weight, diloco.version) == (4.0 + 6000.0, 3)
+        record = clients[0].parameters(shared_name=name).rounds()[-1]
+        assert record.updates[0].weight_asked == 6
 
 
 def test_a_worker_that_goes_back_after_a_failure(clients: list[gradserve.Client], name: str) -> None:

@@ -164,7 +164,8 @@ class _Update:
         work: The work in it.
         weight: Its weight.
         metrics: The means of what was reported since the update before it.
-        request_id: The id of a failed attempt to push it. The server may have counted that.
+        has_failed: Whether an attempt to push it has failed.
+        request_id: The id of that attempt, if the server may have counted it.
     """
 
     delta: Arrays
@@ -172,6 +173,7 @@ class _Update:
     work: Work
     weight: float
     metrics: Mapping[str, float]
+    has_failed: bool = False
     request_id: int | None = None
 
 
@@ -246,7 +248,7 @@ class Fragment:
                 codec_down=self._plan.codec_down,
             )
             # The round of an update that is sent again may have ended long ago.
-            return pulled if update.request_id is None else replace(pulled, version=self._newest())
+            return replace(pulled, version=self._newest()) if update.has_failed else pulled
         except (*_PASSING, LostError) as error:
             return error
 
@@ -256,14 +258,18 @@ class Fragment:
         update, self._update, self.base = self._update, None, pulled.version
         common = self.values()
         since = self.work.minus(update.work)
-        if pulled.outcome is not Outcome.ACCEPTED:
+        counts = pulled.outcome is Outcome.ACCEPTED
+        if update.has_failed:  # what was done since, and all that did not count, is in the next update
+            own, before = local(self.names), self.values(update.base)
+            kept = {name: own[name] - before[name] for name in self.names}
+            if counts:
+                self.work = since
+                kept = {name: kept[name] - update.delta[name] for name in self.names}
+            return {name: common[name] + kept[name] for name in self.names}
+        if not counts:
             _log.warning("an update of %s was dropped: %s", self.parameters.name, pulled.outcome.name)
             self.work = Work()
             return common
-        if update.request_id is not None:  # what was done since an attempt failed is in the next update
-            own, before = local(self.names), self.values(update.base)
-            self.work = since
-            return {name: common[name] + (own[name] - before[name] - update.delta[name]) for name in self.names}
         alpha = self._plan.alpha
         if not alpha:
             self.work = Work()
@@ -280,6 +286,7 @@ class Fragment:
         if self._plan.on_failure == "reset":
             self._update, self.work = None, Work()
             return self.values()
+        self._update.has_failed = True
         self._update.request_id = error.request_id or self._update.request_id
         return {}
 
