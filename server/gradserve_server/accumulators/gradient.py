@@ -134,7 +134,8 @@ class Gradient:
             total += value.nbytes
             if isinstance(value, SparseSlices):
                 sparse += value.nbytes
-        total += sum([each.nbytes for each in self.packed.values()])
+        for each in self.packed.values():
+            total += each.nbytes
         object.__setattr__(self, "nbytes", total)
         object.__setattr__(self, "sparse_nbytes", sparse)
 

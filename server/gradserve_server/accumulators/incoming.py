@@ -291,9 +291,7 @@ def _gradient(
     tensors: IncomingTensors,
     finite: frozenset[str],
 ) -> Gradient:
-    found = _values(spec, components, path)
-    values = {name: value for name, value in found.items() if not isinstance(value, Packed)}
-    packed = {name: value for name, value in found.items() if isinstance(value, Packed)}
+    values, packed = _values(spec, components, path)
     exclusive = tensors.exclusive
     memory = tensors.memory if exclusive else ()
     return Gradient(
@@ -309,9 +307,12 @@ def _component_paths(spec: AccumulatorSpec, components: Sequence[IncomingCompone
     return {fields[given.name]: f"{path}[{index}]" for index, given in enumerate(components)}
 
 
-def _values(spec: AccumulatorSpec, components: Sequence[IncomingComponent], path: str) -> dict[str, Value | Packed]:
+def _values(
+    spec: AccumulatorSpec, components: Sequence[IncomingComponent], path: str
+) -> tuple[dict[str, Value], dict[str, Packed]]:
     by_name = spec.by_name
-    values: dict[str, Value | Packed] = {}
+    values: dict[str, Value] = {}
+    packed: dict[str, Packed] = {}
     for index, given in enumerate(components):
         name = given.name
         if not name and len(spec.components) == 1:
@@ -321,15 +322,19 @@ def _values(spec: AccumulatorSpec, components: Sequence[IncomingComponent], path
             raise InvalidArgumentError(
                 f"expected components {known}, got {quoted(name)}", field=f"{path}[{index}].name"
             )
-        if name in values:
+        if name in values or name in packed:
             raise InvalidArgumentError(
                 f"expected every component once, got {name!r} twice", field=f"{path}[{index}].name"
             )
-        values[name] = _value(by_name[name], given, f"{path}[{index}]")
-    if len(values) < len(by_name):
-        missing = sorted(by_name.keys() - values.keys())
+        value = _value(by_name[name], given, f"{path}[{index}]")
+        if isinstance(value, Packed):
+            packed[name] = value
+        else:
+            values[name] = value
+    if len(values) + len(packed) < len(by_name):
+        missing = sorted(by_name.keys() - values.keys() - packed.keys())
         raise InvalidArgumentError(f"expected every component, got none for {listed(missing)}", field=path)
-    return values
+    return values, packed
 
 
 def _value(component: ComponentSpec, given: IncomingComponent, path: str) -> Value | Packed:
