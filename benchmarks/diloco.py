@@ -169,7 +169,7 @@ def main() -> None:
         for megabits in LINKS:
             found.append(over(megabits))
             print(found[-1], flush=True)
-    path = arguments.json or ROOT / "benchmarks" / "results" / f"{facts['date'].replace(':', '')}-{arguments.what}.json"
+    path = arguments.json or ROOT / "benchmarks" / "results" / "diloco" / f"{arguments.what}.json"
     path.write_text(json.dumps({"provenance": facts, "results": found}, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=2))
 

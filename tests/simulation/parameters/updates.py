@@ -15,7 +15,7 @@ from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKind
 from gradserve_server.parameters.optimizers.sgd import Sgd
 from gradserve_server.parameters.optimizers.yogi import Yogi
-from gradserve_server.parameters.reductions.spec import Krum, Maximum, Mean, Median, Reduction, Sum
+from gradserve_server.parameters.reductions.spec import Krum, Mean, Median, Reduction, Sum
 from gradserve_server.parameters.round_rules import (
     ConstantDiscount,
     ExponentialDiscount,
@@ -89,7 +89,7 @@ OPTIMIZERS: Sequence[Optimizer] = (
     Yogi(0.125, 0.9, 0.999, 1e-3, 1e-6),
 )
 SCHEDULES = (Schedule(), Schedule(), Schedule(ScheduleKind.LINEAR, warmup=2, rounds=8, end=0.25))
-REDUCTIONS: Sequence[Reduction] = (Mean(),) * 6 + (Sum(), Median(), Maximum(), Krum(0), Krum(0, report_only=True))
+REDUCTIONS: Sequence[Reduction] = (Mean(),) * 6 + (Sum(), Median(), Krum(0), Krum(0, report_only=True))
 STALENESS = (
     Staleness(),
     Staleness(1, ConstantDiscount()),
