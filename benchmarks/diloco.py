@@ -30,7 +30,7 @@ from benchmarks.harness.environments import ROOT
 from benchmarks.harness.links.spec import LinkSpec
 from gradserve import optim
 from gradserve.testing import ServerProcess
-from gradserve.training.diloco import Plan, begin_diloco, fragments_by_name
+from gradserve.training.diloco import Plan, begin_diloco
 
 SYNC_EVERY = 128
 NUM_WORKERS = 4
@@ -98,12 +98,12 @@ def work(address: str, rank: int) -> None:
     with gradserve.connect(address, timeout=600, transport="bulk") as client:
         worker = begin_diloco(
             client,
-            [{name: values[name] for name in each} for each in fragments_by_name(names, [[name] for name in names])],
+            [{name: values[name]} for name in names],
             plan=Plan(SYNC_EVERY, NUM_FRAGMENTS, delay=DELAY, codec="e3m0", codec_down="int8"),
             name="links",
             num_required=NUM_WORKERS,
             outer_optimizer=optim.SGD(1.0),
-            to_framework=lambda array: array,
+            to_framework=np.asarray,
             worker_id=str(rank),
             timeout=None,
             container="",

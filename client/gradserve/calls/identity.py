@@ -25,7 +25,8 @@ from gradserve_protocol.v1 import accumulator_pb2
 AccumulatorKey = tuple[str, ...]
 """The kind, container and name of an accumulator or of parameters."""
 _MAX_FAILED = 16
-_MAY_COME_AGAIN = (CallCancelledError, DeadlineExceededError, InternalError, UnavailableError)
+MAY_COME_AGAIN = (CallCancelledError, DeadlineExceededError, InternalError, UnavailableError)
+"""The errors after which a call may be made again with its request id."""
 _SEQUENCE_BITS = 64
 _ID_BYTES = 16
 _REQUEST_IDS = range(1 << (8 * _ID_BYTES + _SEQUENCE_BITS))
@@ -189,7 +190,7 @@ class OpenCalls:
         """Takes a call off the list, unless its error permits a retry."""
         with self._lock:
             self._close(self._open, accumulator, call)
-            if isinstance(error, _MAY_COME_AGAIN):
+            if isinstance(error, MAY_COME_AGAIN):
                 self._keep_failed(accumulator, call)
             elif accumulator in self._failed:
                 self._close(self._failed, accumulator, call)

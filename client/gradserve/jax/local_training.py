@@ -22,8 +22,7 @@ from gradserve.training.diloco import (
     RunOptions,
     Weight,
     begin_diloco,
-    fragments_by_name,
-    fragments_by_size,
+    fragments_of,
 )
 from gradserve_protocol.argument import Argument
 
@@ -108,11 +107,8 @@ def diloco(
     )
 
     def begin(leaves: Mapping[str, Any]) -> DilocoWorker:
-        parts = [list(leaves)]
-        if isinstance(fragments, int):
-            parts = fragments_by_size({key: np.asarray(each).nbytes for key, each in leaves.items()}, fragments)
-        elif fragments is not None:
-            parts = fragments_by_name(leaves, fragments)
+        sizes = {key: np.size(each) * jax.numpy.result_type(each).itemsize for key, each in leaves.items()}
+        parts = fragments_of(sizes, fragments)
         return begin_diloco(
             client,
             [{key: leaves[key] for key in names} for names in parts],
@@ -120,7 +116,7 @@ def diloco(
             name=name,
             num_required=num_required,
             outer_optimizer=outer,
-            to_framework=_itself,
+            to_framework=np.asarray,
             worker_id=worker_id,
             timeout=timeout,
             container=container,
@@ -245,7 +241,3 @@ def _replaced(params: PyTree, values: Mapping[str, NDArray[Any]]) -> PyTree:
     leaves = leaves_of(params)
     made = [placed_like(leaf, values[name]) if name in values else leaf for name, leaf in leaves.items()]
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(params), made)
-
-
-def _itself(array: NDArray[Any]) -> NDArray[Any]:
-    return array

@@ -24,8 +24,7 @@ from gradserve.training.diloco import (
     RunOptions,
     Weight,
     begin_diloco,
-    fragments_by_name,
-    fragments_by_size,
+    fragments_of,
 )
 from gradserve.workers import new_worker_id
 from gradserve_protocol.argument import Argument
@@ -387,14 +386,10 @@ def _fragments(parameters: Mapping[str, torch.Tensor], fragments: Any) -> list[l
         InvalidArgumentError: Fragments are neither a number nor lists of names nor modules, or do not have each
             parameter once.
     """
-    if fragments is None:
-        return [list(parameters)]
-    if isinstance(fragments, int):
-        return fragments_by_size({name: each.numel() * each.itemsize for name, each in parameters.items()}, fragments)
     if isinstance(fragments, Sequence) and all(isinstance(each, torch.nn.Module) for each in fragments):
         within = [{id(each) for each in module.parameters()} for module in fragments]
         fragments = [[name for name, each in parameters.items() if id(each) in ids] for ids in within]
-    return fragments_by_name(parameters, fragments)
+    return fragments_of({name: each.numel() * each.itemsize for name, each in parameters.items()}, fragments)
 
 
 def _kinds_of_buffers(

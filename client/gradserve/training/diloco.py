@@ -4,6 +4,7 @@ DiLoCo: https://arxiv.org/abs/2311.08105; with fragments, delay and mixing: http
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ NESTEROV = optim.SGD(0.7, momentum=0.9, nesterov=True)
 _PASSING = (DeadlineExceededError, UnavailableError, ResourceExhaustedError)
 """The errors after which training goes on: the next synchronization may succeed."""
 _MOST_STEPS = range(1, 1 << 40)
+_FRAGMENTS = Argument("fragments")
 _log = logging.getLogger(__name__)
 
 
@@ -519,19 +521,27 @@ def begin_diloco(
     return DilocoWorker(found, plan, worker_id or new_worker_id(), timeout)
 
 
-def fragments_by_size(sizes: Mapping[str, int], number: int) -> list[list[str]]:
-    """Divides components into fragments of about the same size: each, the greatest first, to the smallest fragment.
+def fragments_of(sizes: Mapping[str, int], fragments: Any) -> list[list[str]]:
+    """Returns the names of the components in each fragment.
 
     Args:
-        sizes: The bytes of each component.
-        number: The number of fragments.
+        sizes: The bytes of each component, by name.
+        fragments: None for one fragment; their number, by which components are divided by size; or lists of names.
 
     Raises:
-        InvalidArgumentError: There are fewer components than fragments.
+        InvalidArgumentError: There are fewer components than fragments; or a name is unknown, missing, or in two
+            fragments.
     """
-    as_integer(number, Argument("fragments"), range(1, 1 << 16))
+    if fragments is None:
+        return [list(sizes)]
+    return _by_size(sizes, fragments) if isinstance(fragments, int) else _by_name(sizes, fragments)
+
+
+def _by_size(sizes: Mapping[str, int], number: int) -> list[list[str]]:
+    """Divides components into fragments of about the same size: each, the greatest first, to the smallest fragment."""
+    as_integer(number, _FRAGMENTS, range(1, 1 << 16))
     if len(sizes) < number:
-        raise Argument("fragments").error(f"at most {len(sizes)}, the number of components,", number)
+        raise _FRAGMENTS.error(f"at most {len(sizes)}, the number of components,", number)
     sums, members = [0] * number, [set[str]() for _ in range(number)]
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         smallest = min(range(number), key=lambda index: (sums[index], index))
@@ -540,18 +550,12 @@ def fragments_by_size(sizes: Mapping[str, int], number: int) -> list[list[str]]:
     return [[name for name in sizes if name in each] for each in members]
 
 
-def fragments_by_name(names: Collection[str], fragments: Any) -> list[list[str]]:
-    """Returns lists of names that together are all names, each once.
-
-    Raises:
-        InvalidArgumentError: A name is unknown, missing, or in two fragments.
-    """
-    argument = Argument("fragments")
+def _by_name(names: Collection[str], fragments: Any) -> list[list[str]]:
+    """Returns lists of names that together are all names, each once."""
     if isinstance(fragments, str) or not all(isinstance(each, list | tuple) for each in fragments) or not fragments:
-        raise argument.error("a number, or lists of names or modules", fragments)
-    given = [name for each in fragments for name in each]
-    wrong = [name for name in given if name not in names] or [name for name in names if given.count(name) != 1]
-    if wrong or not all(fragments):
+        raise _FRAGMENTS.error("a number, or lists of names or modules", fragments)
+    given = Counter(name for each in fragments for name in each)
+    if given != Counter(list(names)) or not all(fragments):
         raise InvalidArgumentError(
             f"expected each parameter of the model in one fragment, and no empty one, got fragments {fragments!r} for "
             f"{', '.join(names)}",

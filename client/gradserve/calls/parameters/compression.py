@@ -13,21 +13,14 @@ import numpy as np
 
 from gradserve.calls.accumulators.components import Component, PackedArray, PackedPieces, Sent
 from gradserve.calls.exchange import Operation, Work
-from gradserve.calls.identity import CallId
+from gradserve.calls.identity import MAY_COME_AGAIN, CallId
 from gradserve.codecs import Codec, packing_of
 from gradserve.results import Outcome, TensorHandle
 from gradserve_protocol.arrays import AnyArray, Array, host_array
 from gradserve_protocol.codecs import MalformedError, UnpackableError
 from gradserve_protocol.codecs.codec import RandomBits
-from gradserve_protocol.errors import (
-    CallCancelledError,
-    DeadlineExceededError,
-    InternalError,
-    InvalidArgumentError,
-    UnavailableError,
-)
+from gradserve_protocol.errors import InternalError, InvalidArgumentError
 
-_MAY_COME_AGAIN = (CallCancelledError, DeadlineExceededError, InternalError, UnavailableError)
 _MOST_KEPT = 4
 """The most calls whose bytes are kept to be sent again. Each takes as much memory as its update."""
 _NAME = "update"
@@ -124,7 +117,7 @@ class Packer:
 
         try:
             yield settle
-        except _MAY_COME_AGAIN as error:
+        except MAY_COME_AGAIN as error:
             if error.request_id is not None:
                 with self._lock:
                     self._keep(call_of(error.request_id), update)
