@@ -149,7 +149,7 @@ class RankValues(HostValues):
             self._whole(self.tensors[name].detach())
 
     def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        # One parameter at a time, so that no rank ever has more than that beside its shards. The copy waits for its values.
+        # One parameter at a time, so that no rank ever has more than that beside its shards. A copy waits for values.
         whole: torch.Tensor = tensor.full_tensor().clone() if is_sharded(tensor) else tensor
         return whole
 
