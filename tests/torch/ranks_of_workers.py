@@ -18,6 +18,7 @@ import gradserve
 from gradserve import optim
 from gradserve.torch import DiLoCo
 from tests.servers.polling import PATIENCE_SECONDS
+from tests.torch.seeds import seeded
 
 WORKERS, RANKS = 2, 2
 SYNC_EVERY = 3
@@ -26,8 +27,10 @@ BATCH = 8
 
 
 def network(seed: int = 1) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
+    with seeded(seed):
+        return torch.nn.Sequential(
+            torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7), torch.nn.Tanh(), torch.nn.Linear(7, 3)
+        )
 
 
 def batch_of(worker: int, step: int) -> torch.Tensor:

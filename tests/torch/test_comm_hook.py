@@ -13,6 +13,7 @@ import gradserve
 from gradserve.testing import ServerThread
 from gradserve.torch import backward_pass, comm_hook
 from tests.servers.polling import PATIENCE_SECONDS
+from tests.torch.seeds import seeded
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -25,8 +26,8 @@ def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def network(seed: int = 0) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3), torch.nn.Linear(3, 1))
+    with seeded(seed):
+        return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3), torch.nn.Linear(3, 1))
 
 
 class Complex(torch.nn.Module):

@@ -16,6 +16,7 @@ from gradserve.testing import FaultyProxy
 from gradserve.torch import DiLoCo, LocalSGD
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.restarting import RestartingServer
+from tests.torch.seeds import seeded
 from tests.torch.training_threads import together
 
 TORCHFT = json.loads(
@@ -80,10 +81,10 @@ class Net(torch.nn.Module):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        torch.manual_seed(seed)
-        self.embedding = torch.nn.Linear(4, 3, bias=False)
-        self.norm = torch.nn.BatchNorm1d(3)
-        self.head = torch.nn.Linear(4, 3)
+        with seeded(seed):
+            self.embedding = torch.nn.Linear(4, 3, bias=False)
+            self.norm = torch.nn.BatchNorm1d(3)
+            self.head = torch.nn.Linear(4, 3)
         self.head.weight = self.embedding.weight
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 import gradserve
 from gradserve import optim
 from gradserve.torch import ParameterServer
+from tests.torch.seeds import seeded
 from tests.torch.training_threads import together
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -19,8 +20,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def model_of(seed: int) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    with seeded(seed):
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
 
 
 def backward(model: torch.nn.Module, worker: int, step: int) -> None:

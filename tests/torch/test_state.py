@@ -16,6 +16,7 @@ from gradserve.torch import average_gradients, broadcast_parameters
 from gradserve.torch.state import TrainingState, put_together, taken_apart
 from gradserve.training import State
 from gradserve.training.state import Arrived, Carried
+from tests.torch.seeds import seeded
 
 
 class Marked(torch.Tensor):
@@ -254,9 +255,9 @@ class Adapted(torch.nn.Module):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        torch.manual_seed(seed)
-        self.base = torch.nn.Linear(4, 3).requires_grad_(False)
-        self.lora = torch.nn.Linear(4, 3)
+        with seeded(seed):
+            self.base = torch.nn.Linear(4, 3).requires_grad_(False)
+            self.lora = torch.nn.Linear(4, 3)
         self.register_buffer("freqs_cis", torch.full((4,), seed * 1j), persistent=False)
         self.register_buffer("seen", torch.full((1 + seed,), float(seed)))
         self.register_buffer("scale", torch.full((2,), float(seed)))

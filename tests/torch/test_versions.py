@@ -11,6 +11,7 @@ from gradserve import optim
 from gradserve.torch import delta_of, gradients_of, load_version, parameters_of
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.restarting import RestartingServer
+from tests.torch.seeds import seeded
 
 STEPS = 6
 INNER_STEPS = 3
@@ -35,9 +36,9 @@ class Tied(torch.nn.Module):
 NAMES = ["unused", "embedding.weight", "norm.weight", "norm.bias", "head.bias"]
 
 
-def seeded(seed: int, dtype: torch.dtype = torch.float32) -> Tied:
-    torch.manual_seed(seed)
-    return Tied(dtype)
+def tied(seed: int, dtype: torch.dtype = torch.float32) -> Tied:
+    with seeded(seed):
+        return Tied(dtype)
 
 
 def batch(worker: int, step: int) -> torch.Tensor:
@@ -56,11 +57,11 @@ def values_of(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def test_what_the_server_holds_of_a_model(client: gradserve.Client, name: str) -> None:
-    model = seeded(1)
+    model = tied(1)
     assert list(parameters_of(model)) == NAMES
     assert not any(each.requires_grad for each in parameters_of(model).values())
     version = client.parameters(parameters_of(model), shared_name=name).read()
-    other = seeded(2)
+    other = tied(2)
     buffers = {key: each.clone() for key, each in other.named_buffers()}
     load_version(other, version)
     assert values_of(other) == values_of(model)
@@ -89,8 +90,8 @@ def test_workers_with_deltas_do_as_diloco_in_one_process(client: gradserve.Clien
         load_version(model, version)
         return values_of(model), version.digest
 
-    models = [seeded(1), seeded(2)]
-    common = seeded(1)
+    models = [tied(1), tied(2)]
+    common = tied(1)
     client.parameters(
         parameters_of(common), shared_name=name, num_required=2, optimizer=optim.SGD(0.7, momentum=0.9, nesterov=True)
     )
@@ -98,7 +99,7 @@ def test_workers_with_deltas_do_as_diloco_in_one_process(client: gradserve.Clien
         first, second = threads.map(work, range(2))
     assert first == second
 
-    alone = [seeded(1), seeded(2)]
+    alone = [tied(1), tied(2)]
     optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in alone]
     outer = torch.optim.SGD(common.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     own = dict(common.named_parameters())
@@ -118,7 +119,7 @@ def test_workers_with_deltas_do_as_diloco_in_one_process(client: gradserve.Clien
 
 def test_gradients_do_as_the_optimizer_of_pytorch(client: gradserve.Client, name: str) -> None:
     """A parameter without a gradient is skipped: weight decay leaves it alone."""
-    model, alone = seeded(1), seeded(1)
+    model, alone = tied(1), tied(1)
     optimizer = torch.optim.AdamW(alone.parameters(), lr=0.01, weight_decay=0.1)
     parameters = client.parameters(
         parameters_of(model), shared_name=name, update="gradient", optimizer=optim.AdamW(0.01, weight_decay=0.1)
@@ -137,9 +138,9 @@ def test_gradients_do_as_the_optimizer_of_pytorch(client: gradserve.Client, name
 
 def test_a_model_of_a_shorter_dtype_moves_by_what_it_learnt_alone(client: gradserve.Client, name: str) -> None:
     """Rounding to its dtype is no step: without training, its update is zero, and the server's bits stay."""
-    parameters = client.parameters(parameters_of(seeded(1)), shared_name=name)
+    parameters = client.parameters(parameters_of(tied(1)), shared_name=name)
     version = parameters.read()
-    model = seeded(2, torch.bfloat16)
+    model = tied(2, torch.bfloat16)
     load_version(model, version)
     assert model.head.bias.dtype == torch.bfloat16
     assert all(not each.any() for each in delta_of(model, version).values())
@@ -153,10 +154,10 @@ def test_a_model_of_a_shorter_dtype_moves_by_what_it_learnt_alone(client: gradse
 def test_frozen_parameters_are_loaded_if_the_server_has_them_but_never_sent(
     client: gradserve.Client, name: str
 ) -> None:
-    values = {key: each.detach() for key, each in seeded(1).named_parameters(remove_duplicate=False)}
+    values = {key: each.detach() for key, each in tied(1).named_parameters(remove_duplicate=False)}
     version = client.parameters({**values, "frozen": torch.zeros(2)}, shared_name=name).read()
     assert {"frozen", "embedding.weight", "head.weight"} <= version.keys()
-    model = seeded(2)
+    model = tied(2)
     load_version(model, version)
     assert model.frozen.tolist() == [0.0, 0.0]
     assert list(delta_of(model, version)) == NAMES
@@ -180,7 +181,7 @@ def test_the_version_of_another_model(client: gradserve.Client, name: str) -> No
 def test_a_worker_that_joins_late_or_comes_too_late_goes_on_from_the_newest_version(
     client: gradserve.Client, name: str
 ) -> None:
-    models = [seeded(seed) for seed in (1, 2)]
+    models = [tied(seed) for seed in (1, 2)]
     first, late = (client.parameters(parameters_of(each), shared_name=name) for each in models)
     base = first.read()
     version = base
@@ -201,7 +202,7 @@ def test_a_worker_that_joins_late_or_comes_too_late_goes_on_from_the_newest_vers
 
 def test_a_worker_goes_on_after_the_server_has_lost_the_parameters() -> None:
     """With what it has; the state of the optimizer is gone. Tied parameters are one tensor as before."""
-    model = seeded(1)
+    model = tied(1)
     values = {key: each.detach() for key, each in model.named_parameters(remove_duplicate=False) if each.requires_grad}
     with RestartingServer(None) as server, gradserve.connect(server.address) as client:
         parameters = client.parameters(values, shared_name="net")

@@ -10,6 +10,7 @@ import torch
 import gradserve
 from gradserve.torch import average_gradients
 from tests.servers.polling import PATIENCE_SECONDS
+from tests.torch.seeds import seeded
 
 Optimizers = Callable[[Any], torch.optim.Optimizer]
 
@@ -23,8 +24,8 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 def network(seed: int = 0) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1))
+    with seeded(seed):
+        return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1))
 
 
 class Training:

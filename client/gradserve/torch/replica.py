@@ -149,8 +149,8 @@ class RankValues(HostValues):
             self._whole(self.tensors[name].detach())
 
     def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        # One parameter at a time, so that no rank ever has more than that beside its shards. A copy waits for values.
-        whole: torch.Tensor = tensor.full_tensor().clone() if is_sharded(tensor) else tensor
+        # One parameter at a time, so that no rank ever has more than that beside its shards.
+        whole: torch.Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
         return whole
 
     def _scatter(self, names: Collection[str], values: Mapping[str, torch.Tensor]) -> None:
