@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 _WIDTH = 24
@@ -22,6 +22,8 @@ class Panel:
         unit: Grafana's name of the unit.
         kind: "timeseries" or "stat".
         width: Its part of 24 columns.
+        stacked: Whether its lines are areas on top of each other.
+        from_zero: Whether its axis begins with zero.
     """
 
     title: str
@@ -30,7 +32,8 @@ class Panel:
     unit: str = "short"
     kind: str = "timeseries"
     width: int = 8
-    stacked: bool = field(default=False)
+    stacked: bool = False
+    from_zero: bool = True
 
 
 def _quantile(share: float, histogram: str, by: str = "") -> str:
@@ -197,6 +200,26 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "s",
         ),
         Panel(
+            "What workers measure",
+            "Losses and other metrics: the means of the latest round. A line that ends has become NaN.",
+            {
+                "{{container}}/{{parameters}} {{metric}}": "topk(20, "
+                'gradserve_parameters_round_metric{HERE, metric=~"$metric"})'
+            },
+            width=12,
+            from_zero=False,
+        ),
+        Panel(
+            "Evaluations",
+            "What was measured of the newest version of which somebody has reported.",
+            {
+                "{{container}}/{{parameters}} {{metric}}": "topk(20, "
+                'gradserve_parameters_evaluation_metric{HERE, metric=~"$metric"})'
+            },
+            width=12,
+            from_zero=False,
+        ),
+        Panel(
             "Weight",
             "Weight per second of updates in versions, and of updates that did not count.",
             {
@@ -316,26 +339,36 @@ def dashboard() -> dict[str, Any]:
         "templating": {
             "list": [
                 {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"},
-                {
-                    "name": "instance",
-                    "type": "query",
-                    "label": "Server",
-                    "datasource": _SOURCE,
-                    "query": "label_values(gradserve_info, instance)",
-                    "refresh": 2,
-                    "multi": True,
-                    "includeAll": True,
-                    "current": {"text": "All", "value": "$__all"},
-                },
+                _choice("instance", "Server", "label_values(gradserve_info, instance)"),
+                _choice(
+                    "metric",
+                    "Metric",
+                    'label_values({__name__=~"gradserve_parameters_(round|evaluation)_metric"}, metric)',
+                ),
             ]
         },
         "panels": panels,
     }
 
 
+def _choice(name: str, label: str, query: str) -> dict[str, Any]:
+    """Returns a variable whose values are those of a query; all of them at first."""
+    return {
+        "name": name,
+        "type": "query",
+        "label": label,
+        "datasource": _SOURCE,
+        "query": query,
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
 def _panel(panel: Panel) -> dict[str, Any]:
     custom = {"fillOpacity": 20 if panel.stacked else 0, "stacking": {"mode": "normal" if panel.stacked else "none"}}
-    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0}
+    defaults: dict[str, Any] = {"unit": panel.unit, **({"min": 0} if panel.from_zero else {})}
     if panel.kind == "timeseries":
         defaults["custom"] = custom
     return {

@@ -1,5 +1,6 @@
 """`gradserve top`."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import gradserve.aio
 from gradserve_protocol.server_status import (
     AccumulatorStatus,
     ArrivalStatus,
+    EvaluationStatus,
     ParametersStatus,
     RoundStatus,
     ServerStatus,
@@ -18,6 +20,7 @@ from gradserve_protocol.server_status import (
 )
 from gradserve_server.commands.servers import Answer
 from gradserve_server.commands.top.app import TopApp
+from gradserve_server.commands.top.panels import plain_text
 from gradserve_server.commands.top.picture import Picture, Rates
 from gradserve_testing import LocalServer
 from tests.commands.conftest import CommandLine
@@ -123,18 +126,20 @@ async def test_parameters_are_rows_of_their_own_beside_an_accumulator_of_the_sam
     late = RoundStatus(
         2, 1.0, 3.0, 2, (ArrivalStatus("a"), ArrivalStatus("b", 1.0, staleness=3)), ("c",), "deadline", 0.1
     )
+    late = replace(late, metrics={"loss": 0.25, "accuracy": math.nan})
     listed = ParametersStatus(
         "default",
         "net",
         step=2,
         num_updates=1,
         num_required=4,
-        rounds=(late,),
+        rounds=(late, RoundStatus(3, 4.0, arrivals=(ArrivalStatus("a"),))),
         optimizer="sgd(lr=0.5)",
         rules="4 updates",
         weights=WeightStatus(3.0, 2.0, 1.0),
         num_counted=2,
         num_live=3,
+        evaluations=(EvaluationStatus(0, {"loss": 4.0}), EvaluationStatus(1, {"loss": 0.5})),
     )
     status = ServerStatus(
         uptime=9.0, accumulators=(AccumulatorStatus("default", "net", global_step=7),), parameters=(listed,)
@@ -153,4 +158,7 @@ async def test_parameters_are_rows_of_their_own_beside_an_accumulator_of_the_sam
         assert "sgd(lr=0.5), learning rate 0; 4 updates" in shown
         assert "weight: 3 accepted = 2 applied + 1 pending" in shown
         assert "updates of 2 of 3 live workers" in shown
+        for measured in ("metrics of the latest round: accuracy nan, loss 0.25", "evaluation of step 1: loss 0.5"):
+            assert measured in shown
+            assert f"net: {measured}" in plain_text("h:1", (Answer(0, "h:1", status),))
         assert "last: b; ended by its deadline; up to 3 stale; missing: c" in shown

@@ -1,6 +1,7 @@
 """The alert rules and the dashboard, with a real Prometheus that scrapes a real server."""
 
 import json
+import math
 import re
 import subprocess
 import threading
@@ -24,6 +25,7 @@ from tests.servers.runtime import NOT_WARMED_UP
 RULES = Path("deploy/prometheus/alerts.yml")
 _FIRING = {
     "GradserveRoundStalled",
+    "GradserveMetricNotFinite",
     "GradserveSlowWorker",
     "GradserveStaleGradients",
     "GradserveMemoryNearLimit",
@@ -53,8 +55,9 @@ def make_traffic(address: str, stop: threading.Event) -> None:
         )
         step = 0
         while not stop.is_set():
-            for worker in ("quick", "slow"):
-                held_there.push({"w": np.ones(8, np.float32)}, step, worker_id=worker)
+            for worker, metrics in {"quick": {"loss": 0.5}, "slow": {"norm": math.inf}}.items():
+                held_there.push({"w": np.ones(8, np.float32)}, step, worker_id=worker, metrics=metrics)
+            held_there.report({"loss": 0.25}, step)
             held_there.push({"w": np.ones(8, np.float32)}, step, worker_id="slow")  # stale
             acc.apply_grad(gradient, local_step=step, worker_id="quick")
             stop.wait(0.3)
@@ -119,7 +122,8 @@ def test_every_query_of_the_dashboard_finds_something(prometheus: Prometheus) ->
         found = []
         for panel in dashboard()["panels"]:
             for target in panel.get("targets", ()):
-                query = target["expr"].replace("$__rate_interval", "1m").replace("$instance", ".*")
+                query = target["expr"].replace("$__rate_interval", "1m")
+                query = query.replace("$instance", ".*").replace("$metric", ".*")
                 labels = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
                 series = prometheus.query(query)
                 if not any(labels <= set(each["metric"]) and each["value"][1] != "NaN" for each in series):

@@ -15,7 +15,7 @@ from gradserve_server.commands.wording import size, table, tell, tell_problem
 if TYPE_CHECKING:
     import gradserve
     from gradserve.parameter_records import ParametersInfo, RoundRecord, WeightLedger
-    from gradserve_protocol.server_status import ParametersStatus, WeightStatus
+    from gradserve_protocol.server_status import EvaluationStatus, ParametersStatus, WeightStatus
 
 _MOST_ROUNDS = 20
 _ENOUGH = 1e-9
@@ -126,19 +126,20 @@ def described(
             lines.append(f"rounds by the reason of their end: {ended}")
         if status.num_live:
             lines.append(f"latest round: updates of {participation(status)} live workers")
-    if rounds and rounds[-1].metrics:
-        lines.append(f"metrics of the latest round: {metrics_text(rounds[-1].metrics)}")
-    if status is not None and status.evaluations:
-        latest = status.evaluations[-1]
-        lines.append(f"evaluation of step {latest.step}: {metrics_text(latest.metrics)}")
+    lines += metrics_lines(rounds[-1].metrics if rounds else {}, status.evaluations if status is not None else ())
     if rounds:
         newest_first = [_round(each, some) for each in reversed(rounds)]
         lines += ["", *table(_ROUND_COLUMNS, newest_first, frozenset({0, 2, 4, 5, 6, 7}))]
     return lines
 
 
-def metrics_text(metrics: Mapping[str, float]) -> str:
-    """Returns metrics with their names: "accuracy 0.9, loss 0.3"."""
+def metrics_lines(of_round: Mapping[str, float], evaluations: "Sequence[EvaluationStatus]") -> list[str]:
+    """Returns a line with the metrics of the latest round, and one with the latest evaluation, as far as they exist."""
+    lines = [f"metrics of the latest round: {_metrics_text(of_round)}"] if of_round else []
+    return lines + [f"evaluation of step {each.step}: {_metrics_text(each.metrics)}" for each in evaluations[-1:]]
+
+
+def _metrics_text(metrics: Mapping[str, float]) -> str:
     return ", ".join([f"{name} {value:g}" for name, value in sorted(metrics.items())])
 
 

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from gradserve_protocol.printing import visible
 from gradserve_protocol.server_status import AccumulatorStatus, ParametersStatus, RoundStatus, ServerStatus
-from gradserve_server.commands.parameters import participation, weights_line
+from gradserve_server.commands.parameters import metrics_lines, participation, weights_line
 from gradserve_server.commands.top.picture import Picture, Rates, whole
 from gradserve_server.commands.wording import block, duration, size, table
 
@@ -49,11 +49,12 @@ def accumulators_table(status: ServerStatus) -> str:
 
 
 def parameters_table(status: ServerStatus) -> str:
-    """Returns the parameters, with the columns of the terminal program."""
+    """Returns the parameters, with the columns of the terminal program, and below them their metrics."""
     rows = [(full_name(each), *cells(each)) for each in status.parameters]
     lines = table(("PARAMETERS", *COLUMNS[1:]), rows, frozenset(range(1, len(COLUMNS))))
     more = status.num_parameters - len(rows)
-    return block((*lines, *((f"and {more:,} more",) if more > 0 else ())))
+    measured = [f"{full_name(each)}: {line}" for each in status.parameters for line in _measured(each)]
+    return block((*lines, *((f"and {more:,} more",) if more > 0 else ()), *measured))
 
 
 def full_name(each: Listed) -> str:
@@ -79,11 +80,16 @@ def cells(each: Listed) -> tuple[str, ...]:
 
 
 def parameters_lines(each: ParametersStatus) -> list[str]:
-    """Returns what parameters have beside their rounds: the optimizer, the rules, the weights and the workers."""
+    """Returns what parameters have beside their rounds: optimizer, rules, weights, workers, and their metrics."""
     lines = [f"{each.optimizer}, learning rate {each.learning_rate:g}; {each.rules}", weights_line(each.weights)]
     if each.num_live:
         lines.append(f"latest round: updates of {participation(each)} live workers")
-    return lines
+    return lines + _measured(each)
+
+
+def _measured(each: ParametersStatus) -> list[str]:
+    latest = next((found for found in reversed(each.rounds) if found.ended), None)
+    return metrics_lines(latest.metrics if latest is not None else {}, each.evaluations)
 
 
 def rounds_panel(listed: Listed | None, uptime: float) -> str:
