@@ -486,6 +486,7 @@ def test_a_compiled_model_with_accumulated_and_scaled_gradients(client: gradserv
     [
         ({"sync_every": 0}, "sync_every", "an integer from 1"),
         ({"sync_every": 5, "fragments": 2}, "sync_every", "a multiple of the number of fragments, 2"),
+        ({"sync_every": 2, "fragments": 4}, "sync_every", "a multiple of the number of fragments, 4"),
         ({"fragments": 9}, "fragments", "at most 4"),
         ({"fragments": [["head.bias"]]}, "fragments", "each parameter of the model in one fragment"),
         ({"fragments": "head.bias"}, "fragments", "lists of names or modules"),
