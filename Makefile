@@ -9,6 +9,8 @@ GOLDEN_VENV := .venv-golden
 GOLDEN_RNN_VENV := .venv-golden-rnn
 GOLDEN_LAYERS_VENV := .venv-golden-layers
 GOLDEN_FLOWER_VENV := .venv-golden-flower
+GOLDEN_EXO_GYM_VENV := .venv-golden-exo-gym
+EXO_GYM := git+https://github.com/exo-explore/gym@9fa323c26364f4437ffd23517da5d65946003963
 CUDNN_VENV := .venv-cudnn
 RELEASE_VENV := .venv-release
 DOCS_VENV := .venv-docs
@@ -46,6 +48,7 @@ GPU_INSTALLED := $(GPU_VENV)/installed
 GOLDEN_RNN_INSTALLED := $(GOLDEN_RNN_VENV)/installed
 GOLDEN_LAYERS_INSTALLED := $(GOLDEN_LAYERS_VENV)/installed
 GOLDEN_FLOWER_INSTALLED := $(GOLDEN_FLOWER_VENV)/installed
+GOLDEN_EXO_GYM_INSTALLED := $(GOLDEN_EXO_GYM_VENV)/installed
 CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
@@ -217,7 +220,14 @@ $(GOLDEN_FLOWER_INSTALLED): Makefile
 	$(GOLDEN_FLOWER_VENV)/bin/python $(PIP_INSTALL) flwr==1.42.0 numpy==2.4.6
 	@touch $@
 
-golden: $(GOLDEN_INSTALLED) $(GOLDEN_RNN_INSTALLED) $(GOLDEN_LAYERS_INSTALLED) $(GOLDEN_FLOWER_INSTALLED)  ## Record anew what TensorFlow, PyTorch and Flower compute (needs Python 3.11)
+$(GOLDEN_EXO_GYM_INSTALLED): Makefile
+	@echo "Installing exo gym into $(GOLDEN_EXO_GYM_VENV)"
+	$(PYTHON) -m venv $(GOLDEN_EXO_GYM_VENV)
+	$(GOLDEN_EXO_GYM_VENV)/bin/python $(PIP_INSTALL) torch==2.13.0 numpy==2.4.6 tqdm einops psutil
+	$(GOLDEN_EXO_GYM_VENV)/bin/python $(PIP_INSTALL) --no-deps $(EXO_GYM)
+	@touch $@
+
+golden: $(GOLDEN_INSTALLED) $(GOLDEN_RNN_INSTALLED) $(GOLDEN_LAYERS_INSTALLED) $(GOLDEN_FLOWER_INSTALLED) $(GOLDEN_EXO_GYM_INSTALLED)  ## Record anew what TensorFlow, PyTorch, Flower and exo gym compute (needs Python 3.11)
 	$(GOLDEN_VENV)/bin/python -m tests.golden.make_fused_batch_norm
 	$(GOLDEN_VENV)/bin/python -m tests.golden.make_fused_batch_norm_errors
 	$(GOLDEN_VENV)/bin/python -m tests.golden.make_gru_block_cell
@@ -229,6 +239,7 @@ golden: $(GOLDEN_INSTALLED) $(GOLDEN_RNN_INSTALLED) $(GOLDEN_LAYERS_INSTALLED) $
 	$(GOLDEN_LAYERS_VENV)/bin/python -m tests.golden.make_batch_norm_layer
 	$(GOLDEN_LAYERS_VENV)/bin/python -m tests.golden.make_batch_norm_layer_errors
 	$(GOLDEN_FLOWER_VENV)/bin/python -m tests.parameters.optimizers.make_flower
+	$(GOLDEN_EXO_GYM_VENV)/bin/python -m tests.torch.make_exo_gym
 
 bench: $(INSTALLED)  ## Measure beside the peers; installs them into environments of their own
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
@@ -345,5 +356,5 @@ locks: $(INSTALLED)  ## Write the hashes of the versions in constraints.txt into
 	echo hatchling | $(LOCK) - --output-file deploy/locked/build.txt
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) $(PROTOS_VENV) $(GOLDEN_VENV) $(GOLDEN_RNN_VENV) $(GOLDEN_LAYERS_VENV) $(GOLDEN_FLOWER_VENV) $(CUDNN_VENV) $(GPU_VENV) $(RELEASE_VENV) $(DOCS_VENV) $(AUDIT_VENV) .venv-bench \
+	rm -rf $(VENV) $(PROTOS_VENV) $(GOLDEN_VENV) $(GOLDEN_RNN_VENV) $(GOLDEN_LAYERS_VENV) $(GOLDEN_FLOWER_VENV) $(GOLDEN_EXO_GYM_VENV) $(CUDNN_VENV) $(GPU_VENV) $(RELEASE_VENV) $(DOCS_VENV) $(AUDIT_VENV) .venv-bench \
 		build dist demo-output $(JAVASCRIPT)/node_modules
