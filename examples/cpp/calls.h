@@ -1,4 +1,4 @@
-// What all calls of a worker have in common: who makes them, and the tensors that they carry by name.
+// What all calls of a worker have in common: who makes them, and the tensors that they carry by name, packed or not.
 
 #pragma once
 
@@ -6,9 +6,12 @@
 #include <iomanip>
 #include <random>
 #include <sstream>
+#include <stdexcept>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "codecs.h"
 #include "tensors.h"
 
 namespace example {
@@ -61,13 +64,38 @@ inline void Describe(const Tensors& tensors, google::protobuf::RepeatedPtrField<
 
 using Components = google::protobuf::RepeatedPtrField<wire::ComponentGradient>;
 
-/// Adds tensors to those of a request; large ones are uploaded first.
-inline void Send(const Caller& caller, const Tensors& tensors, Components& components) {
-  auto values = ToWire(caller.server(), tensors, caller.inline_limit());
+/// Packs each tensor with int8.
+inline Tensors Packed(const Tensors& tensors) {
+  Tensors packed;
+  for (const Tensor& tensor : tensors) {
+    auto bytes = std::visit([](const auto& elements) { return PackInt8(elements); }, tensor.elements);
+    packed.push_back({tensor.name, {static_cast<std::int64_t>(bytes.size())}, std::move(bytes)});
+  }
+  return packed;
+}
+
+/// Returns the codec of a name; an empty one is that of tensors that travel as they are.
+inline wire::Codec CodecOf(const std::string& name) {
+  if (!name.empty() && name != "int8") {
+    throw std::runtime_error("expected a codec out of int8, got " + name);
+  }
+  return name.empty() ? wire::CODEC_UNSPECIFIED : wire::CODEC_INT8;
+}
+
+/// Adds tensors to those of a request, packed if there is a codec; large ones are uploaded first.
+inline void Send(const Caller& caller, const Tensors& tensors, Components& components,
+                 wire::Codec codec = wire::CODEC_UNSPECIFIED) {
+  const bool is_packed = codec == wire::CODEC_INT8;
+  auto values = ToWire(caller.server(), is_packed ? Packed(tensors) : tensors, caller.inline_limit());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     wire::ComponentGradient* component = components.Add();
     component->set_name(tensors[i].name);
-    *component->mutable_dense() = std::move(values[i]);
+    if (is_packed) {
+      component->mutable_packed()->set_codec(codec);
+      *component->mutable_packed()->mutable_data() = std::move(values[i]);
+    } else {
+      *component->mutable_dense() = std::move(values[i]);
+    }
   }
 }
 

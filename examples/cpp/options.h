@@ -17,11 +17,14 @@ namespace example {
 
 using Options = std::map<std::string, std::string>;
 
-/// Reads the command line of a worker and runs it; returns the exit code.
-inline int RunWorker(int argc, char** argv, const std::function<void(const std::string& address, Options&)>& train) {
+/// Reads the command line of a worker and runs it; returns the exit code. `more` are options of this worker alone, with
+/// their defaults.
+inline int RunWorker(int argc, char** argv, const std::function<void(const std::string& address, Options&)>& train,
+                     const Options& more = {}) {
   Options options{{"--run", "words"}, {"--worker", "cpp-" + std::to_string(getpid())},
                   {"--required", "2"}, {"--steps", "40"},
                   {"--words", "50"},   {"--output", ""}};
+  options.insert(more.begin(), more.end());
   bool is_valid = argc >= 2 && argc % 2 == 0;
   for (int i = 2; is_valid && i + 1 < argc; i += 2) {
     is_valid = options.count(argv[i]) > 0;
@@ -29,8 +32,11 @@ inline int RunWorker(int argc, char** argv, const std::function<void(const std::
   }
   if (!is_valid) {
     std::cerr << "usage: " << argv[0]
-              << " HOST:PORT [--run NAME] [--worker ID] [--required N] [--steps N] [--words N] [--output FILE]"
-              << std::endl;
+              << " HOST:PORT [--run NAME] [--worker ID] [--required N] [--steps N] [--words N] [--output FILE]";
+    for (const auto& [name, standard] : more) {
+      std::cerr << " [" << name << " VALUE]";
+    }
+    std::cerr << std::endl;
     return 2;
   }
   try {

@@ -32,10 +32,10 @@ class Parameters {
 
  public:
   /// Finds the parameters of a name, or creates them with these values; then the optimizer and the number of gradients in
-  /// a round are those of this worker, too.
+  /// a round are those of this worker, too. With a codec, gradients take fewer bytes.
   Parameters(Caller& caller, const std::string& name, const Tensors& values, const wire::Optimizer& optimizer,
-             int num_required)
-      : caller_(caller) {
+             int num_required, wire::Codec codec = wire::CODEC_UNSPECIFIED)
+      : caller_(caller), codec_(codec) {
     wire::CreateParametersRequest request;
     request.mutable_parameters()->set_name(name);
     Describe(values, *request.mutable_spec()->mutable_components());
@@ -70,7 +70,7 @@ class Parameters {
     *request.mutable_request_id() = caller_.NextId();
     request.set_local_step(local_step);
     request.set_worker_id(caller_.worker_id());
-    Send(caller_, gradient, *request.mutable_update());
+    Send(caller_, gradient, *request.mutable_update(), codec_);
     request.set_release_handles(true);
     request.mutable_placement()->set_mode(wire::Placement::MODE_AUTO);
     request.mutable_timeout()->set_seconds(static_cast<std::int64_t>(kRoundLimit.count()));
@@ -94,6 +94,7 @@ class Parameters {
   }
 
   Caller& caller_;
+  wire::Codec codec_;
   wire::ParametersRef ref_;
 };
 

@@ -2,6 +2,7 @@
 // README.md says how to build and start it.
 //
 // The model is a logistic regression that sorts out messages by the words in them. Every worker has messages of its own.
+// With `--codec int8`, gradients take a quarter of the bytes.
 
 #include <iostream>
 
@@ -17,7 +18,8 @@ void Train(const std::string& address, example::Options& options) {
   const auto messages = example::MakeMessages(worker, std::stoul(options["--words"]));
   const example::Server server(address);
   example::Caller caller(server, worker);
-  example::Parameters parameters(caller, options["--run"], zeros, example::Adam(0.1), std::stoi(options["--required"]));
+  example::Parameters parameters(caller, options["--run"], zeros, example::Adam(0.1),
+                                 std::stoi(options["--required"]), example::CodecOf(options["--codec"]));
   auto version = parameters.Read();
   std::cout << worker << ": begins at step " << version.step << std::endl;
   int num_counted = 0;
@@ -34,4 +36,4 @@ void Train(const std::string& address, example::Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) { return example::RunWorker(argc, argv, Train); }
+int main(int argc, char** argv) { return example::RunWorker(argc, argv, Train, {{"--codec", ""}}); }

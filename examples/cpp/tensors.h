@@ -25,14 +25,15 @@ inline constexpr std::size_t kChunkBytes = 1 << 20;
 
 using Shape = std::vector<std::int64_t>;
 
-/// A named tensor with its elements in row-major order.
+/// A named tensor with its elements in row-major order. Packed ones are bytes.
 struct Tensor {
   std::string name;
   Shape shape;
-  std::variant<std::vector<float>, std::vector<double>> elements;
+  std::variant<std::vector<float>, std::vector<double>, std::vector<std::uint8_t>> elements;
 
   wire::DataType dtype() const {
-    return std::holds_alternative<std::vector<float>>(elements) ? wire::DATA_TYPE_FLOAT32 : wire::DATA_TYPE_FLOAT64;
+    constexpr wire::DataType kTypes[] = {wire::DATA_TYPE_FLOAT32, wire::DATA_TYPE_FLOAT64, wire::DATA_TYPE_UINT8};
+    return kTypes[elements.index()];
   }
   std::string_view bytes() const {
     return std::visit(

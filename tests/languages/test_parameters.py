@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from gradserve.testing.fixtures import (
     gradserve_server,
 )
 from gradserve_protocol.codecs import CODECS
+from tests.codecs.data.make_vectors import VECTORS, value_of
 from tests.languages.programs import EXAMPLES, built, command
 from tests.languages.runs import MANY_WORDS, WORDS, ParametersRun
 from tests.servers.polling import PATIENCE_SECONDS
@@ -70,28 +71,96 @@ def test_beside_python(run: ParametersRun, language: str, words: int, steps: int
     assert any(ended.parameters)
 
 
-@pytest.mark.parametrize("words", [WORDS, MANY_WORDS], ids=["inside of messages", "in streams"])
-def test_packed_gradients(run: ParametersRun, words: int) -> None:
-    packed = run.start("javascript", "a", "--words", words, "--steps", 4, "--codec", "int8")
-    plain = run.start("python", "b", "--words", words, "--steps", 4)
-    ended = packed.result()
-    assert ended == plain.result()
-    assert (ended.step, ended.num_counted) == (4, 4)
-    assert any(ended.parameters)
+@in_each_language
+@pytest.mark.parametrize("inline_limit", ["1MiB", "8B"], ids=["inside of messages", "in streams"])
+def test_packed_gradients(tmp_path: Path, name: str, language: str, inline_limit: str) -> None:
+    """They lead to about the same parameters as plain ones, which a worker that ignores the codec would match."""
+    with (
+        ServerThread(inline_limit_bytes=inline_limit) as server,
+        ParametersRun(tmp_path, name, server.address) as run,
+        ParametersRun(tmp_path, f"{name}-plain", server.address) as other,
+        gradserve.connect(server.address) as client,
+    ):
+        alone = ("--required", 1, "--steps", 8)
+        packed = run.start(language, "a", *alone, "--codec", "int8").result()
+        calls = {each.method: each.handled.get("OK", 0) for each in client.server_status().methods}
+        assert calls["PushPullParameters"] == 8
+        assert calls.get("PutTensors", 0) == (0 if inline_limit == "1MiB" else 1 + 8)
+        plain = other.start(language, "a", *alone).result()
+    assert (packed.step, packed.num_counted) == (8, 8)
+    difference = np.frombuffer(packed.parameters, np.float32) - np.frombuffer(plain.parameters, np.float32)
+    assert 0 < np.abs(difference).max() < 0.05
 
 
-def test_packed_bytes() -> None:
-    script, *_ = command("parameters_worker", "javascript")
-    program = """
-        const { packInt8 } = require(process.argv[1]);
-        const elements = Float32Array.from(JSON.parse(process.argv[2]));
-        process.stdout.write(Buffer.from(packInt8({ elements }).elements).toString('hex'));
-    """
+@in_each_language
+def test_an_unknown_codec(run: ParametersRun, language: str) -> None:
+    assert "int8, got int4" in run.start(language, "a", "--codec", "int4").failure()
+
+
+@in_each_language
+def test_packed_bytes(language: str, tmp_path: Path) -> None:
+    """Those of a plain reading of codecs.proto, and of values that are halfway, very small, or 0."""
     random = np.random.default_rng(0)
+    made = packer(language, tmp_path)
+    recorded = [each for each in json.loads(VECTORS.read_text(encoding="utf-8")) if each["codec"] == "int8"]
+    assert recorded
+    for each in recorded:
+        assert made(np.array([value_of(index) for index in range(each["size"])])) == each["packed"]
     for values in (random.normal(size=700), np.zeros(3), np.arange(-127, 128) / 2, random.normal(size=256) * 1e-40):
-        arguments = [str(EXAMPLES / "javascript" / "codecs.js"), json.dumps(values.tolist())]
-        made = subprocess.run([script, "-e", program, *arguments], capture_output=True, text=True, check=True)
-        assert made.stdout == CODECS["int8"].encode(values).tobytes().hex()
+        assert made(values) == CODECS["int8"].encode(values).tobytes().hex()
+    for wrong in ("NaN", "Infinity"):
+        with pytest.raises(subprocess.CalledProcessError) as failure:
+            made(np.array([1.0, float(wrong)]))
+        assert "expected finite values, which int8 can represent" in failure.value.stderr
+
+
+def packer(language: str, folder: Path) -> Callable[[np.ndarray], str]:
+    """Returns what packs values with the int8 of a language's examples, and returns the bytes as hexadecimal digits."""
+    if language == "javascript":
+        script, *_ = command("parameters_worker", "javascript")
+        program = """
+            const { packInt8 } = require(process.argv[1]);
+            const text = require('node:fs').readFileSync(0, 'utf8');
+            const elements = Float32Array.from(text.split(' '), (word) => Number(word.replace('inf', 'Infinity')));
+            process.stdout.write(Buffer.from(packInt8({ elements }).elements).toString('hex'));
+        """
+        arguments = [str(script), "-e", program, str(EXAMPLES / "javascript" / "codecs.js")]
+    else:
+        built()
+        source = folder / "pack.cpp"
+        source.write_text(CPP_PACKER, encoding="utf-8")
+        arguments = [str(folder / "pack")]
+        subprocess.run(["g++", "-std=c++17", "-I", EXAMPLES / "cpp", "-o", arguments[0], source], check=True)
+
+    def pack(values: np.ndarray) -> str:
+        text = " ".join(map(str, values.tolist()))
+        return subprocess.run(arguments, input=text, capture_output=True, text=True, check=True).stdout
+
+    return pack
+
+
+CPP_PACKER = """
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <iostream>
+#include <string>
+
+#include "codecs.h"
+
+int main() try {
+  std::vector<double> elements;
+  for (std::string word; std::cin >> word;) {
+    elements.push_back(std::strtod(word.c_str(), nullptr));
+  }
+  for (const auto byte : example::PackInt8(elements)) {
+    std::printf("%02x", byte);
+  }
+} catch (const std::exception& error) {
+  std::cerr << error.what() << std::endl;
+  return 1;
+}
+"""
 
 
 @in_each_language
