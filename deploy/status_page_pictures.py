@@ -2,11 +2,13 @@
 
 python deploy/status_page_pictures.py [FOLDER]
 
-One of 16 workers is slow, another one is often too late or away. Needs Chromium.
+One of 16 workers is slow, another one is often too late or away. Four workers train parameters on the server, and say
+how well. Needs Chromium.
 """
 
 import asyncio
 import io
+import math
 import random
 import shutil
 import sys
@@ -15,13 +17,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlencode
 
 import numpy as np
 from PIL import Image
 from playwright.async_api import Browser, FloatRect, async_playwright
 
 import gradserve
-from gradserve import aio
+from gradserve import aio, optim
 from gradserve_testing import LocalServer
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +69,27 @@ def pause_of(number: int) -> Callable[[], float]:
     return lambda: 0.08 + 0.35 * chance.betavariate(2, 4)
 
 
+async def train_on_server(client: aio.Client, number: int) -> None:
+    """Sends updates to parameters, with what was measured; the first worker also evaluates versions."""
+    chance = random.Random(number)
+    parameters = await client.parameters(
+        {"kernel": np.zeros((512, 512), np.float32)},
+        shared_name="characters/diloco",
+        optimizer=optim.SGD(0.7, momentum=0.9, nesterov=True),
+        update="delta",
+        num_required=4,
+    )
+    version = await parameters.read()
+    while True:
+        await asyncio.sleep(chance.uniform(0.6, 1.0))
+        loss = 1.4 + 2.2 * math.exp(-version.step / 25) + chance.gauss(0, 0.04)
+        delta = {"kernel": np.full((512, 512), chance.gauss(0, 0.01), np.float32)}
+        metrics = {"loss": loss, "tokens/s": chance.gauss(41e3, 900)}
+        version = (await parameters.push_pull(delta, version, worker_id=f"site-{number}", metrics=metrics)).version
+        if number == 0 and version.step % 10 == 0:
+            await parameters.report({"loss": loss + 0.08}, version)
+
+
 async def compute(client: aio.Client) -> None:
     """Computes ops and a layer again and again."""
     draw = np.random.default_rng().standard_normal
@@ -100,18 +124,22 @@ async def work(address: str) -> None:
             worker = f"worker-{number:02}"
             group.create_task(train(client, "resnet50/gradients", (256, 256), pause_of(number), worker))
             group.create_task(train(client, "embedding/rows", (64, 64), pause_of(number + 100), worker))
+        for number in range(4):
+            group.create_task(train_on_server(client, number))
         group.create_task(compute(client))
         group.create_task(fail(client))
 
 
-async def picture(browser: Browser, url: str, scheme: Literal["light", "dark"], window: Window) -> Image.Image:
-    """Opens the page, waits, and returns its picture."""
+async def picture(
+    browser: Browser, url: str, scheme: Literal["light", "dark"], window: Window, **selected: str
+) -> Image.Image:
+    """Opens the page, waits, and returns its picture, with something selected."""
     page = await browser.new_page(
         viewport={"width": window.width, "height": window.height},
         color_scheme=scheme,
         device_scale_factor=window.scale,
     )
-    await page.goto(f"{url}#container=default&name=resnet50%2Fgradients")
+    await page.goto(f"{url}#{urlencode({'container': 'default', 'name': 'resnet50/gradients', **selected})}")
     await page.locator("#timeline svg").wait_for()
     await asyncio.sleep(SECONDS)
     clip: FloatRect = {"x": 0, "y": 0, "width": window.width, "height": window.tall}
@@ -133,15 +161,16 @@ async def pictures() -> dict[str, Image.Image]:
         async with asyncio.TaskGroup() as group, async_playwright() as started:
             working = group.create_task(work(local.address))
             browser = await started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            light, dark, phone_light, phone_dark = await asyncio.gather(
+            light, dark, phone_light, phone_dark, parameters = await asyncio.gather(
                 picture(browser, url, "light", DESKTOP),
                 picture(browser, url, "dark", DESKTOP),
                 picture(browser, url, "light", PHONE),
                 picture(browser, url, "dark", PHONE),
+                picture(browser, url, "light", DESKTOP, kind="parameters", name="characters/diloco"),
             )
             await browser.close()
             working.cancel()
-    return {"light": light, "dark": dark, "phone": beside(phone_light, phone_dark)}
+    return {"light": light, "dark": dark, "phone": beside(phone_light, phone_dark), "parameters": parameters}
 
 
 def main(folder: Path) -> None:

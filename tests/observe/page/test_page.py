@@ -96,7 +96,7 @@ async def test_bytes_memory_layers_calls_and_errors_are_shown(page: Page) -> Non
     assert await page.locator("#memory .purpose").first.inner_text() == "Tensors\n1.28 GB of 8.00 GB"
     assert (await cells(page, "layers"))[0] == ["resnet50/bn1", "1", "82.0 kB"]
     methods = {row[0]: row[1:] for row in await cells(page, "methods")}
-    assert methods["TakeGradient"] == ["AccumulatorService", "0", "48,919", "0", "31", "123 µs", "16 ms", ""]
+    assert methods["TakeGradient"] == ["Accumulator", "0", "48,919", "0", "31", "123 µs", "16 ms", ""]
     assert (await cells(page, "errors"))[0] == [
         "DEADLINE_EXCEEDED", "TakeGradient", "31", "44 s ago", "15 of 16 gradients; missing: worker-015",
     ]  # fmt: skip

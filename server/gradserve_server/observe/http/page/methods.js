@@ -22,7 +22,7 @@ function rowOf(method, rates) {
   const name = `${method.service}/${method.method}`;
   const started = number(method.started);
   return {
-    name, service: method.service.split(".").at(-1), method: method.method, started, rate: rates.rate(`method ${name}`, started), now: number(method.in_progress),
+    name, service: method.service.split(".").at(-1).replace(/Service$/, ""), method: method.method, started, rate: rates.rate(`method ${name}`, started), now: number(method.in_progress),
     ended: handled.reduce((sum, [, calls]) => sum + number(calls), 0), failed: handled.reduce((sum, [code, calls]) => sum + (code === "OK" ? 0 : number(calls)), 0),
     codes: handled.filter(([code]) => code !== "OK").map(([code, calls]) => `${code} ${count(number(calls))}`).join(", "),
     working: number(method.working_seconds), waiting: number(method.waiting_seconds),
