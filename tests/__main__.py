@@ -1,7 +1,8 @@
 """Runs a suite: `python -m tests [--suite short|rest|all|long] [arguments of pytest]`.
 
 The short suite has what a change can break, and nothing that depends on the speed of the machine. The rest has what is
-exhaustive and, last and one at a time, what depends on time. In neither are tests that take many minutes each.
+exhaustive and, last and one at a time, what depends on time. All is both, in one run, as collecting the tests takes long
+and no processor is to wait for the last test of a suite. In none are tests that take many minutes each.
 """
 
 import argparse
@@ -27,10 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     _compile_kernels()
     if chosen.suite == "long":
         return _pytest("--suite", "long", f"-n{os.cpu_count() or 1}", *others)
-    statuses = []
-    for suite in ("short", "rest") if chosen.suite == "all" else (chosen.suite,):
-        print(f"The {suite} suite" if suite == "short" else "The rest: exhaustive tests", flush=True)
-        statuses.append(_pytest("--suite", suite, f"-n{max(4, os.cpu_count() or 1)}", "-m", "not timing", *others))
+    statuses = [_pytest("--suite", chosen.suite, f"-n{max(4, os.cpu_count() or 1)}", "-m", "not timing", *others)]
     if chosen.suite != "short":
         print("Tests that depend on time, one at a time", flush=True)
         statuses.append(_pytest("--suite", "rest", "-n0", "-m", "timing", *others))

@@ -510,6 +510,6 @@ def gradient(value: int) -> Any:
 
 
 AccumulatorMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestAccumulatorMachine = AccumulatorMachine.TestCase

@@ -252,7 +252,7 @@ class InPlaceLayerMachine(LayerMachine):
 
 
 # Of so many updates by halves, each is exact in float64.
-_SETTINGS = settings(max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+_SETTINGS = settings(max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 LayerMachine.TestCase.settings = _SETTINGS
 InPlaceLayerMachine.TestCase.settings = _SETTINGS
 TestLayerMachine = LayerMachine.TestCase

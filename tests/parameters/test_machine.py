@@ -489,6 +489,6 @@ class ParametersMachine(RuleBasedStateMachine):
 
 
 ParametersMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestParametersMachine = ParametersMachine.TestCase
