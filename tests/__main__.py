@@ -1,7 +1,7 @@
 """Runs a suite: `python -m tests [--suite short|rest|all|long] [arguments of pytest]`.
 
 The short suite has what a change can break, and nothing that depends on the speed of the machine. The rest has what is
-exhaustive and, last and one at a time, what depends on time. All is both, in one run, as collecting the tests takes long
+exhaustive and, last and one at a time, what depends on time. All is both, in one run: collecting the tests takes long,
 and no processor is to wait for the last test of a suite. In none are tests that take many minutes each.
 """
 
@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 _NO_TESTS = 5
 """Pytest's exit status if no test was selected."""
+_WORKERS = 6
+"""The least number of processes that run tests: many tests wait for other processes most of the time."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     _compile_kernels()
     if chosen.suite == "long":
         return _pytest("--suite", "long", f"-n{os.cpu_count() or 1}", *others)
-    statuses = [_pytest("--suite", chosen.suite, f"-n{max(4, os.cpu_count() or 1)}", "-m", "not timing", *others)]
+    statuses = [_pytest("--suite", chosen.suite, f"-n{max(_WORKERS, os.cpu_count() or 1)}", "-m", "not timing", *others)]
     if chosen.suite != "short":
         print("Tests that depend on time, one at a time", flush=True)
         statuses.append(_pytest("--suite", "rest", "-n0", "-m", "timing", *others))
