@@ -30,7 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     _compile_kernels()
     if chosen.suite == "long":
         return _pytest("--suite", "long", f"-n{os.cpu_count() or 1}", *others)
-    statuses = [_pytest("--suite", chosen.suite, f"-n{max(_WORKERS, os.cpu_count() or 1)}", "-m", "not timing", *others)]
+    workers = max(_WORKERS, os.cpu_count() or 1)
+    statuses = [_pytest("--suite", chosen.suite, f"-n{workers}", "-m", "not timing", *others)]
     if chosen.suite != "short":
         print("Tests that depend on time, one at a time", flush=True)
         statuses.append(_pytest("--suite", "rest", "-n0", "-m", "timing", *others))
