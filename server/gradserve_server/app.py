@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gradserve
 from gradserve_protocol.address import Address
@@ -53,13 +54,10 @@ from gradserve_server.rpc.listeners.sockets.listener import SocketListener, bind
 from gradserve_server.rpc.listeners.sockets.payloads import max_regions
 from gradserve_server.rpc.parameters.service import ParameterServicer
 from gradserve_server.rpc.server_info.service import DeviceFigures, ServerServicer, Usage
-from gradserve_server.rpc.services import Servicer, Services
+from gradserve_server.rpc.services import Services
 from gradserve_server.rpc.sockets.service import SocketAddresses, SocketServicer, TicketRegistry
 from gradserve_server.rpc.tensors.messages import InlineLimits, TensorDeliverer
 from gradserve_server.rpc.tensors.service import TensorServicer
-from gradserve_server.rpc.upstream.aggregator import Aggregator
-from gradserve_server.rpc.upstream.parameters import AggregatingParameters
-from gradserve_server.rpc.upstream.service import AggregatingServicer
 from gradserve_server.runtime.event_loop import LoopWatch
 from gradserve_server.runtime.files import OwnedFile, write_addresses
 from gradserve_server.security.access import Access, UserKeys, share_rules
@@ -72,6 +70,11 @@ from gradserve_server.tensors.payload import InFlight
 from gradserve_server.tensors.store import TensorStore
 from gradserve_server.tensors.transfers import Downloads, Uploads
 from gradserve_server.upstream.batches import Counts
+
+if TYPE_CHECKING:
+    from gradserve_server.rpc.upstream.aggregator import Aggregator
+    from gradserve_server.rpc.upstream.parameters import AggregatingParameters
+    from gradserve_server.rpc.upstream.service import AggregatingServicer
 
 _log = logging.getLogger(__name__)
 
@@ -324,7 +327,7 @@ class Server:
         access = None
         if self.access is not None:
             access = AccessChecks(self.access, FairCalls(limits.max_calls, budgets.rules))
-        servicers: dict[str, Servicer] = {
+        servicers: dict[str, object] = {
             "TensorService": TensorServicer(
                 self.store,
                 self._residence,
@@ -346,11 +349,18 @@ class Server:
                 self.status, figures, self.usage, limits, config.leases, self.socket_addresses, processors.compute
             ),
         }
-        return Services(servicers, access, self._parts.interceptors, processors.watch.suspect, self.observed)
+        return Services(
+            servicers,
+            access,
+            self._parts.interceptors,
+            processors.watch.suspect,
+            self.observed,
+            keeps_gradients=self.aggregator is not None,
+        )
 
     def _make_servicers(
         self,
-    ) -> tuple[AccumulatorServicer | AggregatingServicer, ParameterServicer | AggregatingParameters]:
+    ) -> "tuple[AccumulatorServicer | AggregatingServicer, ParameterServicer | AggregatingParameters]":
         """Returns the servicers of accumulators and of parameters."""
         compute, incarnation = self._processors.compute, self._run.incarnation
         accumulators = AccumulatorServicer(
@@ -361,6 +371,8 @@ class Server:
         )
         if self._config.upstream.upstream is None:
             return accumulators, parameters
+        from gradserve_server.rpc.upstream.aggregator import Aggregator  # with a client in it, which takes 0.1 s
+
         self.aggregator = Aggregator(
             self._config.upstream,
             place=self._places.host,

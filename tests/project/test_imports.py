@@ -72,6 +72,26 @@ def test_importing_loads_nothing_else(module: str, loads: set[str]) -> None:
     assert set(modules.stdout.split()) & (parts | others | {"torch"}) == loads
 
 
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        ("import gradserve; print('numpy' in sys.modules, hasattr(gradserve, 'no_such_name'))", "False False"),
+        (
+            "import gradserve; print(gradserve.errors.__name__, gradserve.Version)",
+            "gradserve.errors <class 'gradserve.Version'>",
+        ),
+        ("from gradserve import *; print(connect.__module__, 'errors' in globals())", "gradserve False"),
+        ("import gradserve_server.app; print('gradserve.client' in sys.modules)", "False"),
+    ],
+)
+def test_the_client_is_imported_with_the_first_of_its_names(program: str, printed: str) -> None:
+    """A server needs a few of its modules."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {program}"], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
+    assert done.stdout.startswith(printed), done.stderr
+
+
 def test_commands_start_without_the_client(tmp_path: Path) -> None:
     """It is imported with gRPC, which takes time, and would write to the terminal of `serve` if it came first."""
     settings = tmp_path / "settings.toml"

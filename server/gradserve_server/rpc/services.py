@@ -1,7 +1,7 @@
 """All services of a server, including health and reflection, with the chain around their calls."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from grpc_health.v1 import health_pb2
@@ -21,8 +21,6 @@ from gradserve_protocol.v1 import (
 from gradserve_server.observe.logs import FailureLog
 from gradserve_server.observe.observed import Observed
 from gradserve_server.rpc.accumulators import replies as accumulator_replies
-from gradserve_server.rpc.accumulators.service import AccumulatorServicer
-from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.chain import Codec, Interceptor, Service
 from gradserve_server.rpc.boundary.interceptors import (
     AccessChecks,
@@ -32,16 +30,9 @@ from gradserve_server.rpc.boundary.interceptors import (
     ReadableRequests,
     TracedCalls,
 )
-from gradserve_server.rpc.gradient_ops.service import GradientOpsServicer
 from gradserve_server.rpc.health.service import HealthServicer
-from gradserve_server.rpc.leases.service import LeaseServicer
 from gradserve_server.rpc.parameters import replies as parameter_replies
-from gradserve_server.rpc.parameters.service import ParameterServicer
-from gradserve_server.rpc.server_info.service import ServerServicer
-from gradserve_server.rpc.sockets.service import SocketServicer
-from gradserve_server.rpc.tensors.service import STREAM_CODECS, TensorServicer
-from gradserve_server.rpc.upstream.parameters import AggregatingParameters
-from gradserve_server.rpc.upstream.service import AggregatingServicer
+from gradserve_server.rpc.tensors.service import STREAM_CODECS
 
 SERVICES = (
     tensor_service_pb2.DESCRIPTOR.services_by_name["TensorService"],
@@ -52,19 +43,6 @@ SERVICES = (
     lease_service_pb2.DESCRIPTOR.services_by_name["LeaseService"],
     socket_service_pb2.DESCRIPTOR.services_by_name["SocketService"],
     server_service_pb2.DESCRIPTOR.services_by_name["ServerService"],
-)
-
-Servicer: TypeAlias = (
-    TensorServicer
-    | AccumulatorServicer
-    | AggregatingServicer
-    | ParameterServicer
-    | AggregatingParameters
-    | GradientOpsServicer
-    | BatchNormLayerServicer
-    | LeaseServicer
-    | SocketServicer
-    | ServerServicer
 )
 
 _HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -96,11 +74,12 @@ class Services:
 
     def __init__(
         self,
-        servicers: Mapping[str, Servicer],
+        servicers: Mapping[str, object],
         access: AccessChecks | None,
         interceptors: Sequence[Interceptor],
         on_fault: Callable[[], object],
         observed: Observed,
+        keeps_gradients: bool,
     ) -> None:
         """Puts the chain around the servicers.
 
@@ -110,6 +89,7 @@ class Services:
             interceptors: The interceptors that come after those of every server.
             on_fault: Called after each call that failed unexpectedly.
             observed: Counts and traces calls.
+            keeps_gradients: Whether gradients of accumulators are read after their calls, as by an aggregator.
         """
         names = [descriptor.full_name for descriptor in SERVICES]
         self._health = HealthServicer(names)
@@ -142,7 +122,7 @@ class Services:
                     servicers[descriptor.name],
                     chain,
                     codecs.get(descriptor.name, {}),
-                    keeps_gradients=isinstance(servicers[descriptor.name], AggregatingServicer),
+                    keeps_gradients=keeps_gradients and descriptor.name == "AccumulatorService",
                 )
                 for descriptor in SERVICES
             ),

@@ -43,7 +43,7 @@ def _kind(found: Documented) -> int:
 
 
 def _module(package: Any, name: str) -> tuple[Documented, ...]:
-    module = package if name == "gradserve" else package[name.removeprefix("gradserve.")]
+    module = package["api" if name == "gradserve" else name.removeprefix("gradserve.")]
     return tuple(each for public in module.exports or () for each in _public(module, str(public), name))
 
 
